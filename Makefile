@@ -29,7 +29,7 @@ help:
 	@echo "make test-environments  the tests with packages of environments that need a Python of their own, which it makes (3 minutes on 2 cores)"
 	@echo "make fuzz     damaged messages at a replay, a weight publisher and the endpoint of agents (MESSAGES=1000000 SEED=0)"
 	@echo "make chaos    kill -9 at random moments of a whole run, and what it kept to (KILLS=100 SEED=0 SHARDS=2)"
-	@echo "make check    ruff and mypy"
+	@echo "make check    ruff, mypy and the rules of plain English"
 	@echo "make docs     write the generated pages of docs/ anew"
 	@echo "make clean    remove the virtual environment and every run"
 
@@ -101,6 +101,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python -m tests.plain_english
 
 demo: install
 	$(BIN)/asyncrl demo run.name=$(RUN) $(ARGS)

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
-from asyncrl.observe.lines import read_lines
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from benchmarks.record import write_result
 
 RUNS = Path("runs/async_vs_sync")
@@ -35,7 +35,7 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
         *(f"run.dir={RUNS}", f"run.name={name}", f"replay.max_lag={max_lag}", f"learner.steps={steps}"),
         *(
             "learner.eval_every=0",
-            "actor.tools=[asyncrl.commands.demo.tool.SlowStepCalculator]",
+            "actor.tools=[asyncrl.commands.demo.SlowStepCalculator]",
             "network.replay_port=0",
             "network.weights_port=0",
         ),
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--max-lag", type=int, nargs="+", default=[0, 1, 2, 4, 8])
     arguments = parser.parse_args()
-    overrides = prepared_overrides(prepare(CACHE, SEED, lambda text: print(text, file=sys.stderr)))
+    overrides = prepared_overrides(prepare_demo(CACHE, SEED, lambda text: print(text, file=sys.stderr)))
     rows = []
     for max_lag in arguments.max_lag:
         rows.append(run(max_lag, arguments.steps, overrides))

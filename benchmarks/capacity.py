@@ -26,8 +26,9 @@ from asyncrl.capacity.description import RunDescription
 from asyncrl.capacity.measured import describe
 from asyncrl.capacity.simulation import Forecast, simulate
 from asyncrl.capacity.splits import splits
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
+from asyncrl.runs.run import Run
 from benchmarks.async_vs_sync import FIRST, RUNS, figures
 from benchmarks.record import write_result
 
@@ -54,7 +55,7 @@ def compare(max_lag: int, rates_of: int | None) -> dict[str, Any]:
         folders[f"rates_of_{rates_of}"] = RUNS / f"lag-{rates_of}"
     row: dict[str, Any] = {"max_lag": max_lag, "measured": measured}
     for name, folder in folders.items():
-        found = forecast(describe(folder), max_lag)
+        found = forecast(describe(Run(folder)), max_lag)
         row[name] = {
             "samples_per_s": found.trajectories_per_s,
             "error": found.trajectories_per_s / measured["samples_per_s"] - 1,
@@ -112,7 +113,7 @@ def main() -> None:
         rate = f"{measured['samples_per_s']:.1f} (standard error {measured['standard_error']:.0%}) samples/s"
         print(f"max_lag {row['max_lag']}: {rate}; {', '.join(found)}")
     draw(rows, PICTURE)
-    timed = large(describe(RUNS / f"lag-{lags[-1]}"))
+    timed = large(describe(Run(RUNS / f"lag-{lags[-1]}")))
     print(
         f"10,000 GPUs, {timed['rows']} rows: {timed['seconds']:.0f} s, {timed['processor_seconds']:.0f} s of one core"
     )

@@ -36,13 +36,13 @@ import numpy as np
 import zmq
 from msgspec import structs
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from asyncrl.config.schema import ReplayConfig
 from asyncrl.errors import StoppedError
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.protocol import OK, TICKETS, GetTickets, PutTrajectory, ReplayRequest, decode_reply, encode_request
+from asyncrl.runs.lines import read_lines
 from asyncrl.types import Labels, Ticket
 from asyncrl.wire import Buffer, encode, trajectory_message
 from benchmarks.record import write_result
@@ -211,7 +211,7 @@ def first_step_s(folder: Path, overrides: Sequence[str]) -> float:
 
 def starts(rounds: int) -> Iterator[dict[str, Any]]:
     """The start of the demo under each launcher, in turns."""
-    demo = prepared_overrides(prepare(CACHE, SEED, lambda _: None))
+    demo = prepared_overrides(prepare_demo(CACHE, SEED, lambda _: None))
     for _ in range(rounds):
         for launcher in ("local", "ray"):
             with tempfile.TemporaryDirectory() as folder:

@@ -24,8 +24,8 @@ from urllib.parse import urlencode, urlsplit
 
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.observe.kept.episode import KeptRow
+from asyncrl.observe.kept.format import FOLDER
 from asyncrl.observe.kept.index import INDEX, IndexLine, encode_index
-from asyncrl.observe.kept.reading import FOLDER
 from benchmarks.record import write_result
 
 STEPS, GROUPS, SIZE = 4200, 3, 8

@@ -25,7 +25,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from asyncrl.actor.runner import open_runner
+from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
 from asyncrl.commands.demo.tokenizer import END_OF_TURN, build_tokenizer
 from asyncrl.config.schema import ActorConfig, TrainConfig

@@ -23,16 +23,16 @@ import numpy as np
 import torch
 
 from asyncrl.algorithms.algorithm import Algorithm
-from asyncrl.config.schema import AlgorithmConfig, TrainConfig
+from asyncrl.config.schema import AlgorithmConfig, ObserveConfig
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.from_config import keep_settings
 from asyncrl.learner.batch.keeping import EpisodeKeeper
 from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.kept.episode import KeptEpisode, KeptStep, row_of
-from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.writing import KeptWriter
+from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import BatchPlan, Finish, Labels, Role, Step, Task, ToolCall, Trajectory, Turn, runs_of
 from benchmarks.record import write_result
 
@@ -154,9 +154,9 @@ def keeping(run: Path, longest: int) -> dict[str, Any]:
     episodes = build_episodes(plan, labels, torch.device("cpu"))
     algorithm = Algorithm.from_config(AlgorithmConfig())
     batch = replace(batch, tokens=algorithm.prepare(episodes, batch.tokens, lambda values: values))
-    config = TrainConfig()
-    recorder = Recorder(run, config.observe.keep_episodes_mb << 20)
-    keeper = EpisodeKeeper(keep_settings(config), Ranks.alone(), recorder)
+    observe = ObserveConfig()
+    recorder = Recorder(run, observe.keep_episodes_mb << 20)
+    keeper = EpisodeKeeper(keep_settings(observe, seed=0), Ranks.alone(), recorder)
     own, replay = dict(enumerate(trajectories)), cast(BatchSource, Fetched())
     sample = keeper.sample(plan, labels, own, replay)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 
 FIRST = 2
 """Steps that are left out of every figure: engines begin, and kernels are compiled."""

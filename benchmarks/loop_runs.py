@@ -22,8 +22,8 @@ from asyncrl.data.writing import write_tasks
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.launch.placement.dealing import memory_shares
 from asyncrl.machine.child import ending_with_parent, last_lines
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from asyncrl.text import reason_of
 from benchmarks.fleets import launched
 from benchmarks.loop_bare import bare_rate

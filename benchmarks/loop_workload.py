@@ -92,7 +92,7 @@ async def play(task: Task, base_url: str, api_key: str) -> Any:
     """The agent. Its reward is drawn too: groups need rewards that differ, or the learner has nothing to compute."""
     import aiohttp
 
-    from asyncrl.agents.chat_api.agent import AgentResult
+    from asyncrl.agents import AgentResult
 
     workload = Workload(**json.loads(task.extra_info["workload"]))
     # The ticket without its attempt: an episode that runs again is the same.

@@ -17,9 +17,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
-from asyncrl.observe.lines import read_lines
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from benchmarks.record import write_result
 
 RUNS = Path("runs/process_rewards")
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=14)
     parser.add_argument("--target", type=float, default=0.9)
     arguments = parser.parse_args()
-    overrides = prepared_overrides(prepare(CACHE, SEED, lambda text: print(text, file=sys.stderr)))
+    overrides = prepared_overrides(prepare_demo(CACHE, SEED, lambda text: print(text, file=sys.stderr)))
     rows = []
     for seed in arguments.seeds:
         for weight in (0.0, arguments.weight):

@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 import psutil
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare, prepared_overrides
-from asyncrl.observe.lines import read_lines
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare_demo, prepared_overrides
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from benchmarks.record import write_result
 
 RUNS = Path("runs/versus_trl")
@@ -116,7 +116,7 @@ def main() -> None:
         parser.error(f"--trl-python {arguments.trl_python}: there is no such program")
     if not 1 <= arguments.skip < arguments.steps:
         parser.error(f"--skip {arguments.skip}: leave out at least one of the {arguments.steps} steps, and not all")
-    prepared = prepare(CACHE, SEED, lambda text: print(text, file=sys.stderr))
+    prepared = prepare_demo(CACHE, SEED, lambda text: print(text, file=sys.stderr))
     RUNS.mkdir(parents=True, exist_ok=True)
     rows: dict[str, list[dict[str, float]]] = {"asyncrl": [], "trl": []}
     for number in range(1, arguments.rounds + 1):

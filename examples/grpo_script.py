@@ -9,17 +9,17 @@ import os
 import sys
 from pathlib import Path
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
+from asyncrl.commands.demo import prepare_demo, prepared_overrides
 from asyncrl.compat.verl.controller import ClassWithInitArgs, LocalWorkerGroup
 from asyncrl.compat.verl.controller.operators import (
     ActorRolloutRefWorker,
     PromptFeed,
     RewardModelWorker,
+    TrainConfig,
     compute_advantage,
     open_algorithm,
+    read_config,
 )
-from asyncrl.config.compose import read
-from asyncrl.config.schema import TrainConfig
 
 
 def train(config: TrainConfig, folder: Path) -> None:
@@ -44,5 +44,5 @@ def train(config: TrainConfig, folder: Path) -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", str(os.cpu_count()))
-    demo = prepared_overrides(prepare(CACHE, SEED, print))
-    train(read([*demo, "algorithm=grpo", "learner.steps=10", *sys.argv[1:]]), Path("runs/grpo_script"))
+    demo = prepared_overrides(prepare_demo(Path(".cache/demo"), 0, print))
+    train(read_config([*demo, "algorithm=grpo", "learner.steps=10", *sys.argv[1:]]), Path("runs/grpo_script"))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
+CHECKED = ("asyncrl", "docs", "README.md", "CONTRIBUTING.md")
 FIRST = re.compile(
     r"(what|whether|how|as|of|those|which|where|who|whose|when|if|in|for|with|from|to|by|on|at|that|its|their|it|they"
     r"|them|these|there|behind|beside|nothing)\b",
@@ -125,7 +126,9 @@ def faults_of(path: Path) -> list[Fault]:
 
 def main(arguments: list[str]) -> int:
     """List the faults of the named paths; the status is 1 where there are any."""
-    paths = [Path(each) for each in arguments] or [ROOT / each for each in ("asyncrl", "docs", "README.md")]
+    paths = [Path(each) for each in arguments] or [
+        ROOT / each for each in ("asyncrl", "docs", "README.md", "CONTRIBUTING.md")
+    ]
     found = [fault for path in paths for fault in faults_of(path)]
     sys.stdout.write("".join(f"{fault}\n" for fault in found))
     return bool(found)

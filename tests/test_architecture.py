@@ -51,6 +51,11 @@ ENGINE_FLOORS = (("",), ("fleet",), ("sglang", "vllm", "embedded"), ("opening",)
 LEARNER_FLOORS = (("ranks",), ("batch",), ("model",), ("checkpoint",), ("",))
 """The same within `learner`, where the last floor is the story of the training."""
 
+MOST_SIGNATURES = 70
+"""Functions of the whole package that may take the whole configuration."""
+DOORS = ("from_config", "__main__")
+"""Files that may take it in any room; `config` and `launch` may in all of their files."""
+
 HEAVY = ("torch", "transformers")
 
 
@@ -133,6 +138,45 @@ def test_nothing_imports_an_entry_point() -> None:
     assert [(module, imported) for module, imported in _edges() if imported.endswith(".__main__")] == []
 
 
+def _names_configuration(annotation: ast.expr | None) -> bool:
+    return annotation is not None and re.search(r"\bTrainConfig\b", ast.unparse(annotation)) is not None
+
+
+def _signatures_with_configuration() -> Iterator[tuple[str, str]]:
+    """Each function that takes `TrainConfig`, with its module."""
+    for module in SOURCES:
+        for node in ast.walk(_tree(module)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                given = node.args
+                parameters = (*given.posonlyargs, *given.args, given.vararg, *given.kwonlyargs, given.kwarg)
+                if any(each is not None and _names_configuration(each.annotation) for each in parameters):
+                    yield module, node.name
+
+
+def _is_a_door(module: str) -> bool:
+    room, file = module.split(".")[1], module.rpartition(".")[2]
+    return room in ("config", "launch") or file in DOORS
+
+
+def test_the_configuration_stays_at_the_doors_and_few_signatures_take_it() -> None:
+    found = list(_signatures_with_configuration())
+    assert [f"{module}.{name}" for module, name in found if not _is_a_door(module)] == []
+    assert len(found) <= MOST_SIGNATURES
+
+
+def test_no_class_outside_of_config_holds_the_configuration() -> None:
+    holders = [
+        f"{module}.{node.name}"
+        for module in SOURCES
+        if module.split(".")[1:2] != ["config"]
+        for node in ast.walk(_tree(module))
+        if isinstance(node, ast.ClassDef)
+        for field in node.body
+        if isinstance(field, ast.AnnAssign) and _names_configuration(field.annotation)
+    ]
+    assert holders == []
+
+
 def test_no_two_public_classes_have_the_same_name() -> None:
     modules = defaultdict(list)
     for module in SOURCES:
@@ -206,5 +250,5 @@ def test_no_part_decides_by_the_wall_clock() -> None:
             "agents/chat_api/server.py",
         ),
         *("learner/from_config.py", "launch/doctor/sharing.py", "dashboard/overview.py"),
-        *("runs/results/environment.py", "machine/activity.py", "runs/inspect/situation.py"),
+        *("runs/environment.py", "machine/activity.py", "runs/situation.py"),
     }, "these may write down or tell people when something was, and doctor compares the clocks of hosts"

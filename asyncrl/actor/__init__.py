@@ -1,1 +1,15 @@
-"""The actor: takes tickets, runs episodes against an engine and tools, and delivers trajectories."""
+"""The actor: takes tickets from the replay, runs their episodes on an engine with tools, and delivers trajectories.
+
+Promises that this room keeps (the numbers are those of docs/concepts.md):
+
+- 1, nothing lost, nothing trained twice (exactly once): a worker holds a ticket until the replay has acknowledged its
+  outcome, which is then durable (`held_tickets.py`, `worker.py`).
+- 4, a failure is never a zero: an episode that fails is reported with its reason (`worker.py`, `delivery.py`).
+- 7, back-pressure: a worker requests no more tickets than it has free slots (`worker.py`).
+
+Files in reading order: `worker.py` is the story of a ticket, `held_tickets.py` and `delivery.py` its collaborators.
+`__main__.py` opens a whole actor, `from_config.py` what runs its episodes. `rollout_metrics.py` counts and logs.
+
+Free to change: the metrics, and how a worker schedules its episodes. The order of delivery and acknowledgement is a
+promise.
+"""

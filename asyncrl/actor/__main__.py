@@ -25,12 +25,8 @@ from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.leaving import leave
 
 if TYPE_CHECKING:
-    from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker
     from asyncrl.engine.base import Engine
-    from asyncrl.episode.episode import EpisodeRunner
-    from asyncrl.network.keys import ClientKeys
-    from asyncrl.observe.reports import Reports
     from asyncrl.weights.receiver import Receiver
 
 log = logging.getLogger(__name__)
@@ -47,29 +43,43 @@ def run(config: TrainConfig) -> None:
 
 
 async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Event, activity: Activity) -> None:
+    """Open engine, runner, receiver of weights and workers, and let them work until one of them ends."""
+    # Only here: a command that reads this file for its help must not load torch.
+    from asyncrl.actor.from_config import open_runner
     from asyncrl.actor.rollout_metrics import RolloutMetrics
-    from asyncrl.actor.runner import open_runner
-    from asyncrl.actor.worker import first_to_end
+    from asyncrl.actor.worker import RolloutWorker, first_to_end
     from asyncrl.engine.from_config import open_engine
     from asyncrl.network.keys import client_keys
-    from asyncrl.observe.reports import open_reports
+    from asyncrl.observe.from_config import open_reports
     from asyncrl.weights.from_config import open_routes
     from asyncrl.weights.receiver import Receiver
 
+    actor = config.actor
     # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(config.actor.concurrency))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
     keys, life = client_keys(config.network.keys), process.incarnation()
     async with AsyncExitStack() as stack:
         reports = stack.enter_context(open_reports(config, process.worker_name("actor")))
-        opened = open_engine(config, reports.spans)
+        spans = reports.spans
+        opened = open_engine(config, spans)
         engine = opened.engine
         stack.push_async_callback(engine.close)
         metrics = reports.metrics()
-        runner = await open_runner(config, engine, stack, reports.spans)
-        routes, tolerance = open_routes(config, keys), config.weights.canary_tolerance
-        receiver = Receiver(routes, opened.expected, canary_tolerance=tolerance, spans=reports.spans)
+        runner = await open_runner(config, engine, stack, spans)
+        routes = open_routes(config, keys)
+        receiver = Receiver(routes, opened.expected, canary_tolerance=config.weights.canary_tolerance, spans=spans)
         measured = RolloutMetrics(engine, [runner.player.counters, receiver.counters], metrics)
-        workers = _workers(config, runner, measured, reports, keys, life, stop, stack)
+        run_id = locations.run_identity(config.run)
+
+        def connect(endpoint: str) -> ReplayClient:
+            client = ReplayClient(endpoint, reports.name, life, stop, keys=keys, run=run_id, spans=spans)
+            return stack.enter_context(closing(client))
+
+        endpoints = locations.replay_endpoints(config.network, config.replay.shards)
+        # One worker for each shard of the replay: a shard that cannot be reached blocks only its share of the episodes.
+        share, renew_s = max(1, actor.concurrency // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
+        settings = (share, measured, actor.episode_timeout_s, renew_s, spans, runner.outgoing)
+        workers = [RolloutWorker(runner.run, connect(each), connect(each), *settings) for each in endpoints]
         process.freeze_heap()
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
@@ -80,45 +90,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             *(keep() for keep in opened.keepers),
         )
         if drain.is_set():
-            endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-            leave(endpoints, reports.name, life, keys, locations.run_identity(config.run))
-
-
-def _workers(
-    config: TrainConfig,
-    runner: EpisodeRunner,
-    measured: RolloutMetrics,
-    reports: Reports,
-    keys: ClientKeys | None,
-    life: str,
-    stop: threading.Event,
-    stack: AsyncExitStack,
-) -> list[RolloutWorker]:
-    """One for each shard of the replay: one that cannot be reached blocks its own share of the episodes only."""
-    from asyncrl.actor.worker import RolloutWorker
-
-    actor, run = config.actor, locations.run_identity(config.run)
-    endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-    share, renew_s = max(1, actor.concurrency // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
-
-    def connect(endpoint: str) -> ReplayClient:
-        client = ReplayClient(endpoint, reports.name, life, stop, keys=keys, run=run, spans=reports.spans)
-        return stack.enter_context(closing(client))
-
-    return [
-        RolloutWorker(
-            runner.run,
-            connect(each),
-            connect(each),
-            share,
-            measured,
-            actor.episode_timeout_s,
-            renew_s,
-            reports.spans,
-            runner.outgoing,
-        )
-        for each in endpoints
-    ]
+            leave(endpoints, reports.name, life, keys, run_id)
 
 
 async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: threading.Event, limit_s: float) -> None:
@@ -140,7 +112,7 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
 
 
 async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> None:
-    """As `receiver.run`. Raises TooManyFailuresError in place of CanaryError where no other version follows."""
+    """Give the engine each new version. Raises TooManyFailuresError: the only version of the run fails its canary."""
     from asyncrl.weights.canary import CanaryError
 
     try:
@@ -152,7 +124,7 @@ async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> 
 
 
 async def _show_life(activity: Activity, respond: Callable[[], Awaitable[None]]) -> None:
-    """Advance for as long as the event loop goes on and the engine responds."""
+    """Advance for as long as the event loop runs and the engine responds."""
     activity.enter("play")
     while True:
         await respond()

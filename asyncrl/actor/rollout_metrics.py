@@ -1,4 +1,4 @@
-"""What an actor measures, logged every few seconds: counters since the start, means and maxima since the last log."""
+"""The metrics of an actor, logged every few seconds: counts since the start, means and maxima since the last log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from asyncrl.types import Finish, Role, Trajectory
 
 
 class RolloutMetrics:
-    """Counts what workers deliver, and logs it to `sink` at the served version, with the counters of the engine and
-    those of `others`."""
+    """Counts the outcomes of workers, and logs to `sink` at the served version.
+
+    The counters of the engine and those of `others` are logged with them.
+    """
 
     def __init__(
         self,
@@ -30,6 +32,7 @@ class RolloutMetrics:
         self._totals = {"episodes": 0, "truncated": 0, "failed": 0, "refused": 0, "demonstrations": 0}
 
     def delivered(self, trajectory: Trajectory) -> None:
+        """Count a trajectory that the replay has acknowledged."""
         if trajectory.is_demonstration:
             self._totals["demonstrations"] += 1
             return
@@ -38,9 +41,11 @@ class RolloutMetrics:
         self._new.append(trajectory)
 
     def failed(self, episodes: int = 1) -> None:
+        """Count episodes that failed."""
         self._totals["failed"] += episodes
 
     def refused(self) -> None:
+        """Count a trajectory that the replay refused."""
         self._totals["refused"] += 1
 
     async def run(self, running: Callable[[], int]) -> None:

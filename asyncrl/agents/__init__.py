@@ -1,1 +1,21 @@
-"""Agents of ours, which play episodes against environments that others run as servers."""
+"""Agents: programs of users, or of ours, that play episodes through a chat API.
+
+Promises that this room keeps (the numbers are those of docs/concepts.md):
+
+- 4, a failure is never a zero: an agent that fails ends its episode without a reward (`chat_api/agent.py`).
+- 7, back-pressure: connections, requests, bodies and waits are bounded (`chat_api/server.py`).
+- 8, closed by default: each episode has a key, and a malformed request is refused with a reason and counted
+  (`chat_api/server.py`).
+
+Files in reading order: `chat_api/opening.py` chooses the kind of agent, `chat_api/agent.py` plays an episode,
+`chat_api/server.py` answers its requests. Each protocol has a file: `chat_completions.py`, `responses.py`,
+`anthropic_messages.py`. `program.py` runs agents that are programs, `sessions.py` serves agents elsewhere.
+`openenv.py` and `nemo_gym.py` are agents for environments on servers; `programs/` has programs for other Pythons.
+
+Free to change: agents for environments, and the fields that a protocol reads. A sampled token is recorded by
+`episode.recorder` alone.
+"""
+
+from asyncrl.agents.chat_api.result import Agent, AgentResult
+
+__all__ = ["Agent", "AgentResult"]

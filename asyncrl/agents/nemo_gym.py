@@ -1,14 +1,13 @@
-"""The agent `nemo_gym`: episodes at a resources server of NeMo Gym (its protocol of release 0.4), as Gym's own agents
-play them.
+"""The agent `nemo_gym`: plays episodes at a resources server of NeMo Gym (its protocol of release 0.4).
 
     POST /seed_session  ROW                      begins an episode; a cookie names it
-    POST /TOOL          arguments of a call      what the policy reads
-    POST /verify        ROW, {"response": ...}   its reward
+    POST /TOOL          arguments of a call      returns the result for the policy
+    POST /verify        ROW, {"response": ...}   returns the episode's reward
 
     POST /reset, /step                           the same for servers in the style of Gymnasium, which score each turn
 
-ROW is a line of Gym's data, with the prompt and the tools in `responses_create_params`. Gym speaks OpenAI's Responses,
-and so does the policy's endpoint: what the server gets is what the policy wrote.
+ROW is a line of Gym's data, with the prompt and the tools in `responses_create_params`. Gym and the policy's endpoint
+both use OpenAI's Responses, so the server gets exactly the items that the policy wrote.
 """
 
 from __future__ import annotations
@@ -35,19 +34,18 @@ from asyncrl.text import cut
 from asyncrl.types import Task
 
 FIELD = "nemo_gym"
-"""Of a task's `extra_info`: a line of Gym's data, as an object or as its JSON text."""
+"""The field of a task's `extra_info` with a line of Gym's data, as an object or as its JSON text."""
 
 REWARD = "reward"
 PARAMS = "responses_create_params"
 TAKEN = ("input", "instructions", "tools", "tool_choice", "text", "max_output_tokens")
-"""Of a row's request; how tokens are sampled is the ticket's."""
+"""The fields of a row's request that are sent to the policy. The ticket decides how tokens are sampled."""
 
 Item = Mapping[str, Any]
 
 
 class NemoGymAgent:
-    """Plays episodes with the resources server at `url`; the `options` are those of `ServerOptions`. Raises
-    ConfigError."""
+    """Plays episodes with the resources server at `url`. Raises ConfigError: see `ServerOptions` for the `options`."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._server = EnvironmentServer(ServerOptions(url, **options))
@@ -56,7 +54,7 @@ class NemoGymAgent:
         return self._server.counters()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Raises AgentError, UnavailableError."""
+        """Play one episode. Raises AgentError, UnavailableError."""
         row = _row(task)
         async with self._server.client() as client, policy_at(base_url, api_key) as policy:
             observation = await self._server.begin(lambda: _begin(client, row))
@@ -68,7 +66,7 @@ class NemoGymAgent:
     async def _with_tools(self, client: ServerClient, policy: PolicyClient, row: Mapping[str, Any]) -> AgentResult:
         body = _request(row)
         given, response = list(body["input"]), {}
-        while answer := await policy.ask("responses", {**body, "input": given}):
+        while answer := await policy.request("responses", {**body, "input": given}):
             response = dict(answer)
             given += answer["output"]
             calls = [item for item in answer["output"] if item["type"] == "function_call"]
@@ -83,7 +81,7 @@ class NemoGymAgent:
         return AgentResult({REWARD: reward}, _metrics(found, row))
 
     async def _called(self, client: ServerClient, call: Item) -> Item:
-        """The result of a call, whatever its status: Gym's agents show the policy an error of the tool, too."""
+        """Make a call at the server. The policy reads the result of any status, as with Gym's own agents."""
         reply = await client.request("POST", quote(call["name"], safe=""), json.loads(call["arguments"]))
         self._server.counts.errors += reply.status >= HTTPStatus.BAD_REQUEST
         text = cut(reply.body.decode(errors="replace"), self._server.options.max_chars)
@@ -91,7 +89,7 @@ class NemoGymAgent:
 
 
 async def _begin(client: ServerClient, row: Mapping[str, Any]) -> str | None:
-    """Begin an episode. Returns the observation of a server in the style of Gymnasium; None: it is of the other kind.
+    """Begin an episode. Returns the observation of a server in the style of Gymnasium, and None for the other kind.
 
     Raises AgentError: the server refuses the row; UnavailableError.
     """
@@ -109,7 +107,7 @@ async def _in_steps(
     given = [*body["input"], *_user(observation)]
     rewards: list[float | None] = []
     over = False
-    while not over and (answer := await policy.ask("responses", {**body, "input": given})):
+    while not over and (answer := await policy.request("responses", {**body, "input": given})):
         rewards.append(None)
         if answer["status"] != "completed":
             break
@@ -124,12 +122,12 @@ async def _in_steps(
 
 
 def _checked(reply: ServerReply, path: str) -> ServerReply:
-    """The reply. Raises AgentError: it is a refusal; UnavailableError: the server failed."""
-    said = f"/{path} answered with status {reply.status}: {reply.body[:500]!r}"
+    """Return the reply. Raises AgentError: it is a refusal; UnavailableError: the server failed."""
+    reason = f"/{path} answered with status {reply.status}: {reply.body[:500]!r}"
     if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        raise UnavailableError(said)
+        raise UnavailableError(reason)
     if reply.status != HTTPStatus.OK:
-        raise AgentError(said)
+        raise AgentError(reason)
     return reply
 
 
@@ -138,7 +136,7 @@ def _observation(found: Mapping[str, Any]) -> str:
 
 
 def _is_over(step: Mapping[str, Any]) -> bool:
-    """Raises UnavailableError: it does not say so."""
+    """True if the step ended the episode. Raises UnavailableError: its flags are no truth values."""
     flags = [step.get(name) or False for name in ("terminated", "truncated")]
     if not all(isinstance(flag, bool) for flag in flags):
         raise UnavailableError(f"the server answered a step with terminated and truncated as {flags!r:.100}")
@@ -150,7 +148,7 @@ def _user(text: str) -> list[Item]:
 
 
 def _request(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What the policy is asked, with its input as a list."""
+    """The body of a request to the policy, with its input as a list."""
     params = row[PARAMS]
     body = {name: params[name] for name in TAKEN if params.get(name) is not None}
     given = body.get("input") or []
@@ -168,7 +166,7 @@ def _metrics(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, floa
 
 
 def _row(task: Task) -> Mapping[str, Any]:
-    """Raises AgentError."""
+    """The task's line of Gym's data. Raises AgentError: it has none."""
     given = task.extra_info.get(FIELD)
     try:
         row: Any = read_object(given) if isinstance(given, str) else given

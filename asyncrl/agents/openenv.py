@@ -1,6 +1,6 @@
-"""The agent `openenv`: episodes in an environment that an OpenEnv server plays (its protocol of release 0.10).
+"""The agent `openenv`: plays episodes at a server of OpenEnv (its protocol of release 0.10).
 
-    GET URL/schema                           what an action is
+    GET URL/schema                           the schema of an action
     WebSocket URL/ws                         one episode
       {"type": "reset", "data": {"seed": 3}} -> {"type": "observation", "data": {observation, reward, done}}
       {"type": "step", "data": ACTION}       -> the same
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from asyncrl.agents.chat_api.result import AgentError, AgentResult
-from asyncrl.agents.policy import Message, PolicyClient, PolicyTurn, policy_at, with_behind
+from asyncrl.agents.policy import Message, PolicyClient, PolicyTurn, policy_at, with_text_added
 from asyncrl.agents.server import (
     EnvironmentServer,
     ServerClient,
@@ -32,7 +32,7 @@ from asyncrl.tools.finishing import finish
 from asyncrl.types import Task
 
 FIELD = "openenv"
-"""Of a task's `extra_info`: what `reset` gets, as an object or as its JSON text."""
+"""The field of a task's `extra_info` with the arguments of `reset`, as an object or as its JSON text."""
 
 STEP = "step"
 METADATA = "metadata"
@@ -41,6 +41,8 @@ AT_THE_BEGINNING = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
 
 
 class OpenEnvStep(NamedTuple):
+    """The result of a reset or a step."""
+
     observation: Mapping[str, Any]
     reward: float | None
     done: bool
@@ -48,8 +50,10 @@ class OpenEnvStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Actions:
-    """How the policy acts: by its answer, as the field `text_field` of an action, or by calling `tools`, where
-    `as_action` makes an action of a tool's name and arguments."""
+    """The way in which the policy acts: its answer is the field `text_field` of an action, or it calls `tools`.
+
+    `as_action` makes an action of a tool's name and arguments.
+    """
 
     text_field: str | None = None
     tools: Sequence[Message] = ()
@@ -57,9 +61,11 @@ class Actions:
 
 
 class OpenEnvAgent:
-    """Plays episodes with the server at `url`. `action` is the field of an action that gets the policy's answer, where
-    its schema does not say it; `observation` the field of an observation that the policy reads; the `options` are
-    those of `ServerOptions`. Raises ConfigError."""
+    """Plays episodes with the server at `url`. Raises ConfigError.
+
+    `action` is the field of an action that gets the policy's answer, if the schema does not show it. `observation` is
+    the field of an observation that the policy reads. See `ServerOptions` for the `options`.
+    """
 
     def __init__(self, url: str, action: str | None = None, observation: str | None = None, **options: Any) -> None:
         self._server = EnvironmentServer(ServerOptions(url, **options))
@@ -71,22 +77,22 @@ class OpenEnvAgent:
         return self._server.counters()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Raises AgentError, RefusedError, UnavailableError."""
-        asked = _reset_data(task)
+        """Play one episode. Raises AgentError, RefusedError, UnavailableError."""
+        arguments = _reset_data(task)
         async with self._server.client() as client, policy_at(base_url, api_key) as policy:
-            game, first = await self._server.begin(lambda: self._begin(client, asked))
+            game, first = await self._server.begin(lambda: self._begin(client, arguments))
             try:
                 async with self._server.playing():
                     actions = await self._actions(client, game)
-                    messages = with_behind(task.messages, self._shown(first.observation))
+                    messages = with_text_added(task.messages, self._shown(first.observation))
                     return AgentResult(turns=await self._play(policy, game, actions, messages, first.done))
             finally:
                 await finish(game.close())
 
-    async def _begin(self, client: ServerClient, asked: Mapping[str, Any]) -> tuple[OpenEnvSession, OpenEnvStep]:
+    async def _begin(self, client: ServerClient, arguments: Mapping[str, Any]) -> tuple[OpenEnvSession, OpenEnvStep]:
         game = OpenEnvSession(await client.socket("ws"))
         try:
-            return game, await game.act("reset", asked)
+            return game, await game.act("reset", arguments)
         except BaseException:
             await finish(game.close())
             raise
@@ -113,7 +119,7 @@ class OpenEnvAgent:
     async def _play(
         self, policy: PolicyClient, game: OpenEnvSession, actions: Actions, messages: list[Message], done: bool
     ) -> list[float | None]:
-        """The rewards of the policy's turns."""
+        """Let policy and environment take turns. Returns the rewards of the policy's turns."""
         rewards: list[float | None] = []
         while not done and (answer := await policy.chat(messages, actions.tools)) is not None:
             rewards.append(None)
@@ -129,7 +135,7 @@ class OpenEnvAgent:
     async def _react(
         self, game: OpenEnvSession, actions: Actions, answer: PolicyTurn
     ) -> tuple[list[Message], float | None, bool]:
-        """The messages behind a turn of the policy, its reward, and whether the episode is over."""
+        """The messages that follow a turn of the policy, its reward, and true if the episode is over."""
         if actions.text_field is not None:
             text, step = await self._step(game, {actions.text_field: answer.text})
             return [{"role": "user", "content": text}], step.reward, step.done
@@ -144,7 +150,7 @@ class OpenEnvAgent:
         return following, sum(rewards) if rewards else None, step.done
 
     async def _step(self, game: OpenEnvSession, action: Mapping[str, Any]) -> tuple[str, OpenEnvStep]:
-        """What the policy reads, and the step, which is none if the environment refused it."""
+        """Take a step. Returns the text for the policy and the step, an empty one if the environment refused it."""
         try:
             step = await game.act("step", action)
         except RefusedError as error:
@@ -153,7 +159,7 @@ class OpenEnvAgent:
         return self._shown(step.observation), step
 
     def _shown(self, observation: Mapping[str, Any]) -> str:
-        """What the policy reads of an observation."""
+        """The text of an observation that the policy reads."""
         return cut(observation_text(observation, self._observation), self._server.options.max_chars)
 
 
@@ -164,7 +170,7 @@ class OpenEnvSession:
         self._socket = socket
 
     async def act(self, kind: str, data: Mapping[str, Any]) -> OpenEnvStep:
-        """The result of a reset or a step. Raises RefusedError: the environment refused it; UnavailableError."""
+        """Send a reset or a step. Raises RefusedError: the environment refused it; UnavailableError."""
         found = await self._data({"type": kind, "data": data}, "observation")
         match found:
             case {"observation": dict(observation), "done": bool(done)}:
@@ -172,7 +178,7 @@ class OpenEnvSession:
         raise UnavailableError(f"the server answered a {kind} with {found!r:.200}")
 
     async def tools(self) -> list[Message]:
-        """The environment's tools. Raises UnavailableError."""
+        """Request the environment's tools. Raises UnavailableError."""
         request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
         found = await self._data({"type": "mcp", "data": request}, "mcp")
         match found:
@@ -184,7 +190,7 @@ class OpenEnvSession:
         await self._socket.close()
 
     async def _data(self, message: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-        answer = await self._socket.ask(message)
+        answer = await self._socket.request(message)
         match answer:
             case {"type": "error", "data": dict(error)} if error.get("code") in AT_THE_BEGINNING:
                 raise UnavailableError(f"the server takes no episode: {error.get('message')!s:.300}")
@@ -196,7 +202,7 @@ class OpenEnvSession:
 
 
 def observation_text(observation: Mapping[str, Any], field: str | None = None) -> str:
-    """An observation as text: the `field` of it, the result of a tool, its only field, or all as JSON.
+    """An observation as text: its `field`, the result of a tool, its only field, or all as JSON.
 
     Raises UnavailableError: it has no such field.
     """
@@ -244,19 +250,19 @@ def _function(tool: Mapping[str, Any]) -> Message:
 
 
 def _reason(error: Mapping[str, Any]) -> str:
-    """What the server says is wrong, with the fields of an action that do not fit."""
-    said = str(error.get("message"))
+    """The server's reason for a refusal, with the fields of an action that do not fit."""
+    message = str(error.get("message"))
     match error.get("errors"):
         case list(faults):
             each = (
                 f"{'.'.join(map(str, one.get('loc', ())))}: {one.get('msg')}" for one in faults if isinstance(one, dict)
             )
-            return f"{said}: {'; '.join(each)}"
-    return said
+            return f"{message}: {'; '.join(each)}"
+    return message
 
 
 def _reset_data(task: Task) -> Mapping[str, Any]:
-    """Raises AgentError."""
+    """The arguments of `reset` for a task. Raises AgentError: they are no object."""
     given = task.extra_info.get(FIELD) or {}
     try:
         return read_object(given) if isinstance(given, str) else dict(given)

@@ -1,4 +1,4 @@
-"""The policy, as our own agents reach it: at the endpoint of their episode, as any agent does."""
+"""The client of the policy for our own agents. They use the endpoint of their episode, as any agent does."""
 
 from __future__ import annotations
 
@@ -18,14 +18,17 @@ Message = Mapping[str, Any]
 
 
 class PolicyTurn(NamedTuple):
-    """A turn of the policy as a message of the chat-completions API. One that was `cut` by its length is no answer to
-    give to an environment."""
+    """A turn of the policy as a message of the chat-completions API.
+
+    `cut` is true if its length was limited: then it is not given to an environment.
+    """
 
     message: Message
     cut: bool
 
     @property
     def text(self) -> str:
+        """The content of the message."""
         return self.message.get("content") or ""
 
     @property
@@ -38,15 +41,15 @@ class PolicyTurn(NamedTuple):
 
 
 class PolicyClient:
-    """The policy in one episode. `turns` counts its completions."""
+    """Requests turns of the policy in one episode. `turns` counts its completions."""
 
     def __init__(self, http: aiohttp.ClientSession, base_url: str) -> None:
         self.turns = 0
         self._http = http
         self._base_url = base_url
 
-    async def ask(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """The answer of the protocol at `path`; None: the conversation has no room for another turn.
+    async def request(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """Send a request of the protocol at `path`. None if the conversation has no room for another turn.
 
         Raises AgentError: the request was refused, or there was no room for a first turn.
         """
@@ -61,11 +64,11 @@ class PolicyClient:
         raise AgentError(f"the policy's endpoint refused a request: {error.get('message', answer)!s:.500}")
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> PolicyTurn | None:
-        """The next turn of a conversation. As `ask`."""
+        """Request the next turn of a conversation. Returns None and raises as `request`."""
         body: dict[str, Any] = {"messages": messages}
         if tools:
             body["tools"] = tools
-        answer = await self.ask("chat/completions", body)
+        answer = await self.request("chat/completions", body)
         if answer is None:
             return None
         [choice] = answer["choices"]
@@ -74,17 +77,17 @@ class PolicyClient:
 
 @asynccontextmanager
 async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
-    """The policy at the endpoint of an episode."""
+    """Open a client of the policy at the endpoint of an episode."""
     headers = {"Authorization": f"Bearer {api_key}"}
-    # The engine says how long a turn takes, and the actor how long an episode does.
+    # Engine and actor limit the time of a turn and of an episode.
     timeout = aiohttp.ClientTimeout(total=None)
     jar = aiohttp.DummyCookieJar()
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, cookie_jar=jar, trust_env=False) as http:
         yield PolicyClient(http, base_url)
 
 
-def with_behind(messages: Sequence[Message], text: str) -> list[Message]:
-    """The messages with `text` at the end of the last one if that is the user's, or else behind them."""
+def with_text_added(messages: Sequence[Message], text: str) -> list[Message]:
+    """The messages with `text` at the end of the last one if that is the user's, or else in a message of its own."""
     if not text:
         return list(messages)
     last = messages[-1] if messages else None

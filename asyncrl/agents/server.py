@@ -1,9 +1,8 @@
-"""A server that others run, at which an environment plays: its address, how many episodes play there at once, and
-bounds on what it may send and how long it may take.
+"""The client of an environment server that others run: bounded in episodes at once, in bytes, and in seconds.
 
-A server that is not there, or full, is asked again until `start_s` has passed; then the episode fails, and its ticket
-is tried again. What happened in an episode is known to the server alone: once it has begun, a server that is lost fails
-the episode at once.
+If a server is full or cannot be reached, the beginning of an episode is retried until `start_s` has passed. Then the
+episode fails, and its ticket is tried again. Only the server knows the state of an episode that has begun: if the
+server is lost then, the episode fails at once.
 """
 
 from __future__ import annotations
@@ -28,15 +27,19 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
 OPTIONS = "actor.agent_options"
 CLOSING_S = 1.0
 OVERLOADED = (429, 502, 503, 504)
-"""Statuses of a server, or of a proxy before it, that could not answer."""
+"""The HTTP statuses of a server, or of a proxy in front of it, that is overloaded or down."""
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class ServerCounts:
-    """Since the start: episodes that began at the server; tries to begin one that failed; episodes that failed because
-    the server was lost or made no sense; refusals and errors that it answered with, which the policy read."""
+    """Counts since the start.
+
+    - `started`: episodes that began at the server; `unavailable`: failed tries to begin one.
+    - `lost`: episodes that failed because the server was lost or gave an invalid answer.
+    - `errors`: refusals and errors of the server that the policy read.
+    """
 
     started: int = 0
     unavailable: int = 0
@@ -46,12 +49,14 @@ class ServerCounts:
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """What every environment server has in `actor.agent_options`.
+    """The options of an environment server in `actor.agent_options`.
 
-    url: its address. headers: those of each request, where $NAME is an environment variable. sessions: episodes that
-    one actor plays there at once. start_s: seconds in which an episode must begin. timeout_s: seconds of one answer.
-    max_mb: megabytes of one answer. max_chars: characters of an observation that the policy reads; the middle of a
-    longer one is cut.
+    - `url`: the address of the server.
+    - `headers`: the headers of each request; $NAME is an environment variable.
+    - `sessions`: the most episodes that one actor plays there at once.
+    - `start_s`: the seconds in which an episode must begin.
+    - `timeout_s`, `max_mb`: the most seconds and megabytes of one answer.
+    - `max_chars`: the most characters of an observation that the policy reads; the middle of a longer one is cut.
     """
 
     url: str
@@ -63,7 +68,7 @@ class ServerOptions:
     max_chars: int = 16_384
 
     def __post_init__(self) -> None:
-        """Raises ConfigError."""
+        """Raises ConfigError: an option has an impossible value."""
         if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{OPTIONS}.url={self.url!r:.100}: give an address such as http://127.0.0.1:8000")
         if "@" in self.url.split("/")[2]:
@@ -79,18 +84,18 @@ class ServerOptions:
 
 
 class ServerReply(NamedTuple):
-    """What a server answered to a request."""
+    """The answer of a server to a request."""
 
     status: int
     body: bytes
 
     def json(self) -> Mapping[str, Any]:
-        """The object that the body is. Raises UnavailableError."""
+        """The body as an object. Raises UnavailableError."""
         return read_object(self.body)
 
 
 class EnvironmentServer:
-    """The server that `options` describe. `clock` gives seconds."""
+    """Opens clients of the server that `options` describe. `clock` gives seconds."""
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
@@ -106,12 +111,12 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[ServerClient]:
-        """A client for one episode, with cookies of its own, as soon as fewer than `sessions` play."""
+        """Open a client for one episode, with cookies of its own, as soon as fewer than `sessions` play."""
         headers = {
             name: with_variables(text, f"{OPTIONS}.headers.{name}", os.environ)
             for name, text in self.options.headers.items()
         }
-        # A packed body may be of any size when it is unpacked.
+        # A compressed body may have any size when it is unpacked.
         headers |= {"Accept-Encoding": "identity"}
         async with (
             self._slots,
@@ -127,9 +132,9 @@ class EnvironmentServer:
             yield ServerClient(http, self._url, self)
 
     async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
-        """What `begin` returns, which begins an episode and may raise UnavailableError: then it is tried again.
+        """Call `begin`, which begins an episode, and retry it if it raises UnavailableError. Returns its result.
 
-        Raises UnavailableError: it failed until `start_s` had passed; and what else `begin` raises.
+        Raises UnavailableError: it failed until `start_s` had passed. Other errors of `begin` pass.
         """
         end, wait_s = self._clock() + self.options.start_s, FIRST_WAIT_S
         while True:
@@ -149,7 +154,7 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def playing(self) -> AsyncIterator[None]:
-        """The body plays an episode that has begun."""
+        """Count the episode as lost if the body, which plays it, raises UnavailableError."""
         try:
             yield
         except UnavailableError:
@@ -158,7 +163,7 @@ class EnvironmentServer:
 
 
 class ServerClient:
-    """Requests of one episode to the `server`."""
+    """Sends the requests of one episode to the `server`."""
 
     def __init__(self, http: aiohttp.ClientSession, url: str, server: EnvironmentServer) -> None:
         self._http = http
@@ -167,13 +172,16 @@ class ServerClient:
         self._max_bytes = server.max_bytes
 
     async def request(self, method: str, path: str, body: Any = None) -> ServerReply:
-        """The answer, whatever its status. Raises UnavailableError: there is none, or it says that nobody answers."""
+        """Send a request and wait for its answer, which may have any status except the ones in OVERLOADED.
+
+        Raises UnavailableError: there is no such answer.
+        """
         url = f"{self._url}/{path}"
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit, self._http.request(method, url, json=body) as response:
                 if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-                    raise UnavailableError(f"{url} packed its answer, though it was asked not to")
+                    raise UnavailableError(f"{url} compressed its answer, though the request forbids it")
                 parts, size = [], 0
                 async for part in response.content.iter_chunked(1 << 16):
                     parts.append(part)
@@ -188,7 +196,7 @@ class ServerClient:
         return reply
 
     async def socket(self, path: str) -> ServerSocket:
-        """A WebSocket. Raises UnavailableError."""
+        """Open a WebSocket. Raises UnavailableError."""
         url = f"{self._url}/{path}"
         limit = asyncio.timeout(self._timeout_s)
         try:
@@ -210,7 +218,7 @@ class ServerClient:
 async def _without_redirections(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """The headers of the options, which may have a key, go to the server that these name."""
+    """Refuse redirections: headers of the options may have a key, which is for the named server alone."""
     response = await handler(request)
     if 300 <= response.status < 400:
         response.close()
@@ -226,11 +234,11 @@ class ServerSocket:
         self._url = url
         self._timeout_s = timeout_s
 
-    async def ask(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The answer, an object. Raises UnavailableError: there is none."""
+    async def request(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Send a message and wait for its answer, an object. Raises UnavailableError: there is none."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                # It may have closed the connection, and said why before.
+                # If the server has closed the connection, the message that it sent before may say why.
                 with suppress(aiohttp.ClientError):
                     await self._socket.send_json(message)
                 received = await self._socket.receive()
@@ -245,7 +253,7 @@ class ServerSocket:
 
 
 def read_object(text: str | bytes) -> Mapping[str, Any]:
-    """The JSON object in an answer. Raises UnavailableError: it is something else."""
+    """Read the JSON object in an answer. Raises UnavailableError: it has another form."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -256,12 +264,12 @@ def read_object(text: str | bytes) -> Mapping[str, Any]:
 
 
 def is_finite(value: Any) -> bool:
-    """Whether it is a number that a float can hold; JSON has larger ones."""
+    """True if `value` is a number that a float can hold; JSON has larger ones."""
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def read_reward(value: Any) -> float | None:
-    """The reward in an answer; None: there is none. Raises UnavailableError: it is no finite number."""
+    """Read the reward in an answer; None if it has none. Raises UnavailableError: it is no finite number."""
     if value is None:
         return None
     if not is_finite(value):

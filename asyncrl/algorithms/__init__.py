@@ -19,3 +19,31 @@ In reading order:
 A new part needs no one's consent: a file in advantages/, losses/, corrections/ or rewards/. A change of an existing
 formula does, since runs depend on it.
 """
+
+from asyncrl.algorithms.advantages.base import Advantage, Estimate, SequenceAdvantage
+from asyncrl.algorithms.aggregation import Aggregation
+from asyncrl.algorithms.batch import Episodes, Tokens
+from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.kl import Kl
+from asyncrl.algorithms.loss_streams import LossStream
+from asyncrl.algorithms.losses.base import Loss, TokenLosses
+from asyncrl.algorithms.losses.value import Value
+from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.rewards.base import Reward
+
+__all__ = [
+    "Advantage",
+    "Aggregation",
+    "Correction",
+    "Episodes",
+    "Estimate",
+    "Kl",
+    "Loss",
+    "LossStream",
+    "Reward",
+    "SequenceAdvantage",
+    "TokenLosses",
+    "Tokens",
+    "Value",
+    "param",
+]

@@ -10,30 +10,25 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import pairwise
 from json import JSONDecodeError
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
 from asyncrl.capacity.description import Rates, RunDescription, Sizes, TypicalEpisode
-from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.ids import is_evaluation
-from asyncrl.observe.lines import read_lines
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.run import read_config
+from asyncrl.runs.from_config import read_config
+from asyncrl.runs.run import Run
 
 Row: TypeAlias = Mapping[str, Any]
 
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""The shortest time between two rows of an actor that says something."""
+"""The shortest time between two rows of an actor that is long enough to measure a rate."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models; all others are tools or the agent."""
@@ -43,10 +38,10 @@ ENOUGH_STEPS = 20
 MORE_STEPS = "`asyncrl resume {} learner.steps=30` goes on with it"
 
 
-def describe(run: Path) -> RunDescription:
+def describe(run: Run) -> RunDescription:
     """The description of a run that has a folder. Raises ConfigError: it has done too little, or its files lack what
     is needed; StoreError: its store cannot be read."""
-    config = read_config(run / CONFIG_FILE)
+    config = read_config(run.folder)
     learner, replay, engine = config.learner, config.replay, config.engine
     configured = Sizes(
         engines=1,
@@ -68,24 +63,24 @@ def describe(run: Path) -> RunDescription:
         return _described(run, configured)
     except (KeyError, JSONDecodeError) as error:
         raise ConfigError(
-            f"the metrics of {run} cannot be used: {error!r}; they are damaged, or of another version of asyncrl"
+            f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or of another version of asyncrl"
         ) from error
 
 
-def _described(run: Path, configured: Sizes) -> RunDescription:
+def _described(run: Run, configured: Sizes) -> RunDescription:
     """The rates of the run, and its sizes: the `configured` ones with the numbers of engines and scorers that ran."""
     # A stop may cut the last phases of a step short; another step trains nothing.
     whole = {"reward/mean", "seconds/publish"}
-    rows = [row for row in read_lines(metrics_file(run, "learner")) if whole <= row.keys()]
+    folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
     steps = rows[FIRST_STEPS:]
     actors, scorers = (list(_files(run, role)) for role in ("actor", "scoring"))
     if len(steps) < FEWEST_STEPS:
-        raise ConfigError(f"{run} has metrics of {len(rows)} steps, and {NEEDED}; {MORE_STEPS.format(run)}")
+        raise ConfigError(f"{folder} has metrics of {len(rows)} steps, and {NEEDED}; {MORE_STEPS.format(folder)}")
     if not actors or not scorers:
-        raise ConfigError(f"{run} lacks metrics files of its {'scorers' if actors else 'actors'}: keep all of them")
+        raise ConfigError(f"{folder} lacks metrics files of its {'scorers' if actors else 'actors'}: keep all of them")
     windows = [window for rows in actors for window in _windows(rows)]
     if not windows:
-        raise ConfigError(f"{run}: its actors finished no episodes while they logged metrics; let it run for longer")
+        raise ConfigError(f"{folder}: its actors finished no episodes while they logged metrics; let it run for longer")
     pass_s, request_s = decoding_times(windows)
     requests = [each for each, _ in windows]
     last = [rows[-1] for rows in actors]
@@ -108,9 +103,9 @@ def _described(run: Path, configured: Sizes) -> RunDescription:
     return RunDescription(rates, replace(configured, engines=engines, concurrency=concurrency, scorers=len(scorers)))
 
 
-def _files(run: Path, role: str) -> Iterator[Sequence[Row]]:
-    for path in sorted((run / "metrics").glob(f"{role}-*.jsonl")):
-        if rows := read_lines(path):
+def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
+    for name in run.roles(f"{role}-*"):
+        if rows := list(run.raw_rows(name)):
             yield rows
 
 
@@ -168,11 +163,11 @@ def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
     return busy / labelled if labelled else 0.0
 
 
-def _tasks(run: Path, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpisode]]:
+def _tasks(run: Run, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpisode]]:
     """The episodes of the newest groups, by group. Raises ConfigError: there are none."""
     rows = [row for rows in actors for row in rows if "generate_s" in row]
     groups: dict[str, list[TypicalEpisode]] = defaultdict(list)
-    with closing(StoredRun(run / "replay")) as stored:
+    with run.stored() as stored:
         records = stored.records()
         found = [each for each in records if not (is_evaluation(each[0]) or each[1].is_demonstration)]
         sampled_s = _mean(row["generate_s"] for row in rows) / max(1.0, _mean(record.sampled for _, record in found))
@@ -187,7 +182,7 @@ def _tasks(run: Path, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpiso
             episode = TypicalEpisode(record.sampled, record.tokens, max(1, record.turns), max(0.0, tools_s))
             groups[record.group].append(episode)
     if not groups:
-        raise ConfigError(f"{run} has stored no episodes: {NEEDED}; {MORE_STEPS.format(run)}")
+        raise ConfigError(f"{run.folder} has stored no episodes: {NEEDED}; {MORE_STEPS.format(run.folder)}")
     return list(groups.values())
 
 

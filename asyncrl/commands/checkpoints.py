@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.config.schema import LearnerConfig
 from asyncrl.errors import CheckpointError
-from asyncrl.runs.inspect.run import read_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +16,6 @@ class FinishedSteps:
 
     folder: Path
     steps: int
-
-
-def config_of(run: Path) -> TrainConfig:
-    """The configuration of a run. Raises ConfigError: another version of asyncrl wrote it."""
-    return read_config(run / CONFIG_FILE)
 
 
 BEST = "best"

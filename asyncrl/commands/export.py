@@ -5,11 +5,11 @@ Works on the CPU, while the run runs and after it, and changes nothing of the ru
 runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
 evaluation that a run with learner.keep_best has.
 
-The folder has the same files as the folder
-`model` that a finished run writes: the weights in model.dtype, the configuration, the tokenizer and a model card.
-Adapters (model.lora) are merged into the weights; with --adapter they alone are written, as the folder `adapter` of a
-finished run, which `PeftModel.from_pretrained` loads. With --critic the critic is written, as the folder `critic` of a
-finished run, which `AutoModelForTokenClassification.from_pretrained` loads.
+The folder has the same files as the folder `model` that a finished run writes: the weights in model.dtype, the
+configuration, the tokenizer and a model card. Adapters (model.lora) are merged into the weights; with --adapter they
+alone are written, as the folder `adapter` of a finished run, which `PeftModel.from_pretrained` loads. With --critic the
+critic is written, as the folder `critic` of a finished run, which `AutoModelForTokenClassification.from_pretrained`
+loads.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.algorithms.algorithm import Algorithm
-from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, config_of, read_checkpoint
+from asyncrl.commands.checkpoints import BEST, FinishedSteps, checkpoint_of, read_checkpoint
 from asyncrl.config.commands import command_name
 from asyncrl.config.schema import CriticConfig, ModelConfig
 from asyncrl.errors import ConfigError
-from asyncrl.runs.inspect.run import require_run
-from asyncrl.runs.results.card import write_card
+from asyncrl.runs.card import write_card
+from asyncrl.runs.finding import require_run
+from asyncrl.runs.from_config import read_config
 
 
 def main(argv: Sequence[str]) -> None:
@@ -63,14 +64,14 @@ def export_run(
     CheckpointError: there is no such checkpoint, or it cannot be read; OSError.
     """
     run = require_run(name)
-    config = config_of(run)
+    config = read_config(run.folder)
     if adapter and not config.model.lora.is_used:
-        raise ConfigError(f"{run} trains no adapters (model.lora): leave out --adapter")
+        raise ConfigError(f"{run.folder} trains no adapters (model.lora): leave out --adapter")
     if critic and not Algorithm.from_config(config.algorithm, config.learner.minibatches).needs_critic:
-        raise ConfigError(f"{run} trains no critic (algorithm.advantage): leave out --critic")
-    checkpoint = checkpoint_of(run, config.learner, steps)
+        raise ConfigError(f"{run.folder} trains no critic (algorithm.advantage): leave out --critic")
+    checkpoint = checkpoint_of(run.folder, config.learner, steps)
     kind = "-adapter" if adapter else "-critic" if critic else ""
-    folder = to or run / "exports" / f"{checkpoint.folder.name}{kind}"
+    folder = to or run.folder / "exports" / f"{checkpoint.folder.name}{kind}"
     require_new(folder)
     if critic:
         write_critic(config.critic, config.model, checkpoint, folder)
@@ -90,21 +91,21 @@ def require_new(folder: Path) -> None:
 
 
 def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the policy of a checkpoint into `folder`, in place of what is there."""
+    """Write the policy of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.export import export_checkpoint
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
 
 
 def write_critic(critic: CriticConfig, model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the critic of a checkpoint into `folder`, in place of what is there."""
+    """Write the critic of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(critic, model, source, folder))
 
 
 def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the adapters of a checkpoint into `folder`, in place of what is there."""
+    """Write the adapters of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.export import export_checkpoint_adapter
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_adapter(model, source, folder))

@@ -9,8 +9,8 @@ nowhere, and `tests/test_architecture.py` counts. The room's part of the promise
   values of secret keys.
 
 In reading order: `option.py` (the declaration of a key), `schema/` (one typed section a file), `compose.py` (words and
-files to a checked configuration), `checks/` (combinations that cannot work), `refusals.py`, `load.py` (the start of
-every role). Then `exits.py` (the end of every command), `commands.py` (the table of commands), `changes.py`.
+files to a checked configuration). Then `checks/` (combinations that cannot work), `refusals.py`, `load.py` (the start
+of every role). Then `exits.py` (the end of every command), `commands.py` (the table of commands), `changes.py`.
 
 May be changed without asking: texts of options, defaults that no stored run depends on (not `fixed`), checks and their
 messages. `make docs` writes docs/configuration.md from the schema. Help loads nothing but the standard library.

@@ -10,7 +10,7 @@ from typing import Any
 
 from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import did_you_mean, sections
-from asyncrl.config.option import REQUIRED, as_yaml, options
+from asyncrl.config.option import REQUIRED, as_yaml, options, summary
 from asyncrl.config.schema import TrainConfig
 
 
@@ -41,20 +41,20 @@ COMMANDS: Mapping[str, Command] = {
     "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
     "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
     "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
-    "status": Command("asyncrl.runs.inspect.command", "watch a run: `asyncrl status RUN`"),
-    "dashboard": Command("asyncrl.dashboard.command", "a page with figures and episodes: `asyncrl dashboard RUN...`"),
+    "status": Command("asyncrl.runs.inspect.__main__", "watch a run: `asyncrl status RUN`"),
+    "dashboard": Command("asyncrl.dashboard.__main__", "a page with figures and episodes: `asyncrl dashboard RUN...`"),
     "inspect": Command(
-        "asyncrl.runs.inspect.command",
+        "asyncrl.runs.inspect.__main__",
         f"look at a run: {', '.join(LOOKS)}",
         False,
         (*LOOKS, "requeue", "discard", "skip-plan"),
     ),
     "trace": Command(
-        "asyncrl.runs.trace.command", "the timeline of a run for Perfetto, or why a step or an episode took long"
+        "asyncrl.runs.trace.__main__", "the timeline of a run for Perfetto, or why a step or an episode took long"
     ),
-    "report": Command("asyncrl.runs.report.command", "write a run as one HTML page: `asyncrl report RUN`"),
+    "report": Command("asyncrl.runs.report.__main__", "write a run as one HTML page: `asyncrl report RUN`"),
     "compare": Command(
-        "asyncrl.runs.report.compare_command",
+        "asyncrl.runs.report.compare",
         "say in what runs differ and what came of each: `asyncrl compare RUN RUN`",
     ),
     "try": Command(
@@ -145,16 +145,12 @@ def _role_help(name: str, by_name: Mapping[str, Any]) -> Iterator[str]:
     yield OPTIONS_HELP + (PLAN_HELP if plans else "") + "\ngroups:\n"
     yield from (f"  {group:<11} {', '.join(choices(group))}\n" for group in GROUPS)
     yield "\nsections:\n"
-    yield from (f"  {section:<22} {_summary(declared)}\n" for section, declared in by_name.items())
+    yield from (f"  {section:<22} {summary(type(declared))}\n" for section, declared in by_name.items())
 
 
 def _section_help(name: str, section: Any) -> str:
-    lines = [f"{name}: {_summary(section)}\n"]
+    lines = [f"{name}: {summary(type(section))}\n"]
     for option in options(type(section)):
         default = "" if option.default == REQUIRED else f" (default {as_yaml(option.default)})"
         lines.append(f"\n  {name}.{option.name}: {option.allowed}{default}\n      {option.meaning}\n")
     return "".join(lines)
-
-
-def _summary(section: object) -> str:
-    return (section.__doc__ or "").strip().splitlines()[0]

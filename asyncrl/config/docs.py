@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.keys import sections
-from asyncrl.config.option import REQUIRED, Option, as_yaml, options
+from asyncrl.config.option import REQUIRED, Option, as_yaml, options, summary
 from asyncrl.config.schema import TrainConfig
 
 HEAD = """# Configuration
@@ -47,9 +47,8 @@ def _section(prefix: str, cls: type[Any]) -> str:
     rows = "".join(_row(prefix, option) for option in options(cls))
     if not rows:
         return ""
-    summary = (cls.__doc__ or "").strip().splitlines()[0]
     head = "| key | default | allowed | meaning | when the run resumes |\n| --- | --- | --- | --- | --- |\n"
-    return f"\n## {prefix.rstrip('.')}\n{summary}\n\n{head}{rows}"
+    return f"\n## {prefix.rstrip('.')}\n{summary(cls)}\n\n{head}{rows}"
 
 
 def _row(prefix: str, option: Option) -> str:

@@ -6,7 +6,6 @@ import argparse
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -58,20 +57,20 @@ def role_main(role: Callable[[TrainConfig], int | None], arguments: Sequence[str
     end_quickly()
     sys.stdout, sys.stderr = LossyText(1), LossyText(2)
     log_to_stderr()
-    return exit_status(partial(_run, role, arguments, reads_data), MESSAGE.removesuffix(": "))
-
-
-def _run(role: Callable[[TrainConfig], int | None], arguments: Sequence[str], reads_data: bool) -> int | None:
     parser = _Parser(allow_abbrev=False, add_help=False)
     parser.add_argument("words", nargs="*")
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("--config-dir", type=Path)
-    given = parser.parse_intermixed_args(arguments)
-    if not given.cfg:
-        return role(read(given.words, given.config_dir, reads_data))
-    chosen = cast("dict[str, Any]", OmegaConf.to_container(composed(given.words, given.config_dir)))
-    sys.stdout.write(OmegaConf.to_yaml(masked(chosen)))
-    return None
+
+    def run() -> int | None:
+        given = parser.parse_intermixed_args(arguments)
+        if not given.cfg:
+            return role(read(given.words, given.config_dir, reads_data))
+        chosen = cast("dict[str, Any]", OmegaConf.to_container(composed(given.words, given.config_dir)))
+        sys.stdout.write(OmegaConf.to_yaml(masked(chosen)))
+        return None
+
+    return exit_status(run, MESSAGE.removesuffix(": "))
 
 
 def log_to_stderr() -> None:

@@ -1,7 +1,7 @@
-"""Who may read the page: whoever has its token, from a browser that believes to be on this machine.
+"""Access to the page: only with its token, and only for requests whose Host header names this machine.
 
-- The token is in the address that the command prints. The first answer sets it as a cookie, and the page then removes
-  it from the address, so that neither the history nor a shared link has it.
+- The token is in the address that the command prints. The first answer sets it as a cookie. The page then removes it
+  from the address, so that neither the history nor a shared link has it.
 - A site elsewhere whose name points to 127.0.0.1 is refused by the name in its requests (DNS rebinding).
 - Nothing can be changed, so a request that another site makes the browser send is harmless. It cannot read the answer.
 """
@@ -39,11 +39,11 @@ class Access:
         self._cookie = f"asyncrl-dashboard-{port}"
 
     def admit(self, request: web.BaseRequest) -> bool:
-        """Whether the request has the token, in its cookie or in its address."""
+        """True if the request has the token, in its cookie or in its address."""
         return self._is_token(request.cookies.get(self._cookie, "")) or self.names_token(request)
 
     def names_token(self, request: web.BaseRequest) -> bool:
-        """Whether the token is in the address."""
+        """True if the token is in the address."""
         return self._is_token(request.query.get("token", ""))
 
     def _is_token(self, given: str) -> bool:
@@ -55,12 +55,12 @@ class Access:
 
 
 def is_local(host: str) -> bool:
-    """Whether a Host header names this machine, by whatever port: an SSH tunnel has another one."""
+    """True if a Host header names this machine, with any port: an SSH tunnel has another one."""
     return LOCAL.fullmatch(host) is not None
 
 
 def guard(access: Access) -> Middleware:
-    """Refuses what is not a reading request to this machine with the token, and closes every answer to other sites."""
+    """Refuse every request but a reading one to this machine with the token, and close every answer to other sites."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

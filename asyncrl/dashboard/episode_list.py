@@ -1,4 +1,4 @@
-"""The table of kept episodes: which of them a query selects, in which order, and one page of these."""
+"""The table of kept episodes: a query selects and orders some of them, and one page of the result is shown."""
 
 from __future__ import annotations
 
@@ -29,9 +29,12 @@ MOST_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class EpisodeQuery:
-    """Which episodes: each number within its range, both ends included; each text as it is named; `tool` and `flag`
-    among those of the episode; and `text` within the id of the episode or of its task. `sort` is a column of
-    `SORTABLE`, with a minus for the largest first. NaN comes last."""
+    """A choice of episodes.
+
+    Each number is within its range, both ends included, and each text is equal. `tool` and `flag` are among the
+    episode's, and `text` is part of its id or of its task's id. `sort` is a column of `SORTABLE`, with a minus for the
+    largest first. NaN comes last.
+    """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     exact: Mapping[str, str] = field(default_factory=dict)
@@ -63,7 +66,7 @@ class EpisodeQuery:
         )
 
     def select(self, rows: Sequence[KeptRow]) -> list[KeptRow]:
-        """The rows that fit, in order; those that are equal in it by group and member."""
+        """Select the fitting rows, in order. Equal ones are ordered by group and member."""
         found = list(filter(self._fits(), rows)) if self._restricts else list(rows)
         found.sort(key=attrgetter("group_id", "member"))
         name, descending = self.sort.removeprefix("-"), self.sort.startswith("-")
@@ -115,12 +118,12 @@ def _count(name: str, text: str) -> int:
 
 
 def is_count(text: str) -> bool:
-    """Whether an address may have the text for a number: 0 or more, of no more digits than anything has."""
+    """True if the text is a number that an address may have: 0 or more, with a bounded number of digits."""
     return text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS
 
 
 def choices(rows: Iterable[KeptRow]) -> dict[str, Any]:
-    """What the filters can choose from: each value with the number of its episodes, and the range of the steps."""
+    """The choices of the filters: each value with the number of its episodes, and the range of the steps."""
     rows = list(rows)
     steps = [row.step for row in rows]
     return {
@@ -140,7 +143,7 @@ def page(found: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
 
 
 def neighbours(found: Sequence[KeptRow], step: int, name: str) -> dict[str, Any]:
-    """The episodes before and after one in the rows of a table, and its place there; None where it has none."""
+    """The episodes before and after one in the rows of a table, each None at an end, and its row number."""
     place = next((place for place, row in enumerate(found) if row.id == name and row.step == step), None)
     around = {"before": None, "after": None}
     if place is not None:

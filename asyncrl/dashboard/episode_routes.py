@@ -1,5 +1,4 @@
-"""The addresses of kept episodes and dead letters: what the page asks for, as plain values. Several threads may
-use them."""
+"""The addresses of kept episodes and dead letters, with answers as plain values. Several threads may use them."""
 
 from __future__ import annotations
 
@@ -20,15 +19,15 @@ from asyncrl.dashboard.stores import ReplayStores, dead_letters, record_of
 from asyncrl.dashboard.vocabulary import Vocabulary, load_vocabulary
 from asyncrl.errors import RefusedError, StoreError
 from asyncrl.observe.kept.episode import KeptRow
-from asyncrl.observe.kept.reading import KeptEpisodes
+from asyncrl.runs.run import Run
 
 
 class RunEpisodes:
     """The kept episodes of one run, with its tokenizer, which is loaded when the first episode is looked at."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.kept = KeptEpisodes(folder)
+    def __init__(self, run: Run) -> None:
+        self.kept = run.kept()
+        self._run = run
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
         self._counted: tuple[Sequence[KeptRow], dict[str, Any]] = ((), choices(()))
@@ -38,11 +37,11 @@ class RunEpisodes:
         """The run's tokenizer. One that did not load is tried again, since a run exports its own at its end."""
         with self._lock:
             if self._vocabulary is None or self._vocabulary.problem:
-                self._vocabulary = load_vocabulary(self.folder)
+                self._vocabulary = load_vocabulary(self._run)
             return self._vocabulary
 
     def choices(self) -> dict[str, Any]:
-        """What the filters can choose from, counted anew where rows came."""
+        """The choices of the filters, counted again where rows came."""
         rows = self.kept.rows()
         with self._lock:
             if self._counted[0] is not rows:
@@ -62,11 +61,11 @@ class EpisodeAnswers:
     """Answers for `runs` by their keys."""
 
     def __init__(self, runs: Mapping[str, ShownRun], stores: ReplayStores) -> None:
-        self._runs = {key: RunEpisodes(run.folder) for key, run in runs.items()}
+        self._runs = {key: RunEpisodes(shown.run) for key, shown in runs.items()}
         self._stores = stores
 
     def by_address(self) -> dict[str, Callable[[ShownRun, web.Request], Any]]:
-        """An answer for each address below that of a run."""
+        """An answer for each address below a run's."""
         return {
             "episodes": self._list,
             "episodes/{step}/{id}": self._episode,
@@ -76,42 +75,42 @@ class EpisodeAnswers:
             "dead-letters": self._dead_letters,
         }
 
-    def _list(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
-        episodes = self._runs[run.key]
+    def _list(self, shown: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes = self._runs[shown.key]
         query = EpisodeQuery.of(request.query)
         return {**page(episodes.select(query), query), "choices": episodes.choices()}
 
-    def _episode(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
-        episodes, (step, name) = self._runs[run.key], _named(request)
+    def _episode(self, shown: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes, (step, name) = self._runs[shown.key], _named(request)
         return {
             **describe_episode(episodes.kept.read(step, name), episodes.vocabulary()),
-            "record": self._record(run, name),
-            "commands": _commands(run.folder, name),
+            "record": self._record(shown, name),
+            "commands": _commands(shown.folder, name),
         }
 
-    def _record(self, run: ShownRun, name: str) -> dict[str, Any] | None:
+    def _record(self, shown: ShownRun, name: str) -> dict[str, Any] | None:
         try:
-            return self._stores.read(run.folder, lambda stored: record_of(stored, name))
+            return self._stores.read(shown.run, lambda stored: record_of(stored, name))
         except StoreError:
             # Kept episodes outlive the store, which may be deleted or on another machine.
             return None
 
-    def _group(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
-        episodes, (step, name) = self._runs[run.key], _named(request)
+    def _group(self, shown: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes, (step, name) = self._runs[shown.key], _named(request)
         group = episodes.kept.read(step, name).row.group_id
         return describe_group(episodes.kept.group(step, group), name, episodes.vocabulary())
 
-    def _tokens(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
-        episodes, (step, name) = self._runs[run.key], _named(request)
+    def _tokens(self, shown: ShownRun, request: web.Request) -> dict[str, Any]:
+        episodes, (step, name) = self._runs[shown.key], _named(request)
         start = _number("start", request.query.get("start", ""))
         return more_tokens(episodes.kept.read(step, name), start, episodes.vocabulary())
 
-    def _neighbours(self, run: ShownRun, request: web.Request) -> dict[str, Any]:
+    def _neighbours(self, shown: ShownRun, request: web.Request) -> dict[str, Any]:
         step, name = _named(request)
-        return neighbours(self._runs[run.key].select(EpisodeQuery.of(request.query)), step, name)
+        return neighbours(self._runs[shown.key].select(EpisodeQuery.of(request.query)), step, name)
 
-    def _dead_letters(self, run: ShownRun, _: web.Request) -> dict[str, Any]:
-        return self._stores.read(run.folder, dead_letters)
+    def _dead_letters(self, shown: ShownRun, _: web.Request) -> dict[str, Any]:
+        return self._stores.read(shown.run, dead_letters)
 
 
 def _named(request: web.Request) -> tuple[int, str]:
@@ -125,7 +124,7 @@ def _number(name: str, text: str) -> int:
 
 
 def _commands(folder: Path, name: str) -> dict[str, str]:
-    """What to type for more about an episode."""
+    """Commands that show more about an episode."""
     run, episode = shlex.quote(str(folder)), shlex.quote(name)
     return {
         "its time, span by span": f"asyncrl trace {run} --explain-episode {episode}",

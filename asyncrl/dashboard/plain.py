@@ -12,8 +12,8 @@ DIGITS = 5
 
 
 def plain(value: Any) -> Any:
-    """The value as dicts, lists, texts and numbers. Numbers keep five digits; those that are not finite become texts,
-    since JSON has none of them. Bytes, such as an image's, become their number."""
+    """Convert a value to dicts, lists, texts and numbers. Numbers keep five digits. Numbers that are not finite become
+    texts, since JSON has none of them. Bytes, such as an image's, become their number."""
     match value:
         case None | bool() | str() | int():
             return value

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
-from asyncrl.runs.inspect.run import RUNS
-
-METRICS = "metrics"
+from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.finding import find_folder, known_runs
+from asyncrl.runs.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,11 @@ class ShownRun:
 
     key: str
     name: str
-    folder: Path
+    run: Run
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
 
 
 def shown_runs(names: Iterable[str]) -> Mapping[str, ShownRun]:
@@ -38,27 +42,21 @@ def shown_runs(names: Iterable[str]) -> Mapping[str, ShownRun]:
     for folder in folders:
         name = folder.name if len(parents) == 1 else f"{folder.parent.name}/{folder.name}"
         key = _key(name, found)
-        found[key] = ShownRun(key, name, folder)
+        found[key] = ShownRun(key, name, Run(folder))
     return found
 
 
 def _folders(name: str) -> list[Path]:
-    for folder in (Path(name), RUNS / name):
-        if _is_run(folder):
-            return [folder.resolve()]
+    if folder := find_folder(name, _is_run):
+        return [folder.resolve()]
     within = sorted(each.resolve() for each in Path(name).glob("*") if _is_run(each))
     if not within:
-        raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{_known()}")
+        raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{known_runs(_is_run)}")
     return within
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / CONFIG_FILE).is_file() or (folder / METRICS).is_dir()
-
-
-def _known() -> str:
-    known = sorted(str(folder) for folder in RUNS.glob("*") if _is_run(folder))
-    return f"; there are {', '.join(known)}" if known else ""
+    return (folder / CONFIG_FILE).is_file() or metrics_file(folder, "").parent.is_dir()
 
 
 def _key(name: str, taken: Mapping[str, ShownRun]) -> str:

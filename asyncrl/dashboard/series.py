@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from asyncrl.dashboard.runs import METRICS
-from asyncrl.observe.lines import LineFile, LineSpan, Row, finite, open_lines
 from asyncrl.observe.registry import describe
+from asyncrl.runs.lines import LineFile, LineSpan, Row, finite
+from asyncrl.runs.run import Run
 
 READ_WHOLE = 2 << 20
-"""A part of a file of up to so many bytes is shown row by row."""
+"""A part of a file of up to this size is shown row by row."""
 CATALOGUE_ROWS = 48
-"""The names of a file are those of so many of its rows: some, such as lag/7, are in few."""
+"""The rows of a file that are read for its names: one row is not enough, since names such as lag/7 are in few."""
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
 CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
@@ -25,8 +23,8 @@ CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which part of a file to show. `names` are metrics; one that ends with * stands for all that begin so. `after` is
-    the cursor of an earlier answer: only what was written since. `first` and `last` are times, if only the rows between
+    """A part of a file to show. `names` are metrics; one that ends with * means all that begin so. `after` is the
+    cursor of an earlier answer, and asks only for newer rows. `first` and `last` are times, if only the rows between
     are wanted."""
 
     names: Sequence[str]
@@ -36,14 +34,14 @@ class Wanted:
     last: float | None = None
 
 
-def read_series(folder: Path, file: str, wanted: Wanted) -> dict[str, Any]:
+def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
     """The wanted columns of a role's metrics.
 
-    Keys: `step` and `time`, a number for each row that is shown; `columns`, the same by name, None where the row has
-    no such number; `rows`, how many there are in that part, estimated if only some were read; `all`, whether all are
-    shown; `reset`, whether the cursor was of another file, so that this is the whole; and `cursor`.
+    Keys: `step` and `time`, a number for each row that is shown; `columns`, the same by name, None where the row has no
+    such number; `rows`, how many there are in that part, estimated if only some were read; `all`, true if all are
+    shown; `reset`, true if the cursor was of another file, so that everything is sent; and `cursor`.
     """
-    with open_lines(folder / METRICS / f"{file}.jsonl") as lines:
+    with run.open_rows(file) as lines:
         if lines is None:
             return {"step": [], "time": [], "columns": {}, "rows": 0, "all": True, "reset": True, "cursor": ""}
         span, reset = _span(lines, wanted)
@@ -76,23 +74,12 @@ def _matching(rows: Sequence[Row], names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*exact, *found]))
 
 
-def metrics_files(folder: Path) -> dict[str, str]:
-    """The roles that have written metrics, each with a word that changes when its file does."""
-    try:
-        with os.scandir(folder / METRICS) as entries:
-            files = [entry for entry in entries if entry.name.endswith(".jsonl") and entry.is_file()]
-            found = [(entry.name, entry.stat()) for entry in files]
-    except FileNotFoundError:
-        return {}
-    return {name.removesuffix(".jsonl"): f"{status.st_ino}:{status.st_size}" for name, status in sorted(found)}
-
-
-def catalogue(folder: Path) -> dict[str, dict[str, dict[str, Any]]]:
+def catalogue(run: Run) -> dict[str, dict[str, dict[str, Any]]]:
     """Each metric by file and name: its `newest` value, a number or the beginning of a text; and its `kind`, `unit` and
     `meaning`, if it is one of asyncrl's."""
     return {
-        file: {name: {"newest": value, **_meaning(file, name)} for name, value in _newest(folder, file).items()}
-        for file in metrics_files(folder)
+        file: {name: {"newest": value, **_meaning(file, name)} for name, value in _newest(run, file).items()}
+        for file in run.metrics_files()
     }
 
 
@@ -101,8 +88,8 @@ def _meaning(file: str, name: str) -> dict[str, str]:
     return {} if metric is None else {"kind": metric.kind, "unit": metric.unit, "meaning": metric.meaning}
 
 
-def _newest(folder: Path, file: str) -> dict[str, Any]:
-    with open_lines(folder / METRICS / f"{file}.jsonl") as lines:
+def _newest(run: Run, file: str) -> dict[str, Any]:
+    with run.open_rows(file) as lines:
         rows = lines.sampled(lines.whole, CATALOGUE_ROWS) if lines is not None else []
     newest: dict[str, Any] = {}
     for row in rows:

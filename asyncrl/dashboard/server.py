@@ -1,10 +1,10 @@
-"""The server of the page: its files, and what they ask for under /api/, made from the run's folder at each request.
+"""The server of the page: its files, and answers under /api/, which are made from the run's folder at each request.
 
 | address | answer |
 | --- | --- |
 | / and FILE | the page; FILE is one of `page/` |
 | /api/runs | the runs with their states and how far each metrics file is: what the page polls |
-| /api/runs/RUN/overview | what goes on, warnings, roles, configuration |
+| /api/runs/RUN/overview | state, warnings, roles, configuration |
 | /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
 | /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |
 | /api/runs/RUN/episodes... | the kept episodes: `episode_routes` has them |
@@ -27,7 +27,7 @@ from asyncrl.dashboard.access import Access, guard
 from asyncrl.dashboard.episode_routes import EpisodeAnswers
 from asyncrl.dashboard.overview import Overviews, run_state
 from asyncrl.dashboard.runs import ShownRun
-from asyncrl.dashboard.series import Wanted, catalogue, metrics_files, read_series
+from asyncrl.dashboard.series import Wanted, catalogue, read_series
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.network.throttle import ErrorLogger
@@ -47,10 +47,10 @@ def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application
     app = web.Application(middlewares=[guard(access), _with_reasons(ErrorLogger(log))])
     stores = ReplayStores()
     overviews = Overviews(stores)
-    # What comes behind /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
+    # The rest of each address after /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
     answers: Mapping[str, Answer] = {
-        "overview": lambda run, _: overviews.of(run.folder),
-        "catalogue": lambda run, _: catalogue(run.folder),
+        "overview": lambda shown, _: overviews.of(shown.run),
+        "catalogue": lambda shown, _: catalogue(shown.run),
         "series": _series,
         **EpisodeAnswers(runs, stores).by_address(),
     }
@@ -77,8 +77,8 @@ def _page_file(name: str) -> Handler:
 def _all_runs(runs: Mapping[str, ShownRun]) -> Handler:
     def states() -> list[dict[str, Any]]:
         return [
-            {"key": run.key, "name": run.name, **run_state(run.folder), "files": metrics_files(run.folder)}
-            for run in runs.values()
+            {"key": shown.key, "name": shown.name, "state": run_state(shown.run), "files": shown.run.metrics_files()}
+            for shown in runs.values()
         ]
 
     async def send(_: web.Request) -> web.Response:
@@ -89,18 +89,18 @@ def _all_runs(runs: Mapping[str, ShownRun]) -> Handler:
 
 def _of_run(runs: Mapping[str, ShownRun], answer: Answer) -> Handler:
     async def send(request: web.Request) -> web.Response:
-        run = runs.get(request.match_info["run"])
-        if run is None:
+        shown = runs.get(request.match_info["run"])
+        if shown is None:
             raise web.HTTPNotFound(text="there is no such run on this page")
-        return as_json(await asyncio.to_thread(answer, run, request))
+        return as_json(await asyncio.to_thread(answer, shown, request))
 
     return send
 
 
-def _series(run: ShownRun, request: web.Request) -> dict[str, Any]:
+def _series(shown: ShownRun, request: web.Request) -> dict[str, Any]:
     query = request.query
     file = query.get("file", "")
-    if file not in metrics_files(run.folder):
+    if file not in shown.run.metrics_files():
         raise web.HTTPNotFound(text="this run has no such metrics file")
     try:
         wanted = Wanted(
@@ -112,7 +112,7 @@ def _series(run: ShownRun, request: web.Request) -> dict[str, Any]:
         )
     except ValueError as error:
         raise web.HTTPBadRequest(text=str(error)) from error
-    return read_series(run.folder, file, wanted)
+    return read_series(shown.run, file, wanted)
 
 
 def as_json(value: Any) -> web.Response:

@@ -1,13 +1,15 @@
-"""What the replay of a run has recorded, read while the run goes on. A process can have a store open only once, and the
-page answers several requests at a time, so all of them read through here."""
+"""The records of a run's replay, read while the run is running.
+
+A process can have a store open only once, and the page answers several requests at a time. So all of them read through
+this file.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from msgspec import structs
@@ -16,6 +18,7 @@ from asyncrl.dashboard.plain import plain
 from asyncrl.errors import RefusedError
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.table import describe_dead_letters
+from asyncrl.runs.run import Run
 
 T = TypeVar("T")
 
@@ -29,13 +32,14 @@ class ReplayStores:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
-    def read(self, run_dir: Path, ask: Callable[[StoredRun], T]) -> T:
-        """What `ask` says of the stores. Raises StoreError: there are none, or they cannot be read."""
-        with self._lock, closing(StoredRun(run_dir / "replay")) as stored:
+    def read(self, run: Run, ask: Callable[[StoredRun], T]) -> T:
+        """Give the open stores to `ask`, and return its answer. Raises StoreError: there are none, or they cannot be
+        read."""
+        with self._lock, run.stored() as stored:
             return ask(stored)
 
     def alone(self) -> AbstractContextManager[object]:
-        """A block in which nobody else of this process opens stores, for who opens them by itself."""
+        """A block in which no other thread of this process opens stores, for callers that open them by themselves."""
         return self._lock
 
 
@@ -56,7 +60,7 @@ def dead_letters(stored: StoredRun) -> dict[str, Any]:
 
 
 def record_of(stored: StoredRun, name: str) -> dict[str, Any] | None:
-    """What the replay knows of a trajectory for good; None: nothing."""
+    """The record that the replay keeps of a trajectory for good; None: it has none."""
     try:
         facts = stored.record(name).facts
     except RefusedError:

@@ -32,8 +32,9 @@ def by_token(episode: KeptEpisode) -> dict[str, NDArray[Any]]:
 
 
 def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The tokens of `span`: ids, texts as they are among those of `within`, which are special, and, where the policy
-    sampled one of them, their values."""
+    """The tokens of `span`: their ids, their texts, taken from the texts of `within`, the special ones, and the values
+    of sampled tokens.
+    """
     ids = episode.trajectory.tokens[within.start : within.end].tolist()
     here = TokenSpan(span.start - within.start, span.end - within.start)
     shown = ids[here.start : here.end]
@@ -60,7 +61,7 @@ def _with_images(pieces: list[str], trajectory: Trajectory, start: int) -> list[
 
 
 def scales(episode: KeptEpisode) -> dict[str, Any]:
-    """For each value of sampled tokens its least, its mean, its largest, and the ends of the scale of colours."""
+    """The least, the mean and the largest of each value of sampled tokens, and the ends of the scale of colours."""
     sampled = episode.trajectory.loss_mask
     found = {}
     for name, array in by_token(episode).items():

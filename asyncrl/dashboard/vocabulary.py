@@ -6,13 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from asyncrl.config.locations import CONFIG_FILE
-from asyncrl.dashboard.pieces import Decode
-from asyncrl.runs.inspect.run import ids_as_text
+from asyncrl.config.option import REQUIRED
+from asyncrl.errors import ConfigError
+from asyncrl.runs.decoding import Decode, ids_as_text
+from asyncrl.runs.run import Run
 from asyncrl.text import reason_of
 
 
@@ -26,10 +23,10 @@ class Vocabulary:
     problem: str = ""
 
 
-def load_vocabulary(run_dir: Path) -> Vocabulary:
-    """The tokenizer beside the run's exported model, or else that of its `model.path`; ids where neither loads."""
+def load_vocabulary(run: Run) -> Vocabulary:
+    """Load the tokenizer of the run's exported model, or else of its `model.path`; show ids if neither loads."""
     problems: list[str] = []
-    for path in _folders(run_dir, problems.append):
+    for path in _folders(run, problems.append):
         try:
             return _load(path)
         # A folder may hold anything, and the libraries that read it raise what they like.
@@ -38,16 +35,16 @@ def load_vocabulary(run_dir: Path) -> Vocabulary:
     return Vocabulary(ids_as_text, problem="; ".join(problems) or "the run has no model.path")
 
 
-def _folders(run_dir: Path, problem: Callable[[str], None]) -> list[str]:
-    """Where the tokenizer may be, the best place first."""
-    found = [str(run_dir / "model")] if (run_dir / "model").is_dir() else []
+def _folders(run: Run, problem: Callable[[str], None]) -> list[str]:
+    """The folders in which the tokenizer may be, the best first."""
+    found = [str(run.folder / "model")] if (run.folder / "model").is_dir() else []
     try:
-        # All else may be that of another version of asyncrl.
-        path = OmegaConf.select(OmegaConf.load(run_dir / CONFIG_FILE), "model.path")
-    except (OmegaConfBaseException, YAMLError, OSError) as error:
+        # All other keys may come from another version of asyncrl.
+        path = run.real_values()["model.path"]
+    except ConfigError as error:
         problem(f"model.path is not known: {reason_of(error)}")
         return found
-    return [*found, path] if isinstance(path, str) else found
+    return [*found, path] if isinstance(path, str) and path != REQUIRED else found
 
 
 def _load(path: str) -> Vocabulary:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.opening import Rendering, RunTasks
 from asyncrl.data.rendered import RunDemonstrations
 
 
 def run_tasks(config: TrainConfig) -> RunTasks:
     """The tasks of a run."""
-    return RunTasks(config.data, locations.run_dir(config.run), _rendering(config))
+    return RunTasks(config.data, locations.run_dir(config.run), _rendering(config.model, config.actor))
 
 
 def run_demonstrations(config: TrainConfig) -> RunDemonstrations:
@@ -20,15 +20,14 @@ def run_demonstrations(config: TrainConfig) -> RunDemonstrations:
     sft, store = config.algorithm.sft, config.replay.source
     return RunDemonstrations(
         run_dir=locations.run_dir(config.run),
-        rendering=_rendering(config),
+        rendering=_rendering(config.model, config.actor),
         max_tokens=sft.max_tokens or config.actor.max_tokens,
         overlong=sft.overlong,
         store=None if store is None else Path(store),
     )
 
 
-def _rendering(config: TrainConfig) -> Rendering:
-    model, actor = config.model, config.actor
+def _rendering(model: ModelConfig, actor: ActorConfig) -> Rendering:
     return Rendering(
         [model.path, model.revision, model.tokenizer, model.chat_template],
         [actor.tools, actor.environment, actor.environments, actor.template_kwargs, actor.tool_call_format],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from asyncrl.config import locations
-from asyncrl.config.schema import ModelConfig, TrainConfig, WeightsConfig
+from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig, WeightsConfig
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.fleet.settings import FleetSettings
 from asyncrl.engine.fleet.update import CPU
@@ -54,7 +54,9 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
     )
     routes = route_settings(config)
     agree_with_servers(routes)
-    return open_fleet(model, engine, fleet, _servers_settings(config, routes), spans or NoSpans())
+    each = _server_settings(weights, actor.max_tokens, config.network.insecure)
+    servers = _servers_settings(config.run, config.cluster, each, routes)
+    return open_fleet(model, engine, fleet, servers, spans or NoSpans())
 
 
 def open_server(config: TrainConfig, url: str) -> InferenceServer:
@@ -69,9 +71,10 @@ def _server_settings(weights: WeightsConfig, context: int, insecure: bool) -> Se
     return ServerSettings(context, weights.load_s, routes)
 
 
-def _servers_settings(config: TrainConfig, routes: RouteSettings) -> ServersSettings:
-    each = _server_settings(config.weights, config.actor.max_tokens, config.network.insecure)
-    run, run_dir, locks = config.run, locations.run_dir(config.run), locations.gpu_locks(config.run)
+def _servers_settings(
+    run: RunConfig, cluster: ClusterConfig, each: ServerSettings, routes: RouteSettings
+) -> ServersSettings:
+    run_dir, locks = locations.run_dir(run), locations.gpu_locks(run)
     by_disk = routes_to_engines(routes, CPU).routes[0].name == "disk"
     return ServersSettings(
         each,
@@ -81,13 +84,14 @@ def _servers_settings(config: TrainConfig, routes: RouteSettings) -> ServersSett
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         seed=run.seed,
-        gpu_lock=ServersLock(locks, config.cluster.ranks) if config.cluster.colocated else None,
+        gpu_lock=ServersLock(locks, cluster.ranks) if cluster.colocated else None,
     )
 
 
 def _check_routing(model: ModelConfig, longest: int, most_bytes: int) -> None:
-    """Raises ConfigError: `model` has no experts that can be replayed, or those of an episode with `longest` tokens do
-    not fit into a message of `most_bytes`."""
+    """Raises ConfigError: `model` has no experts that can be replayed, or an episode of `longest` tokens has too many
+    for a message of `most_bytes`.
+    """
     width = routing_shape(open_config(model)).width
     if width > MAX_ROUTING_BYTES:
         raise ConfigError(

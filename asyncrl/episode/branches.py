@@ -1,4 +1,4 @@
-"""The branches of an episode: token sequences that grow turn by turn, with what a trajectory has of each token."""
+"""The branches of an episode: token sequences that grow turn by turn, each with the columns of a trajectory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from asyncrl.types import DIGEST_BYTES, NO_ROUTING, NO_VERSION, Grammar, Role, T
 
 
 class Branch:
-    """One token sequence of at most `capacity` tokens. `session` names it to the engine; `reserved` is the number of
-    tokens that the completion in flight may have, 0 if none is in flight."""
+    """One token sequence of at most `capacity` tokens.
+
+    `session` is its name for the engine. `reserved` is the number of tokens that the completion in flight may have; it
+    is 0 if none is in flight.
+    """
 
     def __init__(self, session: str, capacity: int) -> None:
         self.session = session
@@ -38,7 +41,7 @@ class Branch:
         return self._tokens[: len(self)]
 
     def columns(self, length: int) -> tuple[NDArray[Any], ...]:
-        """Tokens, log-probs, versions and masses of the first `length` tokens, as a Trajectory has them: views."""
+        """Tokens, log-probs, versions and grammar masses of the first `length` tokens: views."""
         return self._tokens[:length], self._logprobs[:length], self._versions[:length], self._grammar_mass[:length]
 
     def images_within(self, length: int) -> list[PlacedImage]:
@@ -59,8 +62,10 @@ class Branch:
         finish_reason: str = "",
         images: Sequence[PlacedImage] = (),
     ) -> None:
-        """Add a turn with the tool calls in it, and with the `images` among its tokens. Tokens that were not sampled
-        here have no log-probs and no version."""
+        """Add a turn with its tool calls, and with the `images` among its tokens.
+
+        Tokens that the policy did not sample have the log-prob 0 and no version.
+        """
         start = len(self)
         self._images = [*self.images_within(start), *(moved(image, start) for image in images)]
         end = start + len(tokens)
@@ -71,27 +76,28 @@ class Branch:
         self.turns.append(Turn(start, end, role, finish_reason, tuple(calls)))
 
     def note_experts(self, routing: Sequence[RoutedTokens]) -> None:
-        """Tokens were computed by these experts. Those that a token was computed by first stay: they sampled what
-        follows it."""
+        """Note the experts that computed the tokens. A token keeps the experts that computed it first."""
         for each in routing:
             if self._routing is None:
                 self._routing = np.full((len(self._tokens), each.rows.shape[1]), 255, np.uint8)
             known = self._routing[each.start : min(each.end, len(self))]
+            # The first ones decided the sampled token that follows; a later request may compute the prefix again.
             missing = (known == 255).all(1)
             known[missing] = each.rows[: len(known)][missing]
 
     def experts(self, length: int) -> NDArray[np.uint8] | None:
-        """The experts of the first `length` tokens, as a Trajectory has them; None if those of none are known."""
+        """The experts of the first `length` tokens, as a Trajectory has them. None if the engine reports none."""
         return None if self._routing is None else self._routing[:length]
 
     def mark_grammar(self, grammar: Grammar, mass: NDArray[np.float32] | None) -> None:
-        """The last turn was sampled under `grammar`. Its masses are as in Trajectory; None: they were not measured."""
+        """Mark the last turn as sampled under `grammar`. `mass` is as in Trajectory; None if it was not measured."""
         turn = self.turns[-1]
         self.turns[-1] = turn._replace(grammar=grammar.kind)
         self._grammar_mass[turn.start : turn.end] = 0.0 if mass is None else mass
 
 
 def moved(image: PlacedImage, by: int) -> PlacedImage:
+    """Return the image, `by` tokens later."""
     return image._replace(start=image.start + by, end=image.end + by)
 
 
@@ -102,7 +108,7 @@ def image_arrays(images: Sequence[PlacedImage]) -> tuple[NDArray[np.int32], NDAr
 
 
 def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> NDArray[np.uint8]:
-    """The experts of branches of given lengths, one behind the other."""
+    """The experts of all branches, concatenated. Each branch is given by its rows, or None, and its length."""
     width = next((rows.shape[1] for rows, _ in branches if rows is not None), 0)
     if not width:
         return NO_ROUTING
@@ -112,9 +118,11 @@ def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> 
 
 
 class Prefix(NamedTuple):
-    """The tokens of `branch` up to the end of one of its completions, which is `turn`. They are the conversation of
-    `messages`, the completion among them, with `tools`. `shown` is the completion as the caller has it where that lacks
-    no more than the text at which it was cut."""
+    """The tokens of `branch` up to the end of `turn`, one of its completions.
+
+    They are the conversation of `messages`, which end with the completion, with `tools`. `shown` is the completion as
+    the caller got it, if the cut at a stop text took nothing but that text.
+    """
 
     branch: Branch
     turn: Turn
@@ -123,7 +131,7 @@ class Prefix(NamedTuple):
     shown: Message | None = None
 
     def repeated_by(self, messages: Sequence[Message]) -> bool:
-        """Whether `messages` begin with this conversation."""
+        """True if `messages` begin with this conversation."""
         *before, turn = self.messages
         if len(messages) <= len(before) or not repeats(messages[: len(before)], before):
             return False

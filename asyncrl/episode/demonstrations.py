@@ -1,15 +1,15 @@
-"""A demonstration as the tokens that an episode would have if the policy had said the same.
+"""Demonstrations as tokens and masks, for supervised fine-tuning.
 
-The prompt, what the policy writes in each turn with the token that ends it, and the suffixes between turns are those of
-`recorder`: with a template that rewrites nothing, the tokens and the mask are exactly those of such an episode. With a
-template that rewrites the history, they are those of an episode with actor.history=sampled.
+The tokens are the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt, turns
+with their end tokens, and suffixes between them, as `recorder` builds them. With a template that rewrites the history,
+they are as in an episode with actor.history=sampled.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -21,17 +21,18 @@ from xxhash import xxh3_128
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.chat_checks import as_tool
-from asyncrl.chat.from_config import open_chat
 from asyncrl.chat.messages import read_messages
-from asyncrl.config.schema import TrainConfig
 from asyncrl.data.demonstrations import Demonstration, DemonstrationFile
-from asyncrl.data.from_config import run_demonstrations
-from asyncrl.data.rendered import Rendered, RenderedDemonstrations, files_of, read_rendered, write_rendered
+from asyncrl.data.rendered import (
+    Rendered,
+    RenderedDemonstrations,
+    files_of,
+    read_rendered,
+    write_rendered,
+)
 from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.files import when_there_is_room
 from asyncrl.machine.long_work import tracked
-from asyncrl.modelling.tokenizer import tokenizer_source
-from asyncrl.tools.offered import Offer
 
 log = logging.getLogger(__name__)
 
@@ -42,11 +43,15 @@ _CHUNK_BYTES = 16 << 20
 def demonstration_tokens(
     chat: Chat, shown: Demonstration, functions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Ids int32[T] up to the end of the last assistant turn, and bool[T], true on assistant turns with their ends. The
-    template lists the demonstration's own tools, or else all `functions` on offer, as for a task.
+    """Ids int32[T] up to the end of the last assistant turn, and bool[T], true on assistant turns with their ends.
 
-    Raises RefusedError: the chat template does not take the messages; an assistant turn is the first message, follows
-    another one, has neither text nor calls, or has a token within that would end it; there is no such turn.
+    The template lists the demonstration's own tools, or else all `functions` on offer, as for a task. Raises
+    RefusedError for these reasons:
+
+    - The chat template does not take the messages.
+    - There is no assistant turn.
+    - An assistant turn is the first message, follows another one, or has neither text nor calls.
+    - An assistant turn has a token within that would end it.
     """
     messages = read_messages(list(with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
@@ -61,21 +66,25 @@ def demonstration_tokens(
         check_turn(shown.messages[turn], turn)
         context = messages[after:turn]
         parts.append(chat.suffix(context, tools, int(parts[-1][-1])) if parts else chat.prompt(context, tools))
-        parts.append(said(chat, messages[: turn + 1], tools))
+        parts.append(turn_tokens(chat, messages[: turn + 1], tools))
         after = turn + 1
     mask = np.repeat([index % 2 == 1 for index in range(len(parts))], [len(part) for part in parts])
     return np.concatenate(parts), mask
 
 
 def check_turn(message: Mapping[str, Any], number: int) -> None:
-    """Raises RefusedError: the assistant turn `message` says nothing."""
+    """Raises RefusedError: the assistant turn `message` has no text, no calls and no thoughts."""
     if all(message.get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
         raise RefusedError(f"message {number} has neither content nor tool_calls, and its turn would be learned")
 
 
-def said(chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> NDArray[np.int32]:
-    """Ids of the last message, an assistant turn, with its end. Raises RefusedError: the chat template does not take
-    the messages, or the turn has a token within that would end it."""
+def turn_tokens(
+    chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> NDArray[np.int32]:
+    """The ids of the last message, an assistant turn, with its end.
+
+    Raises RefusedError: the chat template does not take the messages, or the turn has a token within that would end it.
+    """
     written = chat.written(messages, tools)
     if ends := set(written[:-1].tolist()) & set(chat.stop_ids):
         text = chat.text([min(ends)])
@@ -84,8 +93,10 @@ def said(chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapp
 
 
 def with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """The messages, with the tool's name at each result that has neither a name nor the id of a call: results answer
-    the calls before them in order."""
+    """Yield the messages, and add the tool's name to a result that has neither a name nor the id of a call.
+
+    Results answer the calls before them in order.
+    """
     waiting: list[str] = []
     for message in messages:
         calls = message.get("tool_calls")
@@ -111,10 +122,11 @@ def render_file(
     overlong: str,
     stop: threading.Event | None = None,
 ) -> RenderedDemonstrations:
-    """All demonstrations of a file. What becomes of those of more than `limit` tokens is as algorithm.sft.overlong
-    says; one whose first `limit` tokens have nothing to learn is left out, too.
+    """Render all demonstrations of a file.
 
-    Raises DataError, which names row and column: one cannot be rendered, or is refused, or none is left; StoppedError.
+    `overlong` decides about demonstrations of more than `limit` tokens, as algorithm.sft.overlong. One whose first
+    `limit` tokens have nothing to learn is left out, too. Raises DataError with row and column: a demonstration cannot
+    be rendered or is refused, or none is left. Raises StoppedError: `stop` was set meanwhile.
     """
     rows: list[Rendered] = []
     cut = left_out = 0
@@ -140,32 +152,27 @@ def render_file(
         rows.append((tokens, mask))
     if not rows:
         raise DataError(f"all {left_out} demonstrations have more than {limit} tokens: raise algorithm.sft.max_tokens")
-    return RenderedDemonstrations.of(rows, cut, left_out)
+    rendered = RenderedDemonstrations.of(rows, cut, left_out)
+    log.info(
+        "%d demonstrations have %d tokens, of which %d are learned; %d are cut to %d tokens, and %d are left out",
+        *(len(rendered), len(rendered.tokens), rendered.trained.sum(), cut, limit, left_out),
+    )
+    return rendered
 
 
-def _contents(config: TrainConfig, sources: Sequence[str]) -> str:
-    """A digest of the files that the tokens depend on: another one where the content has changed, and no size has."""
-    digest = xxh3_128()
-    tokenizer = Path(tokenizer_source(config.model).path)
-    beside = [path for path in sorted(tokenizer.glob("*")) if path.suffix in _OF_TOKENIZERS and path.is_file()]
-    for path in (*chain.from_iterable(map(files_of, sources)), *beside):
-        digest.update(path.name.encode(errors="surrogateescape"))
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-    return str(digest.hexdigest())
-
-
-def prepare_demonstrations(
-    config: TrainConfig, sources: Sequence[str], stop: threading.Event | None = None
+def found_or_rendered(
+    folder: Path,
+    sources: Sequence[str],
+    tokenizer: Path,
+    render: Callable[[DemonstrationFile], RenderedDemonstrations],
+    stop: threading.Event | None = None,
 ) -> RenderedDemonstrations:
-    """The rendered demonstrations of `sources`. They are rendered into the run's folder if it does not have them, or if
-    the content of the files or of the tokenizer's has changed since then.
+    """The demonstrations in `folder`. They are rendered into it unless they are there.
 
-    Raises DataError: as `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool cannot be used;
-    StoppedError: `stop` was set meanwhile.
+    They are also rendered if the content of `sources`, or of the files in the folder `tokenizer`, has changed since
+    they were. Raises DataError: as `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
     """
-    folder, made_from = run_demonstrations(config).folder(sources), _contents(config, sources)
+    made_from = _digest_of([*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer)])
     if folder.exists():
         try:
             if (found := read_rendered(folder)).made_from == made_from:
@@ -173,13 +180,21 @@ def prepare_demonstrations(
             log.info("%s has changed: demonstrations are rendered again", ", ".join(map(str, sources)))
         except DataError as error:
             log.warning("%s; they are rendered again", error)
-    file, schemas = DemonstrationFile(sources), Offer(config.actor).always
-    most, overlong = run_demonstrations(config).max_tokens, config.algorithm.sft.overlong
-    rendered = render_file(open_chat(config), file, schemas, most, overlong, stop)
-    rendered = replace(rendered, made_from=made_from)
+    rendered = replace(render(DemonstrationFile(sources)), made_from=made_from)
     when_there_is_room(lambda: write_rendered(rendered, folder), stop or threading.Event(), str(folder))
-    log.info(
-        "%d demonstrations have %d tokens, of which %d are learned; %d are cut to %d tokens, and %d are left out",
-        *(len(rendered), len(rendered.tokens), rendered.trained.sum(), rendered.cut, most, rendered.left_out),
-    )
     return rendered
+
+
+def _files_of_tokenizer(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.glob("*")) if path.suffix in _OF_TOKENIZERS and path.is_file()]
+
+
+def _digest_of(files: Iterable[Path]) -> str:
+    """A digest of names and contents: it also tells files apart that have the same sizes."""
+    digest = xxh3_128()
+    for path in files:
+        digest.update(path.name.encode(errors="surrogateescape"))
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return str(digest.hexdigest())

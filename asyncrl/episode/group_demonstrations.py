@@ -1,8 +1,8 @@
-"""The demonstration of a task as a member of the task's groups.
+"""The demonstration of a task, recorded as a member of the task's groups.
 
-It is recorded as the episode that it would be if the policy had sampled what it says: with the same prompt, the same
-suffixes between turns, the same turns, calls and steps. So scorers judge it as they judge the other members. No tool
-runs, since the demonstration has the results, and no engine is asked.
+The trajectory is the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt,
+suffixes, turns, calls and steps. So scorers judge it like the other members. No tool and no engine runs: the
+demonstration has the tools' results.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrl.chat.chat_checks import as_tool
 from asyncrl.chat.image_blocks import image_blocks, without_images
 from asyncrl.chat.messages import read_messages
 from asyncrl.engine.base import Generation
-from asyncrl.episode.demonstrations import check_turn, said, with_names
+from asyncrl.episode.demonstrations import check_turn, turn_tokens, with_names
 from asyncrl.episode.recorder import CompletionRequest, EpisodeLimits, Recorder
 from asyncrl.episode.steps import Split
 from asyncrl.errors import RefusedError
@@ -27,8 +27,10 @@ from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationRecorder:
-    """Records the demonstrations of tasks with the tools `functions` on offer, by name, where a task names none. Only
-    the limits of tokens hold. `as_rendered` as for Recorder, `step_split` as for `split_steps`."""
+    """Records the demonstrations of tasks. `functions` are the tools by name; a task's own replace them.
+
+    Only the token limits in `limits` apply. `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
+    """
 
     chat: Chat
     functions: Mapping[str, Mapping[str, Any]]
@@ -37,16 +39,18 @@ class DemonstrationRecorder:
     step_split: Split = "turn"
 
     def __call__(self, ticket: Ticket) -> Trajectory:
-        """The trajectory of the demonstration that the ticket's task has; what follows its last assistant turn is left
-        away.
+        """Record the demonstration of the ticket's task, up to its last assistant turn.
 
-        Raises RefusedError: the task shows images, the chat template does not take the messages, an assistant turn
-        follows another one or has a token within that would end it, or the demonstration is too long. Raises
-        InvariantError: as Recorder.
+        Raises RefusedError for these reasons, and InvariantError as Recorder:
+
+        - The task shows images.
+        - The chat template does not take the messages.
+        - An assistant turn follows another one, or has a token within that would end it.
+        - The demonstration is too long.
         """
         task, chat = ticket.task, self.chat
         if image_blocks(task.messages):
-            raise RefusedError("its task shows images, behind which no demonstration can be recorded")
+            raise RefusedError("its task shows images, after which no demonstration can be recorded")
         messages = (*without_images(task.messages), *read_messages(list(with_names(task.demonstration))))
         schemas = [as_tool(each) for each in task.tools or self.functions.values()]
         functions = {each["function"]["name"]: each["function"] for each in schemas}
@@ -58,7 +62,7 @@ class DemonstrationRecorder:
             if messages[turn - 1]["role"] == "assistant":
                 raise RefusedError("an assistant turn follows another one without a message between them")
             check_turn(task.demonstration[turn - len(task.messages)], turn)
-            tokens = said(chat, messages[: turn + 1], schemas)
+            tokens = turn_tokens(chat, messages[: turn + 1], schemas)
             reservation = recorder.reserve(CompletionRequest(messages[:turn], tuple(schemas)))
             if (length := len(reservation.branch) + len(tokens)) > most or len(tokens) > reservation.branch.reserved:
                 raise RefusedError(

@@ -1,8 +1,8 @@
-"""The images of an episode: read once, shown to the template as marks, and placed among its tokens.
+"""The images of an episode: read once, shown to the template as marks, and placed among the episode's tokens.
 
-Templates write one placeholder for an image block. The model wants as many as the image has features. So blocks become
-`{"type": "image", "digest": ...}` before the template sees the messages, and afterwards each placeholder is repeated.
-Contents of messages never become placeholders (`contents`), so the template's are all there are.
+Templates write one placeholder token for an image block. The model needs one for each feature of the image. So an image
+block becomes `{"type": "image", "digest": ...}` before the template gets the message, and each placeholder that the
+template writes is repeated. Text of messages never becomes a placeholder (`chat.contents`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from asyncrl.chat.image_blocks import image_blocks, is_image, only_text
 from asyncrl.chat.image_sources import Fetch, named_url, read_source
-from asyncrl.config.schema import ImagesConfig, TrainConfig
+from asyncrl.config.schema import EngineConfig, ImagesConfig, ModelConfig
 from asyncrl.engine.base import PlacedImage
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
@@ -31,12 +31,12 @@ log = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 CACHED = 256
-"""Images of which the tokens are known: the members of a group show the same ones."""
+"""The number of images whose token counts are remembered: the members of a group show the same images."""
 READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
 
 
 class TooManyImagesError(RefusedError):
-    """An episode would show more different images than a trajectory may have. `code` is as in LimitError."""
+    """An episode would show more different images than a trajectory may have. `code` is the API's error code."""
 
     code = "image_limit"
 
@@ -49,7 +49,7 @@ class ShownImage(NamedTuple):
 
 
 class GivenTokens(NamedTuple):
-    """Tokens int32[T] that the policy is given, and the images among them."""
+    """Tokens int32[T] of a prompt or a suffix, and the images among them."""
 
     tokens: NDArray[np.int32]
     images: Sequence[PlacedImage] = ()
@@ -68,24 +68,28 @@ class ImageDesk:
         self._tokens: OrderedDict[bytes, int] = OrderedDict()
 
     @classmethod
-    def of(cls, config: TrainConfig) -> ImageDesk | None:
-        """As configured; None: the policy reads no images, or its engine takes none. Raises ConfigError: see
-        `vision_shape` and `ImageReader.of`; or an image may be too large for a message to the replay."""
-        shape = vision_shape(open_config(config.model)) if reads_images(config.engine.kind, config.model) else None
+    def of(
+        cls, model: ModelConfig, engine: EngineConfig, images: ImagesConfig, max_message_mb: float
+    ) -> ImageDesk | None:
+        """The desk of a policy; None if it reads no images, or if its engine takes none.
+
+        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may be larger than a message to the
+        replay.
+        """
+        shape = vision_shape(open_config(model)) if reads_images(engine.kind, model) else None
         if shape is None:
             return None
-        largest, most = config.data.images.max_mb, config.network.max_message_mb
-        if largest > most:
+        if images.max_mb > max_message_mb:
             raise ConfigError(
-                f"data.images.max_mb network.max_message_mb: an image of {largest:g} MB would close the connection to "
-                f"the replay, which takes {most} MB; lower the first one, or raise the second"
+                f"data.images.max_mb network.max_message_mb: an image of {images.max_mb:g} MB would close the "
+                f"connection to the replay, which takes {max_message_mb} MB; lower the first one, or raise the second"
             )
-        if not config.engine.launches and "vision" not in config.model.freeze:
+        if not engine.launches and "vision" not in model.freeze:
             log.warning(
                 "start SGLang servers with SGLANG_VLM_CACHE_SIZE_MB=0 in their environment: otherwise they keep the "
                 "features of images, also those of older weights of the vision tower (docs/models.md)"
             )
-        return cls(ImageReader.of(config.model, config.data.images), shape, config.data.images)
+        return cls(ImageReader.of(model, images), shape, images)
 
     async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
         """The digest of the image of a block, and the image. Raises RefusedError: it may not be read, or is none."""
@@ -103,7 +107,7 @@ class ImageDesk:
 
 
 class EpisodeImages:
-    """The images that the messages of one episode show; `desk` reads them, None: none can be shown."""
+    """The images that the messages of one episode show. `desk` reads them; without one, images are refused."""
 
     def __init__(self, desk: ImageDesk | None) -> None:
         self._desk = desk
@@ -111,11 +115,10 @@ class EpisodeImages:
         self._by_url: dict[str, str] = {}
 
     async def show(self, messages: Messages) -> tuple[Mapping[str, Any], ...]:
-        """The messages as templates take them. A URL is fetched once, so that an agent's later requests show the same
-        image. A path is read each time: tools write their next screenshot to it.
+        """Read the images of messages. Returns the messages in the form that templates take.
 
-        Raises RefusedError: see `ImageDesk.read`; none can be shown; or a message shows something else than text and
-        images. Raises TooManyImagesError.
+        Raises RefusedError: see `ImageDesk.read`; images cannot be shown here; or a block is neither text nor image.
+        Raises TooManyImagesError.
         """
         blocks = image_blocks(messages)
         if self._desk is None and blocks:
@@ -134,6 +137,8 @@ class EpisodeImages:
         if not is_image(block):
             return only_text(block)
         assert self._desk is not None
+        # A URL is fetched once, so that an agent's later requests show the same image. A path is read each time: tools
+        # write their next screenshot to it.
         url = named_url(block)
         digest = self._by_url.get(url) if url else None
         if digest is None:
@@ -147,9 +152,9 @@ class EpisodeImages:
         return {"type": "image", "digest": digest}
 
     def placed(self, tokens: NDArray[np.int32], messages: Messages) -> GivenTokens:
-        """The `tokens` that the template made of shown `messages`, with as many placeholders as their images take.
+        """Repeat the placeholder of each image among `tokens`, which the template wrote for `messages`.
 
-        Raises RefusedError: the template shows more or fewer images than there are.
+        Raises RefusedError: the template shows more or fewer images than the messages have.
         """
         if self._desk is None:
             return GivenTokens(tokens)
@@ -169,8 +174,7 @@ class EpisodeImages:
         return GivenTokens(tokens.repeat(counts), images)
 
     def forged(self, tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> bool:
-        """Whether `tokens`, among which `images` stand, have placeholders of none, or of videos: the policy sampled
-        them."""
+        """True if `tokens` have placeholders of videos, or more than `images` take: the policy sampled such a token."""
         if self._desk is None:
             return False
         shape, placed = self._desk.shape, sum(image.end - image.start for image in images)
@@ -179,16 +183,16 @@ class EpisodeImages:
 
 
 class OutgoingImages:
-    """The images of episodes that are over and not delivered yet."""
+    """The images of episodes that have ended and are not delivered yet."""
 
     def __init__(self) -> None:
         self._by_episode: dict[str, dict[bytes, bytes]] = {}
 
     def keep(self, episode: str, images: Sequence[PlacedImage]) -> None:
-        """An episode is over, whose trajectory shows `images`."""
+        """Keep the images of an episode that has ended."""
         if images:
             self._by_episode[episode] = {each.name: each.data for each in images}
 
     def take(self, episode: str) -> dict[bytes, bytes]:
-        """The images of an episode by their digests, which are forgotten."""
+        """Return the images of an episode by their digests, and forget them."""
         return self._by_episode.pop(episode, {})

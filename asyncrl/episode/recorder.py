@@ -1,16 +1,21 @@
 """The recorder of an episode: the tokens that the policy saw and sampled, and the trajectory that they become.
 
-Every episode is recorded here, whether our own tools or an agent plays it. Nothing here waits or does I/O.
+It is the only builder of trajectories: our own tools, agents and demonstrations all record here. Nothing here waits or
+does I/O.
 
 An episode is one token sequence, or several, which are called branches. A request for a completion repeats the whole
-conversation. If it only adds messages behind a completion that was recorded, its tokens continue that completion's
-branch, by the exact suffix of the chat template. Otherwise a new branch begins with the whole conversation as its
-prompt, in which earlier completions are context. If more tokens follow the completion already, a new branch begins with
-a copy of the tokens up to it.
+conversation, and one of three things happens:
+
+* The request only adds messages to a recorded completion, which is the end of its branch. Then the exact suffix of the
+  chat template continues that branch.
+* The same, but more tokens follow the completion in its branch already. Then a new branch begins with a copy of the
+  tokens up to the completion, and the suffix.
+* The request continues no completion. Then a new branch begins with the whole conversation as its prompt. Earlier
+  completions in it are context.
 
 A completion that was cut at a limit lacks the end of its turn. If the template renders the conversation as the tokens
 have it, apart from that end, the end is added as context; otherwise a new branch begins. With `as_rendered` the
-template's rendering decides behind every completion.
+template's rendering decides about every completion.
 
 Requests may be reserved, recorded and cancelled in any order. These invariants hold:
 
@@ -62,9 +67,11 @@ class LimitError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Completions of an episode; tokens of one completion, of one branch, and of all branches together. The tokens of
-    branches include prompts and tool results. A first prompt longer than `max_prompt_length` is cut as `truncation`
-    says (left, right or middle), or refused (error)."""
+    """Limits on completions of an episode, and on tokens of one completion, of one branch, and of all branches.
+
+    The tokens of branches include prompts and tool results. A first prompt longer than `max_prompt_length` is cut at
+    the place that `truncation` names (left, right or middle), or refused (error).
+    """
 
     max_turns: int
     max_turn_tokens: int
@@ -76,9 +83,11 @@ class EpisodeLimits:
 
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
-    `max_tokens` is the caller's own limit of the completion, if any, and `grammar` what the completion must be. The
-    caller gets the completion up to the first of the texts `stop`, and `alternatives` of each token where the engine
-    can tell them."""
+
+    `max_tokens` is the caller's own limit of the completion, if any. The completion obeys `grammar`, if there is one.
+    The caller gets the completion up to the first of the texts `stop`, and `alternatives` of each token if the engine
+    reports them.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[Message, ...]
@@ -90,8 +99,11 @@ class CompletionRequest(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reservation:
-    """Room for the completion of `request` at the end of `branch`, which had `start` tokens before the request: 0 if it
-    is new. `after_refusal` is true if a limit had refused an earlier request."""
+    """Room for the completion of `request` at the end of `branch`.
+
+    The branch had `start` tokens before the request; 0 if it is new. `after_refusal` is true if a limit had refused an
+    earlier request.
+    """
 
     request: CompletionRequest
     branch: Branch
@@ -100,10 +112,10 @@ class Reservation:
 
 
 class Recorder:
-    """The branches of the episode of `ticket`, whose id begins the names of their sessions.
+    """Records the branches of the episode of `ticket`. The ticket's id begins the names of their sessions.
 
-    `truncated` is true from a request that a limit refused until a later request is completed: an agent may make room
-    by shortening its history.
+    `truncated` is true after a limit refused a request, until a later request is completed: an agent may shorten its
+    history to make room.
     """
 
     def __init__(
@@ -126,10 +138,11 @@ class Recorder:
 
     @property
     def turns_left(self) -> int:
+        """The number of completions that the episode may still have."""
         return self._limits.max_turns - len(self.completions)
 
     def reserve(self, request: CompletionRequest) -> Reservation:
-        """Room for the completion that `request` asks for: give it to `record` or to `cancel`.
+        """Reserve room for the completion of `request`. The caller gives it to `record` or to `cancel`.
 
         Raises RefusedError: the chat template does not take the request. Raises LimitError: there is no room, or the
         policy wrote what an engine would take for an image. Raises BusyError: completions in flight may leave room when
@@ -165,7 +178,10 @@ class Recorder:
         return Reservation(request, branch, start, self.truncated)
 
     def reserve_all(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Room for `count` completions of a request, each in a branch of its own, all or none; raises as `reserve`."""
+        """Reserve room for `count` completions of a request, each in a branch of its own; all or none.
+
+        Raises as `reserve`.
+        """
         others = any(branch.reserved for branch in self.branches)
         made: list[Reservation] = []
         try:
@@ -199,8 +215,11 @@ class Recorder:
         calls: Sequence[ToolCall],
         shown: Message | None = None,
     ) -> None:
-        """Record a completion, in which the policy made `calls`. Later requests repeat it as the message `answer`, or
-        `shown` as in Prefix. Raises EngineError, and records nothing: see `check`."""
+        """Record a completion, in which the policy made `calls`.
+
+        Later requests repeat it as the message `answer`, or as `shown`, see Prefix. Raises EngineError, and records
+        nothing: see `check`.
+        """
         self.check(reservation, sampled)
         request, branch = reservation.request, reservation.branch
         branch.add(sampled.tokens, Role.ASSISTANT, calls, sampled.logprobs, sampled.versions, sampled.finish_reason)
@@ -213,14 +232,14 @@ class Recorder:
         self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
-        """A simulated user gives `score` to the last completion, which must be the end of its branch."""
+        """Give the last completion, which must be the end of its branch, the score of a simulated user."""
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 
     def score_all(self, scores: Sequence[float | None]) -> None:
-        """An agent gives a score to each completion, in the order in which they were recorded; None is none.
+        """Give each completion the score of an agent, or None, in the order in which they were recorded.
 
-        Raises RefusedError: there are not as many completions.
+        Raises RefusedError: the numbers of scores and completions differ.
         """
         if len(scores) != len(self.completions):
             raise RefusedError(
@@ -233,7 +252,7 @@ class Recorder:
             turns[at] = turns[at]._replace(score=score)
 
     def cancel(self, reservation: Reservation) -> str | None:
-        """There will be no completion: all is as before the request. Returns the session that ends with it, if any."""
+        """Undo a reservation whose request gets no completion. Returns the session that ends with it, if any."""
         branch = reservation.branch
         if reservation.start:
             branch.turns, branch.reserved = branch.turns_within(reservation.start), 0
@@ -247,10 +266,10 @@ class Recorder:
         return [completion for completion in self.completions if completion is last[completion.branch]]
 
     def trajectory(self, rewards: Mapping[str, float], timings: Mapping[str, float], split: Split) -> Trajectory:
-        """The branches one behind the other, each up to its last completion, in the order of these completions. `split`
-        as for `split_steps`.
+        """Concatenate the branches, each up to its last completion, in the order of these completions.
 
-        Raises InvariantError: there is no completion, or the engine's log-probs or versions are bad.
+        `split` is as for `split_steps`. Raises InvariantError: there is no completion, or the engine's log-probs or
+        versions are bad.
         """
         ends = self.last_completions()
         if not ends:
@@ -307,7 +326,7 @@ class Recorder:
         return None, given if self.completions else self._within_limit(given)
 
     def _within_limit(self, given: GivenTokens) -> GivenTokens:
-        """The first prompt, or what is kept of it; one with images is not cut. Raises LimitError."""
+        """The first prompt, cut to its limit. A prompt with images is never cut. Raises LimitError."""
         limit, truncation, tokens = self._limits.max_prompt_length, self._limits.truncation, given.tokens
         if limit is None or len(tokens) <= limit:
             return given
@@ -319,7 +338,7 @@ class Recorder:
         return GivenTokens(cut_prompt(tokens, limit, truncation))
 
     def _keeps(self, prefix: Prefix, added: NDArray[np.int32], request: CompletionRequest) -> bool:
-        """Whether the request may continue the tokens of `prefix` with `added`."""
+        """True if the request may continue the tokens of `prefix` with `added`."""
         ended = prefix.turn.finish_reason == "stop"
         if ended and not self._as_rendered:
             return True
@@ -330,7 +349,7 @@ class Recorder:
             return ended
 
     def _check_images(self, added: Sequence[PlacedImage]) -> None:
-        """Raises LimitError: with those that are `added`, the episode would show more than a trajectory may."""
+        """Raises LimitError: with the images `added`, the episode would show more than a trajectory may."""
         shown = len(added) + sum(len(branch.images_within(len(branch))) for branch in self.branches)
         if added and shown > MAX_IMAGES:
             self.truncated = True
@@ -338,8 +357,10 @@ class Recorder:
             raise LimitError("image_limit", reason)
 
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
-        """Tokens that a completion behind `seen` tokens may have, `new` of which the episode does not have yet, while
-        the completions of `in_flight` keep their reservations."""
+        """The number of tokens that a completion after `seen` tokens may have.
+
+        The episode does not have `new` of these tokens yet. The completions of `in_flight` keep their reservations.
+        """
         limits = self._limits
         if self.turns_left <= len(in_flight):
             return 0

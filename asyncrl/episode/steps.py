@@ -17,12 +17,14 @@ from asyncrl.text import reason_of
 from asyncrl.types import Role, Step, Turn
 
 Split = str | Callable[[Sequence[str]], Sequence[int]]
-"""`turn`, `paragraph`, `line`, or a function of yours. The function gets the texts of a turn's tokens, without the stop
-token, and returns the indices of the tokens that begin a step; the first token always does. A part of a character reads
-U+FFFD."""
+"""`turn`, `paragraph`, `line`, or a function of the user.
+
+The function gets the texts of a turn's tokens, without the stop token. It returns the indices of the tokens that begin
+a step; the first token always begins one. A token with a part of a character has the text U+FFFD.
+"""
 
 _NEWLINES = {"line": 1, "paragraph": 2}
-"""Newlines with only blanks between them that end a step."""
+"""The number of newlines, with only blanks between them, that end a step."""
 
 
 def find_split(name: str) -> Split:
@@ -42,10 +44,10 @@ def find_split(name: str) -> Split:
 def split_steps(
     split: Split, tokens: NDArray[np.int32], turns: Sequence[Turn], piece: Callable[[int], str]
 ) -> tuple[Step, ...]:
-    """The steps of all assistant turns, which together cover these turns. The newlines that end a step, and the stop
-    token, belong to the step before them. `piece` returns the text of one token.
+    """Return the steps of all assistant turns. Together they cover these turns.
 
-    Raises InvariantError: the function failed, or did not return such indices.
+    The newlines that end a step, and the stop token, belong to the step before them. `piece` returns the text of one
+    token. Raises InvariantError: the function failed, or did not return such indices.
     """
     spans = [turn for turn in turns if turn.role is Role.ASSISTANT]
     if split == "turn":

@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from asyncrl.config import locations
-from asyncrl.config.changes import by_key, changed_keys, values_of
+from asyncrl.config.changes import changed_keys, values_of
 from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
@@ -47,11 +45,12 @@ from asyncrl.launch.scaling import Scaler
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
 from asyncrl.machine import process
-from asyncrl.runs.inspect.watch import RunWatch
-from asyncrl.runs.results.card import write_card
-from asyncrl.runs.results.environment import record_environment
-from asyncrl.runs.results.summary import report, resume_command
+from asyncrl.runs.card import write_card
+from asyncrl.runs.environment import record_environment
+from asyncrl.runs.run import Run
+from asyncrl.runs.summary import resume_command, write_summary
 from asyncrl.runs.terminal import TerminalTable
+from asyncrl.runs.watch import RunWatch
 
 log = logging.getLogger("asyncrl.train")
 
@@ -93,10 +92,10 @@ def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
 
     Raises ConfigError: the run cannot resume with these values.
     """
-    path = run_dir / CONFIG_FILE
-    if not path.exists():
+    run = Run(run_dir)
+    if not run.config_file.exists():
         return []
-    before = by_key(yaml.safe_load(path.read_text()))
+    before = run.real_values()
     try:
         changed = changed_keys(before, after)
     except ConfigError as error:
@@ -150,10 +149,10 @@ def train(
 ) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
-    A run that has done more steps than `config` asks for starts nothing. `stop` is set when everything shall end; by
-    default signals set it. `how_to_resume` tells at the end how the run goes on, by default `asyncrl resume`. On a host
-    of the learner other than the first, everything is the ranks of this host. Raises AsyncrlError: the run cannot start
-    or go on.
+    A run that already has more steps than `config` sets starts nothing. `stop` is set when everything shall end; by
+    default signals set it. `how_to_resume` is the hint that is printed at the end, by default `asyncrl resume`. On a
+    host of the learner other than the first, everything is the ranks of this host. Raises AsyncrlError: the run cannot
+    start or continue.
     """
     try:
         if config.learner.node:
@@ -173,11 +172,11 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
         preflight(config, partial(check_resume, config, run_dir), stop=asked)
-        count_steps(config)
+        count_steps(config.learner, config.replay.shards, run_tasks(config))
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config.cluster, config.learner, placement)
-        # The addresses come first, so that the configuration in the run's folder has those of its replay.
+        # The addresses come first, so that the configuration in the run's folder has the replay's addresses.
         addresses = RunAddresses.of(config)
         given = addresses.values()
         launcher.prepare(placement, asked)
@@ -213,8 +212,11 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config.cluster, sizes, run_dir, scale)
         result, reason = "failed", ""
         try:
-            watch = RunWatch(run_dir)
-            with TerminalTable(config, run_dir, lambda: supervisor.restarts, waits=lambda: watch.look().text) as table:
+            run = Run(run_dir)
+            watch, steps, shards = RunWatch(run), config.learner.total_steps, config.replay.shards
+            with TerminalTable(
+                run, steps, shards, lambda: supervisor.restarts, waits=lambda: watch.look().text
+            ) as table:
 
                 def progress() -> None:
                     table.update()
@@ -230,8 +232,8 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         finally:
             if result == "done" and config.learner.export:
                 _write_card(run_dir)
-            resume = how_to_resume() if how_to_resume else resume_command(run_dir)
-            sys.stderr.write(report(run_dir, config.learner.total_steps, result, reason, resume))
+            resume = how_to_resume() if how_to_resume else resume_command(Run(run_dir))
+            sys.stderr.write(write_summary(Run(run_dir), config.learner.total_steps, result, reason, resume))
         return done
 
 
@@ -240,7 +242,7 @@ def _write_card(run_dir: Path) -> None:
     if not (run_dir / "model").is_dir():
         return
     try:
-        write_card(run_dir, run_dir / "model")
+        write_card(Run(run_dir), run_dir / "model")
     except Exception as error:  # noqa: BLE001 - metrics of any version are read here, and a library draws them
         log.warning("%s has no model card: %r", run_dir / "model", error)
 
@@ -260,7 +262,7 @@ def _scale(
     try:
         locations.record_config(scaled)
     except OSError as error:
-        launcher.set_placement(before)  # It must know all roles that go on, to start them again.
+        launcher.set_placement(before)  # It must know all roles that keep running, to restart them.
         raise ConfigError(f"the run's folder cannot be written: {error}") from error
     for name, count in counts.items():
         setattr(config.cluster, name, count)

@@ -1,4 +1,4 @@
-"""`asyncrl scale RUN actors=8 scorers=2`: more or fewer processes of a run that goes on.
+"""`asyncrl scale RUN actors=8 scorers=2`: more or fewer processes of a running run.
 
 The command writes its wish into the run's folder. The process that supervises the run reads it there, does it, and
 answers in another file, so that both work under every launcher and over a shared folder.
@@ -23,7 +23,7 @@ from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.ownership import NotRunningError
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.owner import owner_of
-from asyncrl.runs.inspect.run import require_run
+from asyncrl.runs.finding import require_run
 
 log = logging.getLogger("asyncrl.train")
 
@@ -33,8 +33,9 @@ POLL_S = 0.2
 
 
 class Scaler:
-    """Does what `asyncrl scale` asks for: `scale` gets the wished counts by name, and raises ConfigError where they
-    cannot be. A wish from before this was made is forgotten."""
+    """Serves `asyncrl scale`: `scale` gets the wished counts by name, and raises ConfigError if they are impossible. A
+    wish from before this was made is forgotten.
+    """
 
     def __init__(self, run_dir: Path, scale: Callable[[Mapping[str, int]], None]) -> None:
         self._wish, self._answer, self._scale = run_dir / WISH_FILE, run_dir / ANSWER_FILE, scale
@@ -119,7 +120,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("counts", nargs="+", metavar="NAME=N", help="actors=N or scorers=N")
     parser.add_argument("--wait", type=float, default=30.0, metavar="S", help="seconds to wait for the answer (30)")
     given = parser.parse_args(argv)
-    run_dir, counts = require_run(given.run), parse_counts(given.counts)
+    run_dir, counts = require_run(given.run).folder, parse_counts(given.counts)
     if owner_of(run_dir) is None:
         raise NotRunningError(
             f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` goes on with it"

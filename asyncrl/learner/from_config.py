@@ -35,8 +35,8 @@ from asyncrl.machine.activity import Activity
 from asyncrl.machine.ports import listening
 from asyncrl.modelling.shapes import model_shapes
 from asyncrl.network.keys import client_keys, server_keys
+from asyncrl.observe.from_config import open_reports
 from asyncrl.observe.metrics import Fanout, Sink
-from asyncrl.observe.reports import open_reports
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.weights.broadcast import Broadcaster
 from asyncrl.weights.folders import FolderWriter
@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience_s: float = PATIENCE_S) -> None:
-    """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. `activity` is that
-    of this process, which ends `patience_s` after `stop` is set if its main thread does not.
+    """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. `activity` is this
+    process's. The process ends `patience_s` after `stop` is set if its main thread does not.
 
     With `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. Raises
     StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
@@ -164,20 +164,13 @@ def run_settings(config: TrainConfig) -> RunSettings:
         max_lag=config.replay.max_lag,
         bucket_bytes=config.weights.bucket_mb << 20,
         largest_episode=actor.max_total_tokens if is_split else actor.max_tokens,
-        canary=canary_settings(config),
-        keep=keep_settings(config),
+        canary=CanarySettings(config.run.seed, actor.max_tokens, config.model.dtype) if config.weights.canary else None,
+        keep=keep_settings(observe, config.run.seed),
         profile=ProfileSettings(observe.profile_steps, observe.memory_steps, folder / "profile"),
         gpu_locks=locations.gpu_locks(config.run) if config.cluster.colocated else None,
         demonstrations=run_demonstrations(config).read(shown) if shown else None,
         uploads_model="model" in observe.upload,
     )
-
-
-def canary_settings(config: TrainConfig) -> CanarySettings | None:
-    """Return the settings of the canaries of a run, or None where it sends none."""
-    if not config.weights.canary:
-        return None
-    return CanarySettings(config.run.seed, config.actor.max_tokens, config.model.dtype)
 
 
 def open_publisher(

@@ -37,7 +37,7 @@ from asyncrl.machine import process
 from asyncrl.machine.gpu_lock import LearnerLock
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.modelling.images import TAKEN, ImageReader
-from asyncrl.observe.kept.reading import EVALUATED_FOLDER
+from asyncrl.observe.kept.format import EVALUATED_FOLDER
 from asyncrl.observe.kept.writing import remove_kept
 from asyncrl.observe.metrics import Sink
 from asyncrl.observe.sinks import metrics_file, remove_steps
@@ -245,7 +245,7 @@ def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -
 def remove_repeated(run_dir: Path, done: Progress, evaluates: Callable[[int], bool]) -> None:
     """Remove the metrics and kept episodes of steps and evaluations that this learner repeats after an earlier one.
 
-    The last evaluation of a run that goes on stays, unless one is due after that step anyway.
+    A resumed run keeps its last evaluation, unless one is due after that step anyway.
     """
 
     def is_trained_again(step: int) -> bool:

@@ -1,4 +1,4 @@
-"""The interface through which every role reports its metrics, and what its destinations, the sinks, can take."""
+"""The interface through which every role reports its metrics, and the interface of their destinations, the sinks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Metrics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many values are in each bin: `counts` [bins]. Bin i is from `edges[i]` to `edges[i + 1]`: `edges` [bins + 1]
+    """The number of values in each bin: `counts` [bins]. Bin i is from `edges[i]` to `edges[i + 1]`: `edges` [bins + 1]
     rise. Raises InvariantError: they do not fit."""
 
     counts: tuple[float, ...]
@@ -51,9 +51,9 @@ class LoggedEpisode:
 
 
 class Sink:
-    """A destination of metrics, which implements what it can take of them: the other calls do nothing.
+    """A destination of metrics. It implements the calls that it supports: the others do nothing.
 
-    A call may raise what it likes, and `Fanout` counts it. `lost` counts what the sink itself had to drop.
+    A call may raise any exception, and `Fanout` counts it. `lost` counts the calls that the sink itself dropped.
     """
 
     lost = 0
@@ -71,7 +71,7 @@ class Sink:
         """Take a sample of the episodes that a step trained."""
 
     def model(self, step: int, folder: Path) -> None:
-        """Take the exported model after so many steps: the files of `folder`, which stays."""
+        """Take the model that was exported after `step` steps: the files of `folder`, which stays."""
 
     def end(self) -> None:
         """Begin to close, without a wait: `close` follows."""
@@ -80,13 +80,16 @@ class Sink:
         """Take no more. A second call does nothing."""
 
     def abandon(self) -> None:
-        """Let go of what a hanging `close` waits for. Another thread calls this, before the process ends."""
+        """Release the thing that a hanging `close` waits for. Another thread calls this, before the process ends."""
 
 
 class Fanout(Sink):
-    """Passes everything on to several sinks. A sink that fails never ends the process: what it was given is lost,
-    counted as `metrics/lost` in the values that follow, and logged the first time. So is a value that is neither text
-    nor a number that fits a float; the others of its row stay."""
+    """Passes everything on to several sinks.
+
+    A sink that fails never ends the process. The failed call is lost, counted as `metrics/lost` in later values, and
+    logged the first time. The same holds for a value that is neither text nor a number that fits a float; the others of
+    its row stay.
+    """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = sinks
@@ -135,7 +138,7 @@ class Fanout(Sink):
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Value]:
-    """The values that every sink can take: text, and what fits a float, such as a scalar of numpy."""
+    """The values that every sink can take: texts and numbers that fit a float, such as a scalar of numpy."""
     found: dict[str, Value] = {}
     for name, value in values.items():
         if isinstance(value, str):

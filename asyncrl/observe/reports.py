@@ -1,38 +1,39 @@
-"""What a process of a run reports by: its spans, and its rows of metrics with what it takes of its machine."""
+"""The reports of a process: its spans, and its rows of metrics with its use of the machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
+from dataclasses import replace
 
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ObserveConfig
 from asyncrl.observe.metrics import Sink
 from asyncrl.observe.sinks import open_learner_metrics, open_metrics
-from asyncrl.observe.spans import Spans, open_spans
+from asyncrl.observe.sinks.source import Source
+from asyncrl.observe.spans import Spans
 from asyncrl.observe.usage import WithUsage, usage_of_this_process
 
 
 class Reports:
-    """Opens the reports of the process `name`; all that it opens is closed with `stack`. `spans` may be used at once.
+    """Opens the reports of the process that `source` names. All that it opens is closed with `stack`.
 
-    A process opens its metrics when it needs them. The first that it opens count what it takes of its machine.
+    A process opens its metrics when it needs them. The rows of the first sink have its use of the machine, too.
     """
 
-    def __init__(self, config: TrainConfig, name: str, spans: Spans, stack: ExitStack) -> None:
-        self.name, self.spans = name, spans
-        self._config, self._stack = config, stack
+    def __init__(self, source: Source, options: ObserveConfig, spans: Spans, stack: ExitStack) -> None:
+        self.name, self.spans = source.role, spans
+        self._source, self._options, self._stack = source, options, stack
         self._is_counted = False
 
     def metrics(self, name: str | None = None, console: bool = True, gpus: bool = True) -> Sink:
-        """The sinks of a file of metrics, by default of the process's name. `console`: the log may have them too.
+        """Open the sinks of a file of metrics, by default of the process's name. `console`: the log may have them, too.
         `gpus`: the process may have any. Raises ConfigError as `open_metrics` does."""
-        sink = open_metrics(self._config, name or self.name, console)
+        source = replace(self._source, role=name or self.name)
+        sink = open_metrics(source, self._options, console)
         return self._counted(self._stack.enter_context(closing(sink)), gpus)
 
     def learner_metrics(self) -> tuple[Sink, Sink]:
-        """Sinks of the learner's steps and of its evaluations. Raises ConfigError as `open_metrics` does."""
-        steps, evaluations = open_learner_metrics(self._config)
+        """Open the sinks of the learner's steps and of its evaluations. Raises ConfigError as `open_metrics` does."""
+        steps, evaluations = open_learner_metrics(self._source, self._options)
         self._stack.callback(evaluations.close)
         return self._counted(self._stack.enter_context(closing(steps)), gpus=True), evaluations
 
@@ -41,13 +42,3 @@ class Reports:
             return sink
         self._is_counted = True
         return WithUsage(sink, self._stack.enter_context(usage_of_this_process(gpus)))
-
-
-@contextmanager
-def open_reports(config: TrainConfig, name: str, endpoint: str = "") -> Iterator[Reports]:
-    """The reports of the process `name` of a run. `endpoint`: where it serves, by which its clients' clocks are aligned
-    with its own."""
-    with ExitStack() as stack:
-        spans = open_spans(config.observe, locations.run_dir(config.run), name, endpoint)
-        stack.enter_context(closing(spans))
-        yield Reports(config, name, spans, stack)

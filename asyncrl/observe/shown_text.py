@@ -15,7 +15,8 @@ def image_mark(name: bytes, tokens: int) -> str:
 
 
 def shown_text(trajectory: Trajectory, start: int, end: int, decode: Callable[[list[int]], str]) -> str:
-    """The text of the tokens [start, end). An image that begins there is its mark; what began before is left out."""
+    """The text of the tokens [start, end). An image that begins there is its mark; an image that began before is left
+    out."""
     texts, position = [], start
     for (begin, stop), name in zip(trajectory.image_spans.tolist(), trajectory.image_names, strict=True):
         if stop <= position or begin >= end:

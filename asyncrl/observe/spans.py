@@ -4,18 +4,18 @@ To record a span costs a role about a microsecond: a thread of its own encodes a
 FLUSH_S seconds. A fault of the disk never reaches the role: the spans that it costs are counted, and so are those that
 come faster than they can be written. A killed process loses the spans of the last moment.
 
-A role writes `runs/NAME/spans/ROLE.jsonl`, and goes on with it after a restart. When the file has half of the bytes
+A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. When the file has half of the bytes
 that it may have, it becomes `ROLE.jsonl.old`, in the place of an older one, whose spans are counted as dropped. A line
 that is a list is a span: name, track, start, duration and values; times are whole microseconds, starts since 1970. A
 line that is an object is a note:
 
-- `role`: a process begins to write, or a file begins. Beside it are `host`, `pid`, the `endpoint` of a replay, when the
-  process `started`, and how many lines were `dropped` so far.
-- `clock`: at that time the clock of `peer`, the endpoint of a replay, was so many microseconds `ahead` of this one. The
+- `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, when
+  the process `started`, and how many lines were `dropped` so far.
+- `clock`: at that time the clock of `peer`, the endpoint of a replay, was `ahead` microseconds ahead of this one. The
   measurement took `round_trip` microseconds.
-- `lost`: so many spans of this process were not written so far.
+- `lost`: the number of spans that this process has not written so far.
 
-Times are those of one monotonic clock, which is set by the wall clock when the process starts.
+Times come from one monotonic clock, which is set by the wall clock when the process starts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 MOST_WAITING = 100_000
-"""So many spans may wait to be written: a tenth of a gigabyte."""
+"""The most spans that may wait to be written: a tenth of a gigabyte."""
 FIRST_WINDOW_S, LONGEST_WINDOW_S = 2.0, 60.0
 """A clock estimate is the best measurement of a window. Windows double in length up to the longest."""
 FOLDER = "spans"
@@ -62,7 +62,7 @@ class Spans(Protocol):
 
     @property
     def records(self) -> bool:
-        """Whether spans are wanted at all."""
+        """True if spans are recorded at all."""
 
     def clock(self) -> float: ...
 
@@ -136,7 +136,7 @@ class _Block:
 
 
 class SpanFile:
-    """A file of lines at `path` that with the older one beside it keeps to `most_bytes`."""
+    """A file of lines at `path` that keeps to `most_bytes`, together with the older one in the same folder."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._path = path
@@ -147,12 +147,12 @@ class SpanFile:
 
     @property
     def most_at_once(self) -> int:
-        """So many bytes of lines may be appended at once."""
+        """The most bytes of lines that may be appended at once."""
         return self._most_bytes // 4
 
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
-        """Append whole lines; where they are the first ones of the process or of a file, behind those of `begin`.
-        Raises OSError, and leaves no part of the lines behind."""
+        """Append whole lines. The first ones of the process or of a file follow the lines of `begin`. Raises OSError,
+        and then removes the part of the lines that was written."""
         if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
             self.close()  # Somebody deleted the file.
         begins = self._file is None
@@ -192,7 +192,7 @@ class SpanFile:
 
 
 def _dropped_before(line: bytes) -> int:
-    """What the first line of a file says of dropped lines; 0 where the file is new, or its beginning damaged."""
+    """The number of dropped lines in the first line of a file; 0 where the file is new, or its beginning damaged."""
     try:
         note = json.loads(line)
     except (ValueError, RecursionError):
@@ -202,8 +202,8 @@ def _dropped_before(line: bytes) -> int:
 
 
 class ClockEstimate:
-    """How far the clock of `peer` is ahead of ours: the measurement with the shortest round trip in each window. Times
-    are seconds."""
+    """The lead of the clock of `peer` over ours: the measurement with the shortest round trip in each window. Times are
+    seconds."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -211,7 +211,7 @@ class ClockEstimate:
         self._window_s, self._since = FIRST_WINDOW_S, 0.0
 
     def add(self, sent: float, theirs: float, received: float) -> None:
-        """By the formula of NTP, for a peer that answers at once."""
+        """Add a measurement, by the formula of NTP for a peer that answers at once."""
         round_trip = received - sent
         best = self._best
         if best is None or round_trip < best[0]:
@@ -277,7 +277,7 @@ class SpanRecorder:
             self._clocks.setdefault(peer, ClockEstimate(peer)).add(self.wall(sent), theirs, self.wall(received))
 
     def close(self) -> None:
-        """Write what is recorded. Takes as long as the disk does."""
+        """Write the recorded spans. Takes as long as the disk does."""
         self._closing.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -285,7 +285,7 @@ class SpanRecorder:
         self._file.close()
 
     def flush(self) -> None:
-        """Write what is recorded, or count it as lost. Only the thread of this recorder calls it, until `close`."""
+        """Write the recorded spans, or count them as lost. Only the thread of this recorder calls it, until `close`."""
         lines = [self._encoded(self._waiting.popleft()) for _ in range(len(self._waiting))]
         batches = list(_batches(list(filter(None, lines)), self._file.most_at_once))
         now = self.wall(self.clock())
@@ -302,7 +302,7 @@ class SpanRecorder:
                 self.lost += len(batch)
 
     def _append(self, lines: Sequence[bytes]) -> bool:
-        """Whether the disk took the lines."""
+        """Write the lines; True if the disk took them."""
         try:
             self._file.append(b"".join(lines), self._begin)
         except OSError as error:
@@ -340,7 +340,7 @@ class SpanRecorder:
 
 
 def _batches(lines: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
-    """The lines in order, joined to batches of at most so many bytes."""
+    """The lines in order, joined to batches of at most `most_bytes` bytes."""
     begin = size = 0
     for at, line in enumerate(lines):
         if size + len(line) > most_bytes and at > begin:

@@ -1,4 +1,4 @@
-"""What a role's process takes of its machine, in the rows of its metrics.
+"""The use of the machine by a role's process, in the rows of its metrics.
 
 A thread samples: a driver that hangs must not hold up the role, and a row costs no more than a few sums.
 """
@@ -30,8 +30,11 @@ _HostSample = tuple[float, HostUse]
 
 
 class Usage:
-    """Samples of what `host` reads, and of what the reader reads that `open_gpus` returns. It is called by the first
-    sample; after an error of GPUs no more of them are read. `clock` gives seconds. Any thread may ask for values."""
+    """Samples the values that `host` reads, and those of the reader that `open_gpus` returns.
+
+    The first sample calls `open_gpus`. After an error of GPUs they are not read again. `clock` gives seconds. Any
+    thread may read values.
+    """
 
     def __init__(
         self,
@@ -67,8 +70,8 @@ class Usage:
                 self._gpu_uses.append(gpus)
 
     def values(self) -> dict[str, float]:
-        """Those of the next row: means since the last one, and the newest memory. Without a new sample they are the
-        same again, for up to STALE_S."""
+        """The values of the next row: means since the last one, and the newest memory. Without a new sample they are
+        the same again, for up to STALE_S."""
         with self._lock:
             if len(self._samples) > 1:
                 self._values = {**_host_values(*self._samples), **_gpu_values(self._gpu_uses)}
@@ -114,8 +117,8 @@ class WithUsage(Fanout):
 
 @contextmanager
 def usage_of_this_process(gpus: bool = True) -> Iterator[Usage]:
-    """Samples every SAMPLE_S what this process, its children and the GPUs that it sees do. `gpus`: whether its role may
-    have any."""
+    """Sample the use of the machine by this process, its children and the GPUs that it sees, every SAMPLE_S. `gpus`:
+    its role may have any."""
     usage, stop = Usage(ProcessTree().read, _open_gpus if gpus else None), threading.Event()
 
     def sample() -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import zmq
 
@@ -24,7 +23,7 @@ from asyncrl.machine.files import write_whole
 from asyncrl.machine.ports import listening
 from asyncrl.network.keys import server_keys
 from asyncrl.network.listener import Listener
-from asyncrl.observe.reports import open_reports
+from asyncrl.observe.from_config import open_reports
 from asyncrl.replay.from_config import open_store, replay_settings
 from asyncrl.replay.server import ReplayServer
 from asyncrl.replay.service import ReplayService
@@ -38,46 +37,37 @@ def run(config: TrainConfig) -> None:
 
     Raises ConfigError: the port is taken; StoreError: the store cannot be opened.
     """
-    stop, activity = process.stop_on_signals(), Activity()
-    with heartbeat(activity, config.cluster.hang_timeout_s):
-        _serve(config, stop, activity)
-
-
-def _serve(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
+    stop, activity, network = process.stop_on_signals(), Activity(), config.network
     process.keep_freed_memory()
     gc.freeze()  # Collections need not look at what is loaded: it lives as long as the process.
-    network = config.network
     keys, endpoint = (
         server_keys(network.keys),
         locations.replay_endpoints(network, config.replay.shards)[config.replay.shard],
     )
-    store = open_store(config)
-    try:
+    with heartbeat(activity, config.cluster.hang_timeout_s), ExitStack() as stack:
+        store = stack.enter_context(closing(open_store(config.replay, locations.run_dir(config.run))))
         listener = listening(
             lambda: Listener(zmq.Context.instance(), endpoint, keys, network.max_message_mb << 20),
             f"network.replay_port={network.replay_port}",
             stop,
         )
+        stack.enter_context(closing(listener))
         write_whole(store.path / ENDPOINT_FILE, endpoint)
         log.info("replay serves %s from %s", endpoint, store.path)
-        name = process.worker_name("replay")
-        with closing(listener), open_reports(config, name, endpoint) as reports:
-            metrics, spans = reports.metrics(console=False, gpus=False), reports.spans
-            run = locations.run_identity(config.run, make=True)
-            service = ReplayService(
-                replay_settings(config),
-                config.replay.lease_s,
-                time.monotonic,
-                lambda: listener.failed_handshakes,
-                run,
-                ends=not process.is_supervised(),
-                spans=spans,
-            )
-            ReplayServer(listener.socket, store, service, metrics=metrics, activity=activity, spans=spans).run(stop)
-            if not stop.is_set():
-                log.info("the run is done: the replay ends")
-    finally:
-        store.close()
+        reports = stack.enter_context(open_reports(config, process.worker_name("replay"), endpoint))
+        metrics, spans = reports.metrics(console=False, gpus=False), reports.spans
+        service = ReplayService(
+            replay_settings(config),
+            config.replay.lease_s,
+            time.monotonic,
+            lambda: listener.failed_handshakes,
+            locations.run_identity(config.run, make=True),
+            ends=not process.is_supervised(),
+            spans=spans,
+        )
+        ReplayServer(listener.socket, store, service, metrics=metrics, activity=activity, spans=spans).run(stop)
+        if not stop.is_set():
+            log.info("the run is done: the replay ends")
 
 
 def main(argv: Sequence[str]) -> int:

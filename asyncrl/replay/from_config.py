@@ -9,7 +9,6 @@ from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
-from asyncrl.config import locations
 from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.data.from_config import run_tasks
@@ -133,8 +132,8 @@ def spare_batches(config: ReplayConfig) -> float | None:
     return config.spare_batches if config.can_pace else None
 
 
-def open_store(config: TrainConfig) -> Store:
+def open_store(replay: ReplayConfig, run_dir: Path) -> Store:
     """The store of the shard that `replay.shard` names. Raises StoreError: it cannot be opened."""
-    replay, path = config.replay, locations.run_dir(config.run) / "replay"
+    path = run_dir / "replay"
     path = path if replay.shards == 1 else path / str(replay.shard)
     return Store(path, int(replay.max_store_gb * 1e9), durable=replay.durability == "fsync")

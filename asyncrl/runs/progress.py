@@ -1,69 +1,41 @@
-"""How far a run is, from the metrics files of its roles: for its own terminal, and for `asyncrl status` elsewhere."""
+"""The progress of a run, from the metrics of its roles: for its own terminal, and for `asyncrl status` elsewhere."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
-from asyncrl.observe.lines import open_lines
-from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import Tail
+from asyncrl.runs.run import Run
 from asyncrl.runs.warnings import WINDOW
 
 ACTORS = "actor-"
 
 
-class Tail:
-    """The newest values in a growing file of JSON lines, reading each byte once. A learner that resumes replaces its
-    file, which is then read from the beginning."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file_id = self._position = 0
-        self.values: dict[str, Any] = {}
-        self.recent: deque[dict[str, Any]] = deque(maxlen=WINDOW)
-
-    def read(self) -> dict[str, Any]:
-        with open_lines(self._path) as file:
-            if file is not None:
-                span = file.since(self._file_id, self._position)
-                for row in file.rows(span):
-                    self.recent.append(row)
-                    self.values.update(row)
-                self._file_id, self._position = span.file, span.end
-        return self.values
-
-    def skip(self) -> None:
-        """Leave out what is in the file so far."""
-        self.read()
-        self.values.clear()
-        self.recent.clear()
-
-
 class RunProgress:
-    """The newest values of a run. `from_now`: what actors wrote before is left out, since it is of an earlier start."""
+    """The newest values of a run. `from_now`: rows that actors wrote before are left out, since they are of an earlier
+    start."""
 
-    def __init__(self, run_dir: Path, from_now: bool = False) -> None:
-        self._run_dir = run_dir
-        self.learner, self.evaluation = (Tail(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
+    def __init__(self, run: Run, from_now: bool = False) -> None:
+        self._run = run
+        self.learner, self.evaluation = run.tail("learner", WINDOW), run.tail("evaluation")
         self._actors: dict[str, Tail] = {}
         if from_now:
-            for path in metrics_file(run_dir, "learner").parent.glob(f"{ACTORS}*"):
-                self._actors[path.stem] = tail = Tail(path)
+            self._actors = {name: run.tail(name) for name in run.roles(f"{ACTORS}*")}
+            for tail in self._actors.values():
                 tail.skip()
 
     def actors(self, roles: Collection[str]) -> list[dict[str, Any]]:
         """The newest values of each actor among the `roles` that has written some."""
         for name in roles:
             if name.startswith(ACTORS) and name not in self._actors:
-                self._actors[name] = Tail(metrics_file(self._run_dir, name))
+                self._actors[name] = self._run.tail(name)
         found = [tail.read() for name, tail in self._actors.items() if name in roles]
         return [values for values in found if values]
 
     def values(self, roles: Collection[str]) -> dict[str, Any]:
-        """What the run does now; None: nothing is known. `step` counts the steps that are done, `rollout_*` are of the
-        actors among the `roles`."""
+        """The newest values of the run by name; None: not known. `step` counts the steps that are done. `rollout_*` are
+        those of the actors among the `roles`."""
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
         idle = [actor.get("idle", 0.0) for actor in actors]
         return {
@@ -79,7 +51,7 @@ class RunProgress:
 
 
 def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]]:
-    """Names and formatted values for people. `steps` are those of the configuration."""
+    """Names and formatted values for people. `steps` are the planned ones."""
     held_out = {name: values[f"held_out_{name}"] for name in ("outcome", "accuracy")}
     return [
         ("step", f"{values['step']}/{steps}"),

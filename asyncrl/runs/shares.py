@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from asyncrl.observe.lines import Row, each_row, measured, newest_rows
-from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.run import Run
 
 Rows = Sequence[Mapping[str, Any]]
 
 CAUSES = ("labels", "episodes", "store")
-"""What the learner may wait for, as the replay counts it."""
+"""The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
-"""So many of a role's newest rows are read at most; it writes one every five seconds."""
-
-
-def rows_of(run_dir: Path, roles: str) -> list[Iterator[Row]]:
-    """The metrics of each role whose name fits a pattern."""
-    return [measured(each_row(path)) for path in sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))]
+"""The most rows of a role that are read, the newest; a role writes one every five seconds."""
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
@@ -38,7 +31,7 @@ def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str,
 
 
 def growth(rows: Rows, names: Sequence[str]) -> dict[str, float]:
-    """How much a role's counters have grown from the first of the rows to the last."""
+    """The growth of a role's counters from the first of the rows to the last."""
     if not rows:
         return dict.fromkeys(names, 0.0)
     return {name: max(0.0, total - rows[0].get(name, 0.0)) for name, total in totals(rows, names).items()}
@@ -78,20 +71,16 @@ class IdleShares:
     pending: float = 0.0
 
 
-def idle_shares(run_dir: Path) -> IdleShares | None:
+def idle_shares(run: Run) -> IdleShares | None:
     """The shares over the newest steps; None: there are fewer than FEWEST_STEPS."""
-    steps = [
-        row
-        for row in measured(newest_rows(metrics_file(run_dir, "learner"), MOST_STEPS))
-        if {"seconds/step", "idle"} <= row.keys()
-    ]
+    steps = [row for row in run.newest_rows("learner", MOST_STEPS) if {"seconds/step", "idle"} <= row.keys()]
     if len(steps) < FEWEST_STEPS:
         return None
     seconds, since = step_seconds(steps), steps[0]["time"] - steps[0]["seconds/step"]
 
     def rows(roles: str) -> list[Rows]:
-        paths = sorted((run_dir / "metrics").glob(f"{roles}.jsonl"))
-        found = ([row for row in measured(newest_rows(path, MOST_ROWS)) if row["time"] >= since] for path in paths)
+        newest = (run.newest_rows(role, MOST_ROWS) for role in run.roles(roles))
+        found = ([row for row in rows if row["time"] >= since] for rows in newest)
         return [each for each in found if each]
 
     replays, actors, scorers = rows("replay*"), rows("actor-*"), rows("scoring-*")

@@ -1,5 +1,7 @@
-"""Notices that a run stands still, and then asks again and again whom it waits for, in a thread of its own: a replay
-that hangs must not hold up whoever shows the answer."""
+"""Notices that a run makes no progress, and then asks again and again for the cause.
+
+It asks in a thread of its own, so that a replay that hangs does not hold up the terminal that shows the answer.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +12,13 @@ from collections.abc import Callable, Hashable
 log = logging.getLogger(__name__)
 
 STILL_S = 30.0
-"""A run stands still once nothing has changed for so long."""
+"""A run makes no progress once nothing has changed for so long."""
 LOOK_S = 5.0
-"""Between two looks at a run that stands still."""
+"""The time between two looks at such a run."""
 
 
 class Standstill:
-    """`look` says whom the run waits for; it may take long and raise anything. `clock` gives seconds."""
+    """`look` returns the cause of the wait; it may take long and raise anything. `clock` gives seconds."""
 
     def __init__(self, look: Callable[[], str], clock: Callable[[], float]) -> None:
         self._look, self._clock = look, clock
@@ -28,7 +30,7 @@ class Standstill:
         self._failed = False
 
     def text(self, progress: Hashable) -> str:
-        """Whom the run waits for, as the newest look found; empty while `progress` changes, and until a first look."""
+        """The cause of the wait, by the newest look; empty while `progress` changes, and until a first look."""
         now = self._clock()
         if progress != self._seen:
             self._seen, self._since, self._text = progress, now, ""
@@ -48,7 +50,7 @@ class Standstill:
     def _ask(self) -> None:
         try:
             self._text = self._look()
-        except Exception as error:  # noqa: BLE001 - the run goes on, whatever is wrong with a look at it
+        except Exception as error:  # noqa: BLE001 - no fault of a look at a run ends the run
             if not self._failed:
                 log.warning("whom the run waits for cannot be said: %s", error)
             self._failed = True

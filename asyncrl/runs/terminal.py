@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -15,9 +14,8 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
-from asyncrl.config.schema import TrainConfig
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.progress import RunProgress, Tail, number, progress_rows
+from asyncrl.runs.progress import RunProgress, number, progress_rows
+from asyncrl.runs.run import Run
 from asyncrl.runs.standstill import Standstill
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
 
@@ -25,30 +23,31 @@ STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep 
 REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
-"""Failures a second are those of so many seconds: replays report theirs every five."""
+"""The seconds over which the rate of failures is averaged: replays report theirs every five."""
 FLOW = ("accepted", "labelled", "trained")
-"""A run whose replays count none of these any more stands still, unless actors deliver or the learner does steps."""
+"""The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner count,
+too."""
 
 
 class TerminalTable:
-    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits`
-    says whom the run waits for."""
+    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits` returns the
+    cause of a wait."""
 
     def __init__(
         self,
-        config: TrainConfig,
-        run_dir: Path,
+        run: Run,
+        steps: int,
+        shards: int,
         restarts: Callable[[], dict[str, int]],
         clock: Callable[[], float] = time.monotonic,
         waits: Callable[[], str] = str,
     ) -> None:
-        self._progress = RunProgress(run_dir, from_now=True)
-        shards = config.replay.shards
+        self._progress = RunProgress(run, from_now=True)
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
-        self._replays = [Tail(metrics_file(run_dir, name)) for name in replays]
-        self._run_dir = run_dir
+        self._replays = [run.tail(name) for name in replays]
+        self._folder = str(run.folder)
         self._warned: set[str] = set()
-        self._steps = config.learner.total_steps
+        self._steps = steps
         self._restarts = restarts
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
@@ -87,7 +86,7 @@ class TerminalTable:
     def _warn(self) -> None:
         """Print each warning when it begins to hold, above the table or between the lines."""
         recent = self._progress.learner.recent
-        warnings = learning_warnings(recent, str(self._run_dir)) if len(recent) == WINDOW else {}
+        warnings = learning_warnings(recent, self._folder) if len(recent) == WINDOW else {}
         if failing := self._failure_warning():
             warnings["failing"] = failing
         for kind in warnings.keys() - self._warned:
@@ -101,10 +100,10 @@ class TerminalTable:
             name: sum(int(values.get(name, 0)) for values in replays) for name in ("accepted", "dead", "failures")
         }
         newest = next((str(values["newest_failure"]) for values in replays if values.get("newest_failure")), "")
-        return failure_warning(counts, newest, str(self._run_dir))
+        return failure_warning(counts, newest, self._folder)
 
     def rows(self) -> list[tuple[str, str]]:
-        """What is shown: names and formatted values."""
+        """The names and formatted values that are shown."""
         by_role = self._restarts()
         restarts = sum(by_role.values())
         rows = [
@@ -130,14 +129,14 @@ class TerminalTable:
     def _waits(
         self, replays: Sequence[Mapping[str, Any]], actors: Sequence[Mapping[str, Any]]
     ) -> list[tuple[str, str]]:
-        """Whom the run waits for, if it stands still."""
+        """The cause of the wait, if the run makes no progress."""
         steps = [each.values.get("step") for each in (self._progress.learner, self._progress.evaluation)]
         flow = [values.get(name) for values in replays for name in FLOW]
         waits = self._standstill.text((*steps, *flow, *(actor.get("episodes") for actor in actors)))
         return [("waits", waits)] if waits else []
 
     def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """How fast episodes and scorings fail, if they do, and the newest failure of each replay."""
+        """The rate at which episodes and scorings fail, if they do, and the newest failure of each replay."""
         now = self._clock()
         counted = ("failures", "scoring_failures")
         self._failures.append((now, sum(int(values.get(name, 0)) for values in replays for name in counted)))

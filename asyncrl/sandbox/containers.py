@@ -1,8 +1,8 @@
 """Runs programs of the policy in containers, by the programs docker or podman.
 
 A container has no network, no rights, a read-only image, a private /tmp, and limits of memory, processors, processes
-and files. Its first process (`child/container.py`) starts the program, ends it when its time is over, and
-reports: the time in which the container itself starts does not count. It ends when its caller has gone.
+and files. Its first process (`child/container.py`) starts the program, ends it when its time is over, and reports. The
+time in which the container itself starts does not count. The container ends with its caller.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INSTALL = {
 }
 NOBODY = "65534:65534"
 START_S = 60.0
-"""For a container to start, and to answer beyond the time of its program."""
+"""Seconds that a container has to start, and to answer in addition to the time of its program."""
 
 _END_S = 20.0
 _LONGEST_REPORT = 8 * MAX_OUTPUT_BYTES
@@ -41,7 +41,7 @@ _CHILD = Path(__file__).with_name("child")
 
 
 class Container:
-    """One container that is running. `started` is the program docker or podman, attached to it."""
+    """One running container. `started` is the process of docker or podman that is attached to it."""
 
     def __init__(self, program: str, name: str, started: Process, guard: Guarded) -> None:
         self._program = program
@@ -50,15 +50,14 @@ class Container:
         self._guard = guard
         self._errors = asyncio.ensure_future(_tail(started))
 
-    async def ask(self, request: Mapping[str, Any] | None, seconds: float) -> Mapping[str, Any]:
-        """The next report, after `request` if there is one. Raises SandboxError."""
+    async def request(self, request: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        """Send a request and wait for the report. Raises SandboxError."""
         assert self._started.stdin is not None
         assert self._started.stdout is not None
         try:
             async with asyncio.timeout(seconds):
-                if request is not None:
-                    self._started.stdin.write(json.dumps(request).encode() + b"\n")
-                    await self._started.stdin.drain()
+                self._started.stdin.write(json.dumps(request).encode() + b"\n")
+                await self._started.stdin.drain()
                 line = await self._started.stdout.readline()
                 if not line:
                     raise SandboxError(f"{self._program}: {await self._errors or 'the container ended'}")
@@ -71,9 +70,9 @@ class Container:
             raise SandboxError(f"{self._program}: the container answered with {error!r:.200}") from error
 
     async def end(self) -> None:
-        """End it, and wait until it is gone."""
+        """End the container, and wait for its end."""
         assert self._started.stdin is not None
-        # Its first process ends with its input.
+        # The container's first process ends with its input.
         self._started.stdin.close()
         try:
             with suppress(TimeoutError):
@@ -102,16 +101,16 @@ class Container:
 
 
 class ContainerSession:
-    """As `Interpreter`, in a container."""
+    """An interpreter that runs cells in a container, with the methods of `Interpreter`."""
 
     def __init__(self, container: Container) -> None:
         self._container = container
         self._is_open = True
 
     async def run(self, code: str, wall_s: float) -> ProgramResult:
-        """As `Interpreter.run`."""
+        """Run a cell, see `Interpreter.run`."""
         try:
-            report = await self._container.ask({"code": code, "wall_s": wall_s}, wall_s + START_S)
+            report = await self._container.request({"code": code, "wall_s": wall_s}, wall_s + START_S)
         except BaseException:
             await self.close()
             raise
@@ -135,7 +134,7 @@ class ContainerSandbox:
         self._guards = WeakSet[Guarded]()
 
     async def check(self) -> None:
-        """Raises SandboxError: programs cannot run here; it says what to install."""
+        """Check that programs can run here. Raises SandboxError: they cannot; its message names what to install."""
         if shutil.which(self._program) is None:
             raise SandboxError(f"there is no program {self._program} on this host: {INSTALL[self._program]}")
         try:
@@ -149,7 +148,7 @@ class ContainerSandbox:
     async def run(
         self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
     ) -> ProgramResult:
-        """As `sandbox.run`. Raises SandboxError."""
+        """Run a program, see `sandbox.run`. Raises SandboxError."""
         container = await self._start(limits)
         try:
             request = {
@@ -158,15 +157,15 @@ class ContainerSandbox:
                 "errors": errors,
                 "wall_s": limits.wall_s,
             }
-            return _result(await container.ask(request, limits.wall_s + START_S))
+            return _result(await container.request(request, limits.wall_s + START_S))
         finally:
             await _finish(container.end())
 
     async def start(self, limits: SandboxLimits) -> ContainerSession:
-        """A container whose Python runs cells. Raises SandboxError."""
+        """Start a container whose Python runs cells. Raises SandboxError."""
         container = await self._start(limits)
         try:
-            await container.ask({}, START_S)
+            await container.request({}, START_S)
         except BaseException:
             await _finish(container.end())
             raise
@@ -178,14 +177,14 @@ class ContainerSandbox:
             each.close()
 
     def command(self, name: str, limits: SandboxLimits) -> list[str]:
-        """What starts a container called `name`."""
+        """The command that starts a container called `name`."""
         cpu = [f"--ulimit=cpu={math.ceil(limits.cpu_s)}"] if math.isfinite(limits.cpu_s) else []
         texts = [(_CHILD / f"{file}.py").read_text() for file in ("container", "cells", "pausing")]
         return [
             *(self._program, "run", "--rm", "--interactive", f"--name={name}", "--pull=never", "--log-driver=none"),
             *("--network=none", "--read-only", f"--tmpfs=/tmp:rw,size={limits.disk_mb}m,mode=1777", "--workdir=/tmp"),
             *(f"--memory={limits.memory_mb}m", f"--memory-swap={limits.memory_mb}m", "--cpus=1"),
-            # The first process is one more.
+            # The first process counts, too.
             *(f"--pids-limit={limits.processes + 1}", f"--ulimit=fsize={MAX_OUTPUT_BYTES}", "--ulimit=core=0", *cpu),
             *("--ulimit=nofile=64:64", "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}"),
             *("--env=HOME=/tmp", "--env=OMP_NUM_THREADS=1", "--env=OPENBLAS_NUM_THREADS=1"),
@@ -202,7 +201,7 @@ class ContainerSandbox:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 limit=_LONGEST_REPORT,
-                # The program may leave files of its own where it works.
+                # docker or podman may write files into its working directory.
                 cwd=tempfile.gettempdir(),
                 pass_fds=guard.files,
                 start_new_session=True,
@@ -221,7 +220,7 @@ def _result(report: Mapping[str, Any]) -> ProgramResult:
 
 
 async def _tail(started: Process) -> str:
-    """What the program writes to its standard error at last, once it has ended."""
+    """The end of the standard error of docker or podman, once it has ended."""
     assert started.stderr is not None
     kept = b""
     while part := await started.stderr.read(1 << 12):
@@ -230,7 +229,7 @@ async def _tail(started: Process) -> str:
 
 
 async def _finish(work: Any) -> None:
-    """Wait until `work` is done, also where this task is cancelled."""
+    """Wait until `work` is done, even if this task is cancelled."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

@@ -4,8 +4,8 @@
     200 {"status": "Success", "message": "", "compile_result": null,
          "run_result": {"status": "Finished", "execution_time": 0.02, "return_code": 0, "stdout": ..., "stderr": ...}}
 
-What the program did is the result, whatever the server calls it. A server that fails, is busy or answers something
-else is tried again, and then the program could not be run: SandboxError, which is no result of the program.
+The result is that of the program, under any of the server's names for it. If the server fails, is busy or gives an
+invalid answer, the request is retried. Then SandboxError is raised, which is no result of the program.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 TRIES = 3
 FIRST_WAIT_S = 0.25
 QUEUE_S = 60.0
-"""For a program to wait at the server until it runs, and for the answer to come, beyond its own time."""
+"""Seconds that a program may wait at the server, and its answer may take, in addition to the program's own time."""
 
 MAX_BYTES = 16 << 20
-"""Of one answer."""
+"""The most bytes of one answer."""
 
 _PATH = "/run_code"
 
 
 class FusionSandbox:
-    """The server at `url`, with or without the path of its function. `first_wait_s` is the pause after the first of
-    `tries`, which doubles with each."""
+    """Runs programs at the server at `url`, which may end with the path of its function.
+
+    `first_wait_s` is the pause after the first of `tries`; it doubles with each.
+    """
 
     def __init__(self, url: str, tries: int = TRIES, first_wait_s: float = FIRST_WAIT_S) -> None:
         self._url = url.rstrip("/").removesuffix(_PATH) + _PATH
@@ -40,13 +42,15 @@ class FusionSandbox:
         self._first_wait_s = first_wait_s
 
     async def check(self) -> None:
-        """The server may start later than those who use it."""
+        """Do nothing: the server may start later than its clients."""
 
     async def run(
         self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
     ) -> ProgramResult:
-        """As `sandbox.run`; standard error comes behind the output. The server has no limit of CPU time, and its own
-        limits of processes and files. Raises SandboxError."""
+        """Run a program, see `sandbox.run`. Standard error follows the output. Raises SandboxError.
+
+        The server has no limit of CPU time, and its own limits of processes and files.
+        """
         body = {
             "code": program.encode(errors="replace").decode(),
             "language": "python",
@@ -62,16 +66,19 @@ class FusionSandbox:
                 if attempt:
                     await asyncio.sleep(self._first_wait_s * 2 ** (attempt - 1))
                 try:
-                    return read_answer(await self._ask(session, body), errors)
+                    return read_answer(await self._request(session, body), errors)
                 except TimeoutError:
-                    # Another try would wait as long.
+                    # A retry would wait as long.
                     raise SandboxError(f"{self._url} took more than {timeout.total:g} s") from None
                 except (aiohttp.ClientError, ValueError, RecursionError) as error:
                     reason = (str(error) or repr(error))[:300]
         raise SandboxError(f"{self._url} failed {self._tries} times, at last with {reason}")
 
-    async def _ask(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> Any:
-        """Its answer; None: it is too large. Raises ValueError: it is none. SandboxError: it refuses the request."""
+    async def _request(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> Any:
+        """Send a request. Returns None for an answer that is too large.
+
+        Raises ValueError: the answer is no JSON; SandboxError: the server refuses the request.
+        """
         async with session.post(self._url, json=body, allow_redirects=False) as response:
             content = bytearray()
             async for part in response.content.iter_chunked(1 << 16):
@@ -82,13 +89,13 @@ class FusionSandbox:
                 raise SandboxError(f"{self._url} refused it with status {response.status}: {bytes(content[:300])!r}")
             if response.status != 200:
                 raise ValueError(f"status {response.status}: {bytes(content[:300])!r}")
-            # The page of another server has no program's output.
+            # A large answer that is no JSON is the page of another server, not the output of a program.
             is_output = len(content) > MAX_BYTES and content.lstrip().startswith(b"{")
             return None if is_output else json.loads(content)
 
 
 def read_answer(answer: Any, errors: bool) -> ProgramResult:
-    """What the program did. Raises ValueError: the server failed, or the answer has another form."""
+    """Read the program's result. Raises ValueError: the server failed, or the answer has another form."""
     if answer is None:
         return ProgramResult(f"(the output has more than {MAX_BYTES >> 20} MiB)", 1)
     match answer:

@@ -1,7 +1,7 @@
 """Runs a Python program in a process of its own, under limits, for tools and verifiers.
 
-Where Linux grants namespaces, the program is alone: it sees Python and the system's programs, read-only, and a private
-folder of bounded size. It sees no other files, no other processes and no network. Elsewhere only the limits hold;
+If Linux grants namespaces, the program is isolated. It sees Python and the system's programs, read-only, and a private
+folder of bounded size, but no other files, no other processes and no network. On other machines only the limits hold;
 docs/security.md describes them. Every process that the program starts ends with the call, however the call ends.
 
 asyncrl makes the namespaces itself. bubblewrap needs the same permission of the kernel and would replace only the
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
 MAX_OUTPUT_BYTES = 1 << 20
-"""Of the output, and of each file that a program writes."""
+"""The most bytes of the output, and of each file that a program writes."""
 _KILLED = 128 + signal.SIGKILL
 _CHECK_S = 60.0
 
@@ -50,8 +50,12 @@ class SandboxError(AsyncrlError):
 
 @dataclass(frozen=True, slots=True)
 class SandboxLimits:
-    """Seconds on the wall and of CPU time (rounded up; infinite for no limit), megabytes of memory (of a process and of
-    all together), processes and threads at once, and megabytes in each of the private folders /tmp and /dev/shm."""
+    """Limits of a program.
+
+    - `wall_s`: seconds of wall time. `cpu_s`: seconds of CPU time, rounded up; infinite for no limit.
+    - `memory_mb`: megabytes of memory, of a process and of all together. `processes`: processes and threads at once.
+    - `disk_mb`: megabytes in each of the private folders /tmp and /dev/shm.
+    """
 
     wall_s: float = 8.0
     cpu_s: float = 4.0
@@ -62,9 +66,11 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """The output of a program, its exit status, which is None where the time ran out, and the seconds that it ran,
-    where they are known better than by who waits for it. `reason`: why it was stopped, where the status does not
-    say."""
+    """The output of a program and its exit status, which is None if its time ran out.
+
+    `seconds` is the time that it ran, if the sandbox knows that better than its caller. `reason` says why it was
+    stopped, if the status does not.
+    """
 
     printed: str
     status: int | None
@@ -73,16 +79,16 @@ class ProgramResult:
 
     @property
     def killed(self) -> bool:
-        """Whether it was stopped because of CPU time, memory or the number of its processes."""
+        """True if it was stopped because of CPU time, memory or the number of its processes."""
         return self.status == _KILLED
 
 
 @cache
 def why_no_namespaces() -> str:
-    """Why programs cannot have namespaces here; empty where they can. Logs a warning where they cannot."""
+    """The reason why programs cannot have namespaces here, which is logged as a warning. Empty if they can."""
     limits = SandboxLimits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
-        # In a thread, for this one may have an event loop already.
+        # In another thread, since this one may have a running event loop.
         with ThreadPoolExecutor(1) as thread:
             ran = thread.submit(lambda: asyncio.run(run("import ctypes, json", limits, namespaces=True))).result()
         reason = "" if ran.status == 0 else ran.printed.strip() or f"Python ended with status {ran.status}"
@@ -108,8 +114,8 @@ async def run(
 ) -> ProgramResult:
     """Run `program` in an empty folder that is deleted afterwards. It reads `stdin` and has the open files `fds`.
 
-    `errors`: whether its standard error is part of the output. `namespaces`: whether it gets its own; None means where
-    this machine grants them. Raises SandboxError.
+    With `errors` its standard error is part of the output. With `namespaces` it gets its own; None means that it gets
+    them if this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)
@@ -149,14 +155,14 @@ def child_command(module: str) -> list[str]:
 
 
 def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
-    """What `Options` reads behind the control socket and the file of the program."""
+    """The arguments that `Options` reads after the control socket and the file of the program."""
     cpu_s = math.ceil(limits.cpu_s) if math.isfinite(limits.cpu_s) else resource.RLIM_INFINITY
     sizes = (limits.memory_mb << 20, MAX_OUTPUT_BYTES, limits.disk_mb << 20)
     return [*map(str, (int(namespaces), cpu_s, *sizes, limits.processes)), *(_visible() if namespaces else ())]
 
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
-    """The watcher's report, or None after `wall_s`. In both cases all processes of the call have ended by then."""
+    """Wait for the watcher's report. None after `wall_s`. In both cases all processes of the call have ended."""
     control.setblocking(False)
     try:
         async with asyncio.timeout(wall_s):
@@ -175,11 +181,11 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
 
 
 def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResult:
-    """The result of a program in the watcher's report. Raises SandboxError: the program could not be run."""
+    """Read a program's result from the watcher's report. Raises SandboxError: the program could not be run."""
     if report is None:
         return ProgramResult(printed, None)
     if not report and not namespaces:
-        # It runs as the same user as the program, which alone had cause to kill it.
+        # The watcher runs as the program's user. Only the program had a reason to kill it.
         return ProgramResult(printed, _KILLED)
     kind, _, detail = report.partition(" ")
     if kind != "status":
@@ -196,8 +202,10 @@ def _visible() -> list[str]:
 
 
 def child_environment(folder: str) -> dict[str, str]:
-    """An environment without the caller's variables, which may hold keys. Libraries use one thread each, since thread
-    pools count against the memory limit."""
+    """An environment without the caller's variables, which may hold keys.
+
+    Libraries use one thread each, since thread pools count against the memory limit.
+    """
     return {
         "PATH": "/usr/bin:/bin",
         "HOME": folder,

@@ -14,21 +14,21 @@ CONTAINERS = ("docker", "podman")
 
 
 class Sandbox(Protocol):
-    """Runs programs that nobody trusts."""
+    """Runs untrusted programs."""
 
     async def run(
         self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
     ) -> ProgramResult:
-        """As `sandbox.run`. Raises SandboxError: the sandbox has failed, and the program may be tried again."""
+        """Run a program, see `sandbox.run`. Raises SandboxError: the sandbox failed, and a retry may succeed."""
         ...
 
     async def check(self) -> None:
-        """Raises SandboxError: programs cannot run here; the message says how to mend it."""
+        """Check that programs can run here. Raises SandboxError: they cannot; its message names the remedy."""
         ...
 
 
 class SandboxSettings(Protocol):
-    """Those of `actor.sandbox`."""
+    """The settings of `actor.sandbox`."""
 
     @property
     def kind(self) -> str: ...
@@ -41,7 +41,7 @@ class SandboxSettings(Protocol):
 
 
 class BuiltInSandbox:
-    """A process of this machine."""
+    """Runs programs in processes of this machine."""
 
     async def run(
         self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
@@ -49,7 +49,7 @@ class BuiltInSandbox:
         return await sandbox.run(program, limits, stdin=stdin, errors=errors)
 
     async def check(self) -> None:
-        """Warns if programs run without namespaces."""
+        """Log a warning if programs run without namespaces."""
         await asyncio.to_thread(sandbox.why_no_namespaces)
 
 
@@ -70,6 +70,6 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
 
 
 def check_sandbox(opened: Sandbox) -> None:
-    """Raises SandboxError as `check` does. For a thread that may have an event loop already."""
+    """Check a sandbox, in a thread that may have a running event loop. Raises SandboxError as `check`."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lambda: asyncio.run(opened.check())).result()

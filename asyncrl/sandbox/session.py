@@ -1,11 +1,11 @@
 """Python sessions in the sandbox: an interpreter that runs cells one after another, and keeps what they define.
 
-A session has the isolation and the limits of a program (`sandbox`), with a limit of time for each cell. Between two
-cells all its processes are stopped, and it ends if one of them runs on. It ends with its caller, however that ends,
-and so does everything that it started.
+A session has the isolation and the limits of a program (`sandbox`), with a time limit for each cell. Between two cells
+all its processes are stopped; if one of them continues to run, the session ends. The session and all its processes end
+with its caller, however that ends.
 
-A start of Python takes too long to have one in each episode. `SessionServer` has a process with Python loaded, which
-forks, so that the sessions also share its memory.
+To start Python takes too long for each episode. So `SessionServer` has a process that has loaded Python, and forks it.
+The sessions share its memory.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ from asyncrl.sandbox.sandbox import (
 
 _START_S = 60.0
 _BROKEN = 1
-"""The status of a session that wrote something else to its caller than a reply, or that ended itself with status 0,
-which would say that it goes on."""
+"""The status of a session that broke the protocol, or that ended itself with status 0.
+
+Status 0 would mean that the session continues.
+"""
 
 
 class _Outcome(Enum):
@@ -50,8 +52,10 @@ class _Outcome(Enum):
 
 
 class Interpreter:
-    """One interpreter. Its cells must not overlap. `stack` closes what it uses; `namespaces`: whether it has its
-    own."""
+    """One interpreter. Its cells must not overlap.
+
+    `stack` closes its resources. `namespaces` is true if it has its own.
+    """
 
     def __init__(
         self, control: socket.socket, cells: socket.socket, output: IO[bytes], stack: ExitStack, namespaces: bool
@@ -70,7 +74,7 @@ class Interpreter:
         return self._closing is None and not self._report.done()
 
     async def begin(self) -> None:
-        """Wait until it can run cells. Raises SandboxError."""
+        """Wait until the interpreter can run cells. Raises SandboxError."""
         try:
             outcome = await self._outcome(b"", 0, _START_S)
         except BaseException:
@@ -83,8 +87,11 @@ class Interpreter:
         self._order(STOP)
 
     async def run(self, code: str, wall_s: float) -> ProgramResult:
-        """What a cell printed, with the value of its last expression. The status is 0 where the session goes on.
-        Otherwise it has ended, and the status is that of a program. Raises SandboxError: this machine ended it."""
+        """Run a cell. The output includes the value of its last expression.
+
+        The status is 0 if the session continues. Otherwise it has ended, and the status is that of a program. Raises
+        SandboxError: this machine ended it.
+        """
         request = json.dumps({"code": code}).encode() + b"\n"
         self._order(GO)
         try:
@@ -105,7 +112,7 @@ class Interpreter:
         return ProgramResult(printed, None if outcome is _Outcome.LATE else _BROKEN)
 
     async def close(self) -> None:
-        """End it with all its processes."""
+        """End the interpreter with all its processes."""
         if self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
         await asyncio.shield(self._closing)
@@ -117,7 +124,7 @@ class Interpreter:
             await asyncio.to_thread(self._stack.close)
 
     async def _end(self) -> None:
-        """The connection ends when the watcher and all other processes have."""
+        """End the processes. The connection ends when the watcher and all others have ended."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         await asyncio.shield(self._report)
@@ -130,7 +137,7 @@ class Interpreter:
         return report.decode(errors="replace")
 
     async def _outcome(self, request: bytes, number: int, seconds: float) -> _Outcome:
-        """What comes of a request: the reply to this `number`, the end of the session, or neither in time."""
+        """Wait for the reply to the request of this `number`, for the end of the session, or until time is over."""
         reply = asyncio.ensure_future(self._exchange(request, reply_to(number)))
         try:
             await asyncio.wait({reply, self._report}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +149,7 @@ class Interpreter:
             reply.cancel()
 
     async def _exchange(self, request: bytes, wanted: bytes) -> bool:
-        """Whether the program answers `request` with what is `wanted`, and nothing else."""
+        """Send a request. True if the program answers with exactly the bytes `wanted`."""
         loop, reply = asyncio.get_running_loop(), b""
         with suppress(OSError):
             await loop.sock_sendall(self._cells, request)
@@ -153,25 +160,25 @@ class Interpreter:
                 reply += part
             else:
                 return reply == wanted
-        # It is ending. Or it has closed the connection: then its time will be over.
+        # Either the session is ending, or the program has closed the connection and runs until its time is over.
         await asyncio.shield(self._report)
         return False
 
     def _order(self, order: bytes) -> None:
-        # If the watcher has gone, the connection has ended.
+        # If the watcher has ended, so has the connection.
         with suppress(OSError):
             self._control.send(order)
 
     def _printed(self) -> str:
-        """The output since the last time."""
-        # Without the buffer of the file object, which knows nothing of other writers.
+        """Read and clear the output."""
+        # Not through the file object: its buffer does not see other writers.
         printed = os.pread(self._output.fileno(), MAX_OUTPUT_BYTES, 0)
         os.ftruncate(self._output.fileno(), 0)
         return printed.decode(errors="replace")
 
 
 class SessionServer:
-    """Starts sessions; its process starts with the first of them, and anew if it has ended."""
+    """Starts sessions by a process that forks. It starts with the first session, and again if it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -179,13 +186,15 @@ class SessionServer:
         self._socket: socket.socket | None = None
 
     async def start(self, limits: SandboxLimits, namespaces: bool | None = None) -> Interpreter:
-        """A new session. Of the limits, those of time do not count. See `sandbox.run` for `namespaces`.
-        Raises SandboxError."""
+        """Start a session. The time limits of `limits` do not hold. See `sandbox.run` for `namespaces`.
+
+        Raises SandboxError.
+        """
         if namespaces is None:
             namespaces = not await asyncio.to_thread(why_no_namespaces)
         with ExitStack() as stack:
             output = stack.enter_context(tempfile.TemporaryFile())
-            # Whoever writes does so at the end, also after `_printed` has emptied it.
+            # All writers append, also after `_printed` has truncated the file.
             fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
             folder = "/tmp"
             if not namespaces:
@@ -205,12 +214,12 @@ class SessionServer:
         return session
 
     def close(self) -> None:
-        """End the process. Sessions that are open go on."""
+        """End the process. Open sessions continue."""
         with self._lock:
             self._stop()
 
     def _send(self, request: bytes, fds: Sequence[int]) -> None:
-        """Ask the process for a session with these files, and close them here."""
+        """Request a session with these files from the process, and close them here."""
         try:
             with self._lock:
                 try:

@@ -83,7 +83,7 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
     # An unavailable shard delays only its own trajectories.
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
     from asyncrl.modelling.tokenizer import open_tokenizer
-    from asyncrl.observe.reports import open_reports
+    from asyncrl.observe.from_config import open_reports
     from asyncrl.scoring.managers import Managers
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.samples import EvaluationSamples

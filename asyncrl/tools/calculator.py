@@ -18,6 +18,8 @@ _OPERATIONS: Mapping[str, Callable[[Fraction, Fraction], Fraction]] = {"+": add,
 
 
 class Calculator(Tool):
+    """Works out one operation on two numbers."""
+
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "calculator",
         "description": "Does one operation (+, -, * or /) on two numbers.",
@@ -33,7 +35,7 @@ class Calculator(Tool):
 
 
 def calculate(expression: str) -> str:
-    """The exact result, rounded to DECIMALS decimals, without trailing zeros. Raises ToolRefusal: not one operation."""
+    """The result, rounded to DECIMALS decimals, without trailing zeros. Raises ToolRefusal: it is not one operation."""
     parts = _EXPRESSION.fullmatch(expression)
     if parts is None:
         raise ToolRefusal("Error: write two numbers with one of + - * / between them, such as 5*3.")

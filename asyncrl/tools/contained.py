@@ -1,4 +1,4 @@
-"""Calls of code that users wrote, which may raise what would end more than the call."""
+"""Calls of users' code, which may raise an exception that would end more than the call."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ T = TypeVar("T")
 
 
 class EscapeError(Exception):
-    """The code ended the program, or raised CancelledError though nobody had cancelled it, as it does when it waits for
-    a task of its own that was cancelled. asyncio would end the actor with all its episodes."""
+    """The code ended the program, or raised CancelledError without being cancelled."""
+
+    # A wait for a task of its own that was cancelled raises CancelledError, too. asyncio would end the actor with all
+    # its episodes.
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """The result of `call`. Raises what it raises; EscapeError in place of SystemExit, and of a CancelledError that is
-    no cancellation of this task."""
+    """Wait for the result of `call`.
+
+    Raises what it raises, but EscapeError in place of SystemExit, and of a CancelledError that does not cancel this
+    task.
+    """
     try:
         return await call()
     except SystemExit as end:
@@ -25,4 +30,4 @@ async def contained(call: Callable[[], Awaitable[T]]) -> T:
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        raise EscapeError("it raised CancelledError, though nobody had cancelled it") from error
+        raise EscapeError("it raised CancelledError, though it was not cancelled") from error

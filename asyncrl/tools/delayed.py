@@ -1,4 +1,4 @@
-"""Heavy-tailed delays for any tool, to measure the cost of waiting for tools; `slow_calculator` has them."""
+"""Heavy-tailed delays for any tool, to measure the cost of slow tools; `slow_calculator` has them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from asyncrl.tools.calculator import Calculator
 
 
 class Delayed(Tool):
-    """A base class to put before a tool. The episode's id seeds the delays, so that a run can be repeated."""
+    """A mixin that delays the calls of a tool. The episode's id seeds the delays, so that runs can be repeated."""
 
     async def create(
         self, scale_s: float | None = None, alpha: float | None = None, max_s: float | None = None, **kwargs: Any
     ) -> None:
-        """Each call sleeps scale_s * Pareto(alpha) seconds, at most max_s, which `actor.tool_timeout_s` must exceed; by
-        default 0.1 * Pareto(1.5), at most 5."""
+        """Set the delay of each call: scale_s * Pareto(alpha) seconds, at most max_s.
+
+        The default is 0.1 * Pareto(1.5), at most 5. `actor.tool_timeout_s` must exceed `max_s`.
+        """
         self._scale_s = 0.1 if scale_s is None else scale_s
         self._alpha = 1.5 if alpha is None else alpha
         self._max_s = 5.0 if max_s is None else max_s
@@ -26,6 +28,7 @@ class Delayed(Tool):
         await super().create(**kwargs)
 
     def next_delay_s(self) -> float:
+        """Draw the delay of one call."""
         return min(self._max_s, self._scale_s * self._random.paretovariate(self._alpha))
 
     async def execute(self, arguments: Mapping[str, Any]) -> Any:
@@ -34,4 +37,4 @@ class Delayed(Tool):
 
 
 class SlowCalculator(Delayed, Calculator):
-    """Named `calculator`, as the policy sees it."""
+    """A calculator with delays. Its name for the policy is `calculator`, too."""

@@ -1,7 +1,7 @@
 """The tool `fetch`: the text of a web page, without a browser, from the hosts that `actor.fetch.hosts` allows.
 
-A request goes to a public address alone (`network.public`), and so does each redirection, whose host must be allowed,
-too. What cannot be fetched because of the URL is the policy's to read; a server that fails is a failure of the tool.
+Requests and redirections go to public addresses of allowed hosts alone (`network.public`). If a URL is wrong or not
+allowed, the policy reads the reason. If a server fails, the tool has failed.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from asyncrl.tools.base import Tool, ToolRefusal
 from asyncrl.tools.page_text import page_text
 
 AT_ONCE = 16
-"""Pages that the episodes of one actor fetch at the same time."""
+"""The number of pages that the episodes of one actor fetch at the same time."""
 
 THREADS = 2
 REDIRECTIONS = 5
 LONGEST_URL = 2000
 NOTE_CHARS = 80
-"""Characters of a result that are left for the note on its parts."""
+"""The number of characters that are reserved for the note on the parts of a page."""
 
 _ENTRY = re.compile(r"(\*\.)?([^\s/:@*?#\[\]]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5}))?")
 
 
 class AllowedHosts:
-    """The hosts of `actor.fetch.hosts`: `HOST`, `*.HOST` for all below it, each at the usual port of http and https, or
-    at the one behind a colon. Raises ConfigError."""
+    """The hosts of `actor.fetch.hosts`: `HOST`, or `*.HOST` for all below it, with or without `:PORT`.
+
+    Without a port, the usual ones of http and https are allowed. Raises ConfigError.
+    """
 
     def __init__(self, entries: Sequence[str]) -> None:
         if not entries:
@@ -44,7 +46,7 @@ class AllowedHosts:
         self.shown = f"{', '.join(entries):.500}"
 
     def check(self, url: URL) -> None:
-        """Raises RefusedError: the URL is of another host, or at another port."""
+        """Raises RefusedError: the host or the port of the URL is not allowed."""
         host = (url.raw_host or "").rstrip(".")
         for below, name, port in self._entries:
             is_named = host.endswith(f".{name}") if below else host == name
@@ -55,7 +57,7 @@ class AllowedHosts:
 
 
 def _read_entry(entry: str) -> tuple[bool, str, int | None]:
-    """Whether it is for hosts below the name, the name, and the port."""
+    """Read an entry: true if it is for hosts below the name, the name, and the port."""
     found = _ENTRY.fullmatch(entry)
     try:
         host = URL.build(scheme="http", host=found[2].strip("[]").rstrip(".")).raw_host if found else None
@@ -67,8 +69,10 @@ def _read_entry(entry: str) -> tuple[bool, str, int | None]:
 
 
 class PageReader:
-    """Reads pages for the episodes of one actor: their texts, each within `timeout_s` and of a page of at most
-    `max_bytes`. `connect` makes what opens the connections."""
+    """Reads the texts of pages for the episodes of one actor.
+
+    A page may take `timeout_s` seconds and have `max_bytes` bytes. `connect` makes the connector of the HTTP client.
+    """
 
     def __init__(
         self, hosts: AllowedHosts, max_bytes: int, timeout_s: float, connect: Connect = public_connector
@@ -78,11 +82,14 @@ class PageReader:
         self._timeout_s = timeout_s
         self._connect = connect
         self._free = asyncio.Semaphore(AT_ONCE)
-        # Of its own: a page that takes long to read must not keep the threads of others.
+        # Its own threads: a page that takes long to parse must not occupy shared ones.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
 
     async def read(self, url: str) -> str:
-        """Raises RefusedError: the URL is not allowed, or has no text; UnavailableError: its server failed."""
+        """Fetch a page and return its text.
+
+        Raises RefusedError: the URL is not allowed, or has no text; UnavailableError: its server failed.
+        """
         limits = self._max_bytes, self._timeout_s, REDIRECTIONS
         async with self._free:
             fetched = await get_public(url, *limits, self._hosts.check, self._connect)
@@ -90,7 +97,7 @@ class PageReader:
 
 
 class FetchPage(Tool):
-    """A page is fetched once an episode, as long as no other is: its parts are those of one text."""
+    """Fetches pages in parts. The last page is kept, so that its parts come from one text."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "fetch",

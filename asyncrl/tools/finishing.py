@@ -1,4 +1,4 @@
-"""Work that is done to its end, also in a task that is cancelled meanwhile."""
+"""Work that a cancellation does not interrupt."""
 
 from __future__ import annotations
 

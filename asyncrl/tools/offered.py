@@ -1,4 +1,4 @@
-"""What an actor's configuration offers the policy: the schemas of the tools of a task."""
+"""The tools on offer: the function schemas that an actor's configuration offers for a task."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ Functions = Mapping[str, Mapping[str, Any]]
 
 
 class Offer:
-    """The tools of `actor.tools` and `actor.mcp_servers`, or of the environments. Raises ConfigError: one of them
-    cannot be used."""
+    """The tools of `actor.tools` and `actor.mcp_servers`, or of the environments.
+
+    Raises ConfigError: a tool or an environment cannot be used.
+    """
 
     def __init__(self, actor: ActorConfig) -> None:
         self.environments = environment_classes(actor)
@@ -33,7 +35,7 @@ class Offer:
                 self._tools[name] = function
 
     def functions(self, task: Task) -> Functions:
-        """The function objects by name that the policy may call where the task has no schemas of its own.
+        """The function objects by name that the policy may call if the task has no schemas of its own.
 
         Raises ToolError: the task names an environment that is not on offer.
         """
@@ -41,7 +43,7 @@ class Offer:
 
     @property
     def always(self) -> Functions:
-        """Those that every task has; where tasks choose one of several environments there are none."""
+        """The function objects that all tasks share. Tasks that choose among several environments share none."""
         only = self.environments.get("")
         return only.functions if only else self._tools
 

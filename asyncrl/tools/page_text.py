@@ -1,4 +1,4 @@
-"""The text of a web page, as a person would copy it from a browser: HTML by lxml, other texts as they are.
+"""Reads the text of a web page, as a person would copy it from a browser: HTML by lxml, other texts as they are.
 
 Headings, list items, rows of tables and preformatted text keep their lines. Scripts, styles, forms and menus are left
 out; a page that marks its main part gives that alone.
@@ -43,7 +43,7 @@ _HEAD_BYTES = 2048
 
 
 def page_text(fetched: Fetched) -> str:
-    """The title and the text of what was fetched. Raises RefusedError: it is no text."""
+    """The title and the text of a fetched page. Raises RefusedError: it is no text."""
     kind = fetched.content_type
     if kind in HTML_TYPES:
         return html_text(fetched.body, fetched.charset)
@@ -53,7 +53,7 @@ def page_text(fetched: Fetched) -> str:
 
 
 def html_text(body: bytes, charset: str | None = None) -> str:
-    """The text of a page. Its encoding is `charset`, or else what it declares itself, or else UTF-8.
+    """The text of a page of HTML. Its encoding is `charset`, or else the one that it declares, or else UTF-8.
 
     Raises RefusedError: it would take too long to read.
     """
@@ -66,7 +66,7 @@ def html_text(body: bytes, charset: str | None = None) -> str:
     parser = html.HTMLParser(encoding=encoding, no_network=True, remove_comments=True, remove_pis=True)
     try:
         root = html.document_fromstring(body, parser=parser, ensure_head_body=True)
-    except etree.ParserError:  # it has nothing but blanks and comments
+    except etree.ParserError:  # The page has nothing but blanks and comments.
         return ""
     title = _BLANKS.sub(" ", root.findtext(".//title") or "").strip()
     lines = _Lines()
@@ -92,16 +92,17 @@ def _main_part(root: HtmlElement) -> HtmlElement:
 
 
 class _Lines:
-    """Text in lines, of which an empty one stands between paragraphs."""
+    """Collects text in lines, with an empty line between paragraphs."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._line: list[str] = []
-        # Of the line. They are kept, since a page may have a line of very many parts.
+        # Facts about `_line`. They are kept, since a line may have very many parts.
         self._has_mark = self._has_text = False
         self.preformatted = 0
 
     def add(self, text: str | None) -> None:
+        """Add text to the line. Outside of preformatted parts, blanks and newlines become one blank."""
         if not text:
             return
         first, *rest = text.split("\n") if self.preformatted else [_BLANKS.sub(" ", text)]
@@ -119,7 +120,7 @@ class _Lines:
         if self._has_text:
             self._end()
         elif self._has_mark:
-            # It stands before the first paragraph of its list item.
+            # The mark of a list item belongs to the item's first paragraph.
             return
         self._line = [mark] if mark else []
         self._has_mark = bool(mark)

@@ -41,7 +41,7 @@ class PythonSandbox(Tool):
         known = {
             "backend": open_sandbox(actor.sandbox),
             "slots": asyncio.Semaphore(actor.sandbox.at_once),
-            # The time for a program is a limit of its own, and a container or a server takes its time before.
+            # The program's time is limited in the sandbox. The start of a container does not count, so no limit here.
             "limits_itself": True,
         }
         return type(cls.__name__, (cls,), known)
@@ -53,8 +53,10 @@ class PythonSandbox(Tool):
     async def create(
         self, wall_s: float | None = None, cpu_s: float | None = None, memory_mb: int | None = None, **kwargs: Any
     ) -> None:
-        """By default 8 s, of which 4 s of processor time, and 1024 MB. `wall_s` must stay below `actor.tool_timeout_s`,
-        else slow programs count as failures of the tool."""
+        """Set the limits of a program: by default 8 s, of which 4 s of processor time, and 1024 MB.
+
+        `wall_s` must stay below `actor.tool_timeout_s`, else slow programs count as failures of the tool.
+        """
         self._limits = sandbox.SandboxLimits(
             8.0 if wall_s is None else wall_s, 4.0 if cpu_s is None else cpu_s, 1024 if memory_mb is None else memory_mb
         )
@@ -68,7 +70,7 @@ class PythonSandbox(Tool):
 
 
 def prepare_sandbox(opened: Sandbox) -> None:
-    """Warn of what the sandbox lacks. Raises ConfigError: it runs no programs here."""
+    """Check that the sandbox runs programs, and warn if it lacks isolation. Raises ConfigError: it runs none here."""
     try:
         check_sandbox(opened)
     except sandbox.SandboxError as error:
@@ -76,7 +78,7 @@ def prepare_sandbox(opened: Sandbox) -> None:
 
 
 def remark(ran: sandbox.ProgramResult, limits: sandbox.SandboxLimits) -> str:
-    """How the program ended; empty where it ended well."""
+    """A sentence for the policy about the program's bad end. It is empty if the program ended well."""
     if ran.status is None:
         return f"Error: stopped after {limits.wall_s:g} s."
     if ran.reason:

@@ -1,7 +1,7 @@
-"""The tool `python_session`: a Python interpreter that an episode has for itself, and that keeps what calls define.
+"""The tool `python_session`: a Python interpreter for each episode, which keeps the variables that calls define.
 
-A call is a cell of a notebook. What it raises is an answer. A call that takes too long, or that ends the interpreter,
-ends the session; its answer says that the state is lost, and the next call begins a new session.
+A call is a cell of a notebook. An exception of the code is an answer. A call that takes too long, or that ends the
+interpreter, ends the session; its answer says that the state is lost, and the next call begins a new session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOST = "The session was restarted: its variables, imports and files are lost."
 
 
 class PythonSession(Tool):
-    """The policy calls it by the name of the tool without a state, so that tasks can have either."""
+    """Runs cells. Its name for the policy is that of the tool without a state, so that tasks can have either."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "python",
@@ -40,7 +40,7 @@ class PythonSession(Tool):
             "required": ["code"],
         },
     }
-    # The time for a cell is a limit of its own, and a call may wait for memory before.
+    # The session limits the time of a cell. Before that a call may wait for memory, which has no limit.
     limits_itself: ClassVar[bool] = True
     service: ClassVar[SessionService]
     backend: ClassVar[Sandbox]
@@ -62,7 +62,7 @@ class PythonSession(Tool):
         prepare_sandbox(cls.backend)
 
     async def create(self, wall_s: float | None = None, memory_mb: int | None = None, **kwargs: Any) -> None:
-        """By default 8 s a program, and 1024 MB."""
+        """Set the limits: by default 8 s a cell, and 1024 MB."""
         wall_s, memory_mb = 8.0 if wall_s is None else wall_s, 1024 if memory_mb is None else memory_mb
         total_mb = self.service.budget.total_mb
         if memory_mb > total_mb:

@@ -40,7 +40,7 @@ def _load(name: str) -> type[Tool]:
         raise ConfigError(f"actor.tools: there is no tool {name!r}; use one of {known}, or the dotted path of a class")
     cls = imported(path, f"actor.tools: {name!r}", "the dotted path of a class, such as my_tools.Weather")
     if not (isinstance(cls, type) and issubclass(cls, Tool)):
-        raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.tools.base.Tool")
+        raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.tools.Tool")
     if not isinstance(getattr(cls, "schema", None), Mapping) or "name" not in cls.schema:
         raise ConfigError(f"actor.tools: {name!r} needs a `schema` with name, description and parameters")
     return cls

@@ -1,9 +1,9 @@
-"""What tools, environments and simulated users say: a text, or a list of texts and images.
+"""The results of tools, environments and simulated users: a text, or a list of texts and images.
 
 Such a list has at least one image, and these items: texts, Pillow's images, and blocks `{"type": "text", "text": ...}`
 or `{"type": "image", "image": SOURCE}`. A source is as in messages of tasks (`image_sources`), or a picture in memory:
-an image of Pillow, or an array uint8[height, width, 3]. Any other list is a value like any other, but one of blocks
-that are all text is their text.
+an image of Pillow, or an array uint8[height, width, 3]. A list of blocks that are all text is read as their text. Any
+other list is no result of this kind.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Content = str | list[Mapping[str, Any]]
 
 
 def read_content(value: Any) -> Content | None:
-    """What `value` says, with pictures in memory as files; None: it is neither a text nor a list of texts and images.
+    """Read a result, and make files of pictures in memory. None if it is neither a text nor a list of texts and images.
 
     Raises ValueError, TypeError, OSError: a picture in memory cannot become a file.
     """
@@ -43,7 +43,7 @@ def read_content(value: Any) -> Content | None:
 
 
 def cut_content(content: Content, max_chars: int) -> Content:
-    """The content with at most `max_chars` characters of text: the first ones if there are several texts."""
+    """The content with at most `max_chars` characters of text. Of several texts the first ones are kept."""
     if isinstance(content, str):
         return cut(content, max_chars)
     found: list[Mapping[str, Any]] = []
@@ -57,7 +57,7 @@ def cut_content(content: Content, max_chars: int) -> Content:
 
 
 def joined(before: Any, content: Content) -> Any:
-    """The content `before` of a message with `content` behind it."""
+    """The content `before` of a message, followed by `content`."""
     before = "" if before is None else before
     if isinstance(before, str) and isinstance(content, str):
         return f"{before}{content}"
@@ -82,13 +82,14 @@ def _block(item: Any) -> Mapping[str, Any]:
         case Mapping():
             source: Any = item.get("image")
             in_memory = _is_picture(source) or isinstance(source, np.ndarray)
-            # It may change later what it said now.
+            # A copy, since the caller may change the block later.
             return copied({**item, "image": _file(source)} if in_memory else dict(item))
     return {"type": "image", "image": _file(item)}
 
 
 def _is_picture(value: Any) -> bool:
-    """Whether this is an image of Pillow, which is imported if it is."""
+    """True if this is an image of Pillow."""
+    # If it is one, Pillow has been imported.
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 

@@ -1,7 +1,7 @@
 """The Python sessions of an actor's episodes, within the memory that they may take together.
 
-The session of an episode begins with its first call, once its limit of memory fits beside those of the others. It ends
-with the episode.
+The session of an episode begins with its first call, as soon as its memory limit fits into what the other sessions
+leave. It ends with the episode.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ Start = Callable[[SandboxLimits], Awaitable[Cells]]
 
 @dataclass(slots=True)
 class InterpreterCounts:
-    """Since the start: sessions that began; starts that failed; calls that took too long; calls with which a session
-    ended otherwise, because of the program; calls that found their session ended because it `ran_in_pause`; sessions
-    that this machine ended, with the state of their episode. Now: `open` sessions, and episodes `waiting` for
-    memory."""
+    """Counts since the start, but for `open` sessions and episodes `waiting` for memory, which are those of now.
+
+    - `started` sessions; `start_failures`.
+    - `late`: calls that took too long. `ended`: calls whose program ended the session.
+    - `ran_in_pause`: sessions that ended because a process of them ran between two calls.
+    - `states_lost`: sessions that this machine ended, with the state of their episode.
+    """
 
     open: int = 0
     waiting: int = 0
@@ -48,7 +51,7 @@ class InterpreterCounts:
 
 
 class MemoryBudget:
-    """Divides `total_mb` among holders, who wait in the order in which they come."""
+    """Divides `total_mb` among holders, in the order in which they come."""
 
     def __init__(self, total_mb: int) -> None:
         self.total_mb = total_mb
@@ -56,36 +59,37 @@ class MemoryBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size_mb: int) -> None:
-        """`size_mb` is at most `total_mb`."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((size_mb, turn))
+        """Wait until `size_mb`, at most `total_mb`, are free, and take them."""
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size_mb, admitted))
         self._admit()
         try:
-            await turn
+            await admitted
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
+            if admitted.done() and not admitted.cancelled():
                 self.give(size_mb)
             else:
                 with suppress(ValueError):
-                    self._waiting.remove((size_mb, turn))
+                    self._waiting.remove((size_mb, admitted))
                 self._admit()
             raise
 
     def give(self, size_mb: int) -> None:
+        """Give back `size_mb`."""
         self._free_mb += size_mb
         self._admit()
 
     def _admit(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._free_mb:
-            size_mb, turn = self._waiting.popleft()
-            # Who is cancelled runs later than who gives in the same turn of the loop.
-            if not turn.cancelled():
+            size_mb, admitted = self._waiting.popleft()
+            # A task that was cancelled in this iteration of the loop has not removed itself yet.
+            if not admitted.cancelled():
                 self._free_mb -= size_mb
-                turn.set_result(None)
+                admitted.set_result(None)
 
 
 class SessionService:
-    """The sessions of all episodes, which `start` starts and `stop` ends for good."""
+    """The sessions of all episodes. `start` starts one, and `stop` ends the process that starts them."""
 
     name = "python sessions"
 
@@ -111,7 +115,7 @@ class SessionService:
 
 
 class EpisodeSession:
-    """What an episode has of the service: one session at a time. Where a call ends it, the next call begins another."""
+    """The session of one episode. If a call ends it, the next call begins another one."""
 
     def __init__(self, service: SessionService) -> None:
         self._service = service
@@ -121,8 +125,10 @@ class EpisodeSession:
         self._has_state = False
 
     async def run(self, code: str, limits: SandboxLimits) -> ProgramResult:
-        """What the cell printed; its status is 0 where the session goes on. Raises SandboxError: the call may be tried
-        again; StateLostError."""
+        """Run a cell. The status is 0 if the session continues.
+
+        Raises SandboxError: the call may be retried; StateLostError.
+        """
         async with self._one_at_a_time:
             session = self._session or await self._begin(limits)
             try:

@@ -1,8 +1,8 @@
-"""The tools of an actor, and the tools that one episode has open.
+"""The tools of an actor, and the open tools of one episode.
 
-The policy reads what a tool answers, text or images, and the text of a refusal or of a malformed call, as the result.
-If a tool raises anything else, or takes too long, the call is tried again; then ToolError ends the episode. Every open
-tool is released exactly once.
+The policy reads the result of a call: a tool's text or images, or the reason for a refusal or a malformed call. If a
+tool raises anything else, or takes too long, the call is retried; if it fails too often, ToolError ends the episode.
+Every open tool is released exactly once.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ToolLimits:
-    """Seconds of one try, further tries after a failed one, and characters of a result that the policy sees."""
+    """Limits of a call: seconds of one try, retries after a failure, and characters of a result for the policy."""
 
     timeout_s: float = 10.0
     retries: int = 2
@@ -44,8 +44,10 @@ class ToolLimits:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Since the start: the policy's calls, among them malformed ones, those of tools that do not exist, and refused
-    ones; tries in which a tool failed."""
+    """Counts since the start: the policy's calls, and those that were malformed, of unknown tools, or refused.
+
+    `failures` are tries in which a tool failed.
+    """
 
     calls: int = 0
     malformed: int = 0
@@ -73,20 +75,20 @@ class Toolbox:
         return dict(self._functions)
 
     def counters(self) -> Mapping[str, float]:
-        """What is counted, by the names of metrics."""
+        """The counts of tools and services, by the names of metrics."""
         counted = Counter({f"tool_{name}": count for name, count in asdict(self.counts).items()})
         for service in self._services.values():
             counted.update(service.counters())
         return counted
 
     async def close(self) -> None:
-        """Release what its services hold beyond episodes."""
+        """Release the resources of services that outlive episodes."""
         for service in self._services.values():
             await service.close()
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
-        """The tools of one episode: all on offer or, if the task has its own schemas, those that the schemas name.
+        """Open the tools of one episode: all on offer or, if the task has its own schemas, those that they name.
 
         Raises ToolError: the task names a tool that is not on offer, or a tool cannot be created.
         """
@@ -108,8 +110,8 @@ class Toolbox:
                 await finish(self._release_all(tools))
 
     async def _sessions(self, tools: Mapping[str, Tool], stack: AsyncExitStack) -> dict[str, Any]:
-        """A session with each service of the tools. All episodes wait for them in the same order: else one could hold
-        what another waits for."""
+        """Open a session with each service of the tools."""
+        # In the same order in all episodes: else two could wait for each other's sessions.
         used = sorted({tool.service.name for tool in tools.values() if tool.service is not None})
         return {name: await stack.enter_async_context(self._services[name].session()) for name in used}
 
@@ -120,7 +122,7 @@ class Toolbox:
                     await contained(tool.release)
             except Exception as error:
                 self._error_logger.exception(
-                    f"tool {name} failed to release; the episode's outcome stands: {reason_of(error)}", error
+                    f"tool {name} failed to release; the episode keeps its outcome: {reason_of(error)}", error
                 )
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
@@ -135,7 +137,7 @@ class Toolbox:
 
 
 class OpenTools:
-    """The tools of one `episode`. `functions` maps a name to its function object; `shown` is for the template."""
+    """The open tools of one `episode`: `functions` by name, and `shown` in the form that templates take."""
 
     def __init__(
         self,
@@ -158,11 +160,11 @@ class OpenTools:
         self._used: set[str] = set()
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """The messages with which the episode begins: those of its task."""
+        """The messages that begin the episode: those of its task."""
         return tuple(messages)
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
-        """Prepare each tool with its own entry, which may be under `create_kwargs`, as in verl's data."""
+        """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, `create_kwargs` may be around it."""
         for name, tool in self._tools.items():
             kwargs = dict(tools_kwargs.get(name) or {})
             # A row of Parquet has the field of other rows, as null.
@@ -171,7 +173,7 @@ class OpenTools:
             await self._within_limits(name, "create", tool.create, **kwargs)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
-        """The results of the calls, in their order. The calls run at the same time. Raises ToolError."""
+        """Run the calls at the same time. Returns their results in the order of the calls. Raises ToolError."""
         self._counts.calls += len(calls)
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
         results = []
@@ -182,7 +184,7 @@ class OpenTools:
         return results
 
     async def rewards(self) -> dict[str, float]:
-        """The rewards of the tools that were used. Raises ToolError."""
+        """Collect the rewards of the tools that were used. Raises ToolError."""
         rewards = {}
         for name in sorted(self._used):
             reward = float(await self._within_limits(name, "reward", self._tools[name].reward))
@@ -217,7 +219,7 @@ class OpenTools:
     async def _within_limits(
         self, name: str, what: str, method: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any
     ) -> T:
-        """Try a method of a tool until it succeeds, each time with copies of the arguments, which it may change.
+        """Call a method of a tool until it succeeds, each time with copies of the arguments, which it may change.
 
         Raises ToolError: it failed too often.
         """

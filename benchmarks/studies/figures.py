@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from asyncrl.config.locations import SUMMARY_FILE
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 
 Row = dict[str, Any]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from benchmarks.studies.command import main
 from benchmarks.studies.study import MODEL, RUNG, Settings, Study
 
-SCORED: Settings = {"scoring.prm.family": "asyncrl.commands.demo.ladder.judge.StepJudge"}
+SCORED: Settings = {"scoring.prm.family": "asyncrl.commands.demo.ladder.StepJudge"}
 GUARDS_OFF: Settings = {"scoring.shaping.enable_anti_hack": False}
 
 PURE: Settings = {

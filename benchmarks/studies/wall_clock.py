@@ -18,7 +18,7 @@ STUDY = Study(
     factors={
         "tools": {
             "fast": {},
-            "slow": {"actor.tools": ["asyncrl.commands.demo.ladder.tools.SlowLadderCalculator"]},
+            "slow": {"actor.tools": ["asyncrl.commands.demo.ladder.SlowLadderCalculator"]},
         },
         "max_lag": {str(lag): at_lag(lag) for lag in (0, 1, 2, 4)},
     },

@@ -33,7 +33,7 @@ STUDY = Study(
     },
     panels="actors",
     compared=("learner idle", "evicted"),
-    settings={"actor.tools": ["asyncrl.commands.demo.ladder.tools.SlowLadderCalculator"]},
+    settings={"actor.tools": ["asyncrl.commands.demo.ladder.SlowLadderCalculator"]},
     baseline={"admission": "all"},
     shown=("evicted", "learner idle", "lag used, mean", "seconds of all steps", "gain"),
 )

@@ -1,4 +1,4 @@
-"""The worker: tickets in, trajectories out, whatever happens to one episode."""
+"""The worker turns tickets into trajectories, and an episode that fails disturbs no other."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from asyncrl.agents.chat_api.agent import Agent, AgentPlayer
+from asyncrl.agents import Agent
+from asyncrl.agents.chat_api.agent import AgentPlayer
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.recorder import EpisodeLimits
 from asyncrl.types import Role, Task, Trajectory
@@ -53,7 +54,7 @@ async def played(agent: Agent, task: Task, script: Sequence[Any], limits: Episod
 
 
 def scores(trajectory: Trajectory) -> list[float | None]:
-    """Those of the policy's turns."""
+    """The scores of the policy's turns."""
     return [turn.score for turn in trajectory.turns if turn.role is Role.ASSISTANT]
 
 

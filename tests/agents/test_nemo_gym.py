@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from asyncrl.agents.chat_api.agent import AgentError
+from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.agents.nemo_gym import NemoGymAgent
 from asyncrl.types import Trajectory
 from tests.agents.chat_api.support import LIMITS

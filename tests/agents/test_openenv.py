@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-from asyncrl.agents.chat_api.agent import AgentError, load_agent
+from asyncrl.agents.chat_api.agent import load_agent
+from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.agents.openenv import OpenEnvAgent, observation_text
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.machine.ports import free_ports

@@ -21,6 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.store import Store
+from asyncrl.runs.run import Run
 from tests.helpers import status_of
 
 STEP = {
@@ -86,7 +87,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_rates_are_those_of_the_runs_files(run: Path) -> None:
-    found = describe(run)
+    found = describe(Run(run))
     rates = found.rates
     # A token takes 4 s / 100 of generation. What is left of 3.5 and 11.5 s, without 0.5 s of waiting, are tools.
     assert [(each.sampled, each.tokens, each.turns) for each in rates.tasks[0]] == [(150, 300, 3), (50, 100, 3)]
@@ -106,25 +107,25 @@ def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
         ConfigError,
         match=r"has metrics of 3 steps, .* at least 3 steps after its first 2; .*resume .*/run learner\.steps=30",
     ):
-        describe(run)
+        describe(Run(run))
 
 
 def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
-    before = describe(run)
+    before = describe(Run(run))
     cut = {name: value for name, value in STEP.items() if name != "seconds/publish"}
     write_rows(
         run / "metrics" / "learner.jsonl", [{**STEP, "seconds/train": 60.0}] * 2 + [STEP] * 3 + [cut] + [STEP] * 3
     )
-    assert describe(run) == before
+    assert describe(Run(run)) == before
 
 
 def test_metrics_that_are_damaged_or_lack_values_are_named(run: Path) -> None:
     write_rows(run / "metrics" / "scoring-0.jsonl", [{"time": 1.0}, {"time": 2.0}])
     with pytest.raises(ConfigError, match=r"'labelled'.*another version"):
-        describe(run)
+        describe(Run(run))
     (run / "metrics" / "scoring-0.jsonl").write_text("garbage\n")
     with pytest.raises(ConfigError, match="damaged"):
-        describe(run)
+        describe(Run(run))
 
 
 def test_the_times_of_a_pass_are_fitted_and_never_negative() -> None:
@@ -142,7 +143,7 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert "1,000 steps" in out
     assert "means over 6 measured learner steps, which is few: `asyncrl resume RUN learner.steps=30`" in out
-    assert read_description(file) == describe(run)
+    assert read_description(file) == describe(Run(run))
     words = [str(file), "--gpus", "8", "--max-lag", "0", "2", "--steps", "3", "--price", "2", "--json"]
     assert call(words) == 0
     forecasts = json.loads(capsys.readouterr().out)

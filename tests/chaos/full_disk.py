@@ -15,7 +15,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.watch import RunWatch
+from asyncrl.runs.run import Run as RunReader
+from asyncrl.runs.watch import RunWatch
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until
@@ -58,7 +59,7 @@ def delivered(run: Run) -> int:
 
 
 def nothing_ends(run: Run, small: Path) -> None:
-    before, watch, ballast = run.processes(), RunWatch(run.dir), fill(small)
+    before, watch, ballast = run.processes(), RunWatch(RunReader(run.dir)), fill(small)
     until(lambda: "replay puts requests off: the store" in watch.look().text)
     assert "there is no room on its disk" in watch.look().text
     stay_full(run)

@@ -23,8 +23,9 @@ from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine.files import LossyText
-from asyncrl.observe.lines import read_lines
+from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks import open_metrics
+from asyncrl.runs.lines import read_lines
 from asyncrl.weights.folders import FolderWriter
 from tests.chaos.full_disk import fill
 from tests.helpers import OWN_RUN, until
@@ -68,7 +69,8 @@ def _quiet(runs: Path, name: str) -> TrainConfig:
 
 
 def metrics(folder: Path, seen: Warnings) -> None:
-    sink = open_metrics(_quiet(folder.parent, folder.name), "actor-0")
+    config = _quiet(folder.parent, folder.name)
+    sink = open_metrics(source_of(config, "actor-0"), config.observe)
     # Long enough that the file needs another page.
     sink.log(0, {"text": "x" * 10_000})
 
@@ -86,7 +88,8 @@ def metrics(folder: Path, seen: Warnings) -> None:
 
 
 def metrics_from_the_start(folder: Path) -> None:
-    sink = open_metrics(_quiet(folder, "late"), "scoring-0")
+    config = _quiet(folder, "late")
+    sink = open_metrics(source_of(config, "scoring-0"), config.observe)
     while_full(folder, lambda: sink.log(0, {"text": "x" * 10_000}))
     sink.log(1, {})
     sink.close()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.runs.inspect.run import read_config
+from asyncrl.runs.from_config import read_config
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import GENEROUS_S, until
@@ -38,7 +38,7 @@ def test_a_run_whose_ports_another_program_takes_ends_and_names_port_key_and_pro
     world = World.make(tmp_path)
     with Run("train", tmp_path, *world.overrides(1), "learner.steps=1000000") as run, ExitStack() as taken:
         run.wait_for_step(1)
-        network = read_config(run.dir / "config.yaml").network
+        network = read_config(run.dir).network
         for name in ports:
             run.kill(name)
         for key in ports.values():

@@ -10,6 +10,7 @@ import pytest
 from asyncrl.compat.verl.configuration.table import BY_KEY
 from asyncrl.config.docs import page
 from asyncrl.config.keys import OPTIONS, SECTIONS, option_of
+from asyncrl.config.option import summary
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,6 +18,18 @@ ROOT = Path(__file__).parents[2]
 def test_the_page_is_current_and_every_key_has_a_meaning() -> None:
     assert (ROOT / "docs" / "configuration.md").read_text() == page(), "run `make docs`"
     assert "| `learner.lr` |" in page()
+
+
+def test_the_summary_of_a_section_is_whole_if_its_docstring_has_several_lines() -> None:
+    class Section:
+        """Adapters: small matrices. Only adapters are
+        trained.
+
+        More about them.
+        """
+
+    assert summary(Section) == "Adapters: small matrices. Only adapters are trained."
+    assert "Only adapters are trained.\n" in page()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from aiohttp import ClientSession, CookieJar
 
+from asyncrl.dashboard.__main__ import page_server
 from asyncrl.dashboard.access import Access
-from asyncrl.dashboard.command import page_server
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.dashboard.server import application
 from asyncrl.machine.ports import LOOPBACK

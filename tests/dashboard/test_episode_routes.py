@@ -6,6 +6,7 @@ from pathlib import Path
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.dashboard.vocabulary import load_vocabulary
+from asyncrl.runs.run import Run
 from tests.dashboard.support import answer, make_run, values
 from tests.observe.kept.examples import write_examples
 from tests.runs.inspect.support import make_run as make_store
@@ -71,7 +72,7 @@ def test_the_tokenizer_of_the_configured_model_shows_text(tmp_path: Path) -> Non
     build_tokenizer().save_pretrained(tmp_path / "model_of_the_run")
     # A configuration of another version counts too.
     (tmp_path / CONFIG_FILE).write_text(f"model: {{path: {tmp_path / 'model_of_the_run'}}}\nunknown: 1\n")
-    vocabulary = load_vocabulary(tmp_path)
+    vocabulary = load_vocabulary(Run(tmp_path))
     assert vocabulary.problem == ""
     assert vocabulary.decode(build_tokenizer().encode("h\N{LATIN SMALL LETTER E WITH ACUTE}llo")) == "h\u00e9llo"
     assert set(build_tokenizer().encode("<|im_end|>")) <= vocabulary.special
@@ -80,7 +81,7 @@ def test_the_tokenizer_of_the_configured_model_shows_text(tmp_path: Path) -> Non
 def test_without_a_tokenizer_ids_are_shown_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer.json").write_text("no JSON")
-    vocabulary = load_vocabulary(tmp_path)
+    vocabulary = load_vocabulary(Run(tmp_path))
     assert vocabulary.decode([7, 8]) == "7 8 "
     assert str(tmp_path / "model") in vocabulary.problem
     assert CONFIG_FILE in vocabulary.problem

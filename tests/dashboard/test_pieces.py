@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from asyncrl.commands.demo.tokenizer import build_tokenizer
-from asyncrl.dashboard.pieces import Decode, TokenSpan, token_pieces, window_pieces
+from asyncrl.dashboard.pieces import TokenSpan, token_pieces, window_pieces
+from asyncrl.runs.decoding import Decode
 
 WORDS = ("<unk>", "▁Hello", "▁", "Hello", "▁world", "wor", "ld", ",", "\N{REPLACEMENT CHARACTER}", "é", "\n")
 

@@ -12,12 +12,12 @@ import pytest
 from aiohttp import ClientSession
 
 from asyncrl.dashboard import server
+from asyncrl.dashboard.__main__ import BOUNDS
 from asyncrl.dashboard.access import is_local
-from asyncrl.dashboard.command import BOUNDS
 from asyncrl.dashboard.runs import shown_runs
 from asyncrl.errors import ConfigError
 from asyncrl.machine.doing import Doing
-from asyncrl.runs.inspect.run import ConfigFile
+from asyncrl.runs.run import Run
 from tests.dashboard.support import TOKEN, answer, answers, dashboard, make_run, served, values
 from tests.helpers import until
 from tests.runs.inspect.support import write_config
@@ -273,13 +273,13 @@ def test_a_fault_of_the_server_is_told_and_closed_to_other_sites(
 
 def test_a_configuration_is_parsed_again_only_where_it_has_changed(tmp_path: Path) -> None:
     write_config(tmp_path)
-    file = ConfigFile(tmp_path / "config.yaml")
-    first = file.read()
+    run = Run(tmp_path)
+    first = run.settings()
     assert first is not None
-    assert file.read() is first
+    assert run.settings() is first
     write_config(tmp_path, keys="elsewhere")
-    changed = file.read()
+    changed = run.settings()
     assert changed is not None
-    assert changed.network.keys == "elsewhere"
+    assert changed.keys == "elsewhere"
     (tmp_path / "config.yaml").unlink()
-    assert file.read() is None
+    assert run.settings() is None

@@ -10,7 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from asyncrl.commands.demo.tool import StepCalculator
-from asyncrl.tools.base import ToolRefusal
+from asyncrl.tools import ToolRefusal
 
 server = MCPServer("calculator")
 left = int(sys.argv[1])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from tests.end_to_end import slow_cable
 from tests.end_to_end.support import ADDRESSES, DELAY_S, DEVICE, ROOT, Run
 
@@ -29,7 +29,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def prepared() -> list[str]:
     """The command line that trains on the demo's task."""
-    return prepared_overrides(prepare(ROOT / CACHE, SEED, lambda _: None))
+    return prepared_overrides(prepare_demo(ROOT / CACHE, SEED, lambda _: None))
 
 
 @pytest.fixture

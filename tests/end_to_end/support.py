@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.machine.process import WORKER_VARIABLE
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from tests.helpers import GENEROUS_S, until
 
 ROOT = Path(__file__).parents[2]

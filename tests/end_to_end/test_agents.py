@@ -13,7 +13,7 @@ from asyncrl.commands.demo.arithmetic import opening, parse
 from asyncrl.commands.demo.tool import StepCalculator
 from asyncrl.commands.demo.transcripts import TOOLS
 from asyncrl.replay.stored import StoredRun
-from asyncrl.tools.base import ToolRefusal
+from asyncrl.tools import ToolRefusal
 from asyncrl.types import Role, Task
 from tests.end_to_end.support import Run
 

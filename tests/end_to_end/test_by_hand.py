@@ -13,7 +13,7 @@ import pytest
 from asyncrl.data.writing import write_tasks
 from asyncrl.machine.ports import free_ports
 from asyncrl.machine.process import WORKER_VARIABLE
-from asyncrl.runs.inspect.run import read_config
+from asyncrl.runs.from_config import read_config
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S, make_task
@@ -54,7 +54,7 @@ def test_roles_started_by_hand_end_when_the_run_is_done_and_a_checkpoint_is_expo
         for role in roles:
             output(role)
     run = tmp_path / "train"
-    assert read_config(run / "config.yaml").learner.steps == 2, "it is the configuration of the last start"
+    assert read_config(run).learner.steps == 2, "it is the configuration of the last start"
     exported = Path(output(asyncrl("export", run)).strip())
     assert contents(exported) == contents(run / "model")
 

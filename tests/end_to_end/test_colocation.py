@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from asyncrl.commands.demo.summary import audit
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from tests.chaos.world import World
 from tests.end_to_end.fake_server.sglang.launch_server import CRIME
 from tests.end_to_end.support import ROOT, Run, read_config

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.long
 PAGE = (ROOT / "docs" / "first_run.md").read_text().partition("\n## After the first run")[0]
 BLOCK = re.compile(r"(?:`(\S+)`:\n)?(?:<!--.*?-->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = {
-    'prepare(Path(".cache/demo"), 0, print)': 'prepare(Path(".cache/demo"), 0, print, Effort(2, 2, 4))',
+    'prepare_demo(Path(".cache/demo"), 0, print)': 'prepare_demo(Path(".cache/demo"), 0, print, Effort(2, 2, 4))',
     "import prepare\n": "import Effort, prepare\n",
     "max_turn_tokens: 48": "max_turn_tokens: 8",
     "  steps: 10": "  steps: 2",

@@ -19,7 +19,7 @@ STEPS = 2
 
 @pytest.mark.parametrize(
     ("example", "tools"),
-    [("gae_gsm8k.sh", []), ("multi_turn.yaml", ["actor.tools=[asyncrl.commands.demo.tool.StepCalculator]"])],
+    [("gae_gsm8k.sh", []), ("multi_turn.yaml", ["actor.tools=[asyncrl.commands.demo.StepCalculator]"])],
 )
 def test_a_translated_configuration_trains(
     start: Start, prepared: list[str], tmp_path: Path, example: str, tools: list[str]

@@ -15,8 +15,8 @@ import pytest
 
 from asyncrl.machine.process import WORKER_VARIABLE
 from asyncrl.network.keys import make_keys
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from tests.chaos.world import World
 from tests.end_to_end.support import ADDRESSES, ROOT
 from tests.helpers import GENEROUS_S, until

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.lines import read_lines
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import make_task

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.observe.lines import read_lines
+from asyncrl.runs.lines import read_lines
 from tests.end_to_end.support import ROOT, Run
 from tests.helpers import until
 

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer
 
 from asyncrl.compat.verl import from_trajectories, load_reward_manager
 from asyncrl.compat.verl.configuration.command import translated
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.lines import read_lines
 from asyncrl.types import Task, Trajectory
 from tests.end_to_end.support import Run
 from tests.learner.support import write_model

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.runs.inspect.watch import RunWatch
+from asyncrl.runs.run import Run as RunReader
+from asyncrl.runs.watch import RunWatch
 from tests.chaos.world import World
 from tests.end_to_end.support import Run
 from tests.helpers import until
@@ -32,7 +33,7 @@ def stopped(pid: int) -> Iterator[None]:
 
 def test_a_run_says_which_process_it_waits_for(start: Callable[..., Run], tmp_path: Path) -> None:
     run = start("train", *World.make(tmp_path).overrides(1), *SMALL, "learner.steps=100000")
-    watch = RunWatch(run.dir)
+    watch = RunWatch(RunReader(run.dir))
     until(lambda: watch.look().text.startswith("learner has been starting"), LONGEST_S)
     run.wait_for_step(1)
     for role, before in (

@@ -11,8 +11,8 @@ import pytest
 
 from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.data.writing import write_tasks
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from tests.chaos.world import BATCH, World
 from tests.end_to_end.support import ROOT, Run
 from tests.helpers import make_task

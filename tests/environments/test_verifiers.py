@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer, AgentResult
+from asyncrl.agents import AgentResult
+from asyncrl.agents.chat_api.agent import AgentPlayer
+from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.chat.chat import Chat
 from asyncrl.data.command import convert
 from asyncrl.data.converters.verifiers import PROGRAM

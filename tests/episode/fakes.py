@@ -16,9 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import EngineStats, Generation, PlacedImage
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.recorder import EpisodeLimits
-from asyncrl.tools.base import Tool
+from asyncrl.episode.tool_player import ToolPlayer
+from asyncrl.tools import Tool
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Purpose, Role, Sampling, Ticket, Trajectory
@@ -150,7 +151,7 @@ class ScriptedEngine:
 
 @dataclass
 class Log:
-    """What happened to the tools of one class."""
+    """A record of the calls of one class of tools."""
 
     created: list[dict[str, Any]] = field(default_factory=list)
     executed: list[str] = field(default_factory=list)
@@ -222,8 +223,10 @@ def call(text: str, name: str = "echo") -> str:
 
 
 def assert_trains_what_was_sampled(trajectory: Trajectory, engine: ScriptedEngine) -> None:
-    """Each answer of the engine is trained once, behind its own prompt, with its own log-probs and versions. Nothing
-    else is trained, and every session was released."""
+    """Check that each answer of the engine is trained once, after its own prompt, with its own log-probs and versions.
+
+    Nothing else is trained, and every session was released.
+    """
     trained = np.zeros(len(trajectory), bool)
     found = []
     for turn in trajectory.turns:

@@ -17,7 +17,8 @@ from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.demonstrations import Demonstration
 from asyncrl.data.from_config import run_demonstrations
 from asyncrl.data.rendered import read_rendered
-from asyncrl.episode.demonstrations import demonstration_tokens, prepare_demonstrations
+from asyncrl.episode.demonstrations import demonstration_tokens
+from asyncrl.episode.from_config import prepare_demonstrations
 from asyncrl.errors import DataError, RefusedError, StoppedError
 from tests.episode.fakes import (
     CHATML,
@@ -138,7 +139,7 @@ def test_demonstrations_are_rendered_once(config: TrainConfig, monkeypatch: pyte
     sources = config.algorithm.sft.path
     assert sources
     written = prepare_demonstrations(config, sources)
-    monkeypatch.setattr("asyncrl.episode.demonstrations.open_chat", None)
+    monkeypatch.setattr("asyncrl.episode.from_config.open_chat", None)
     assert prepare_demonstrations(config, sources).digest == written.digest
     found = read_rendered(run_demonstrations(config).folder(sources))
     first = ids(make_tokenizer(CHATML), f"<|im_start|>user\n1+2{END}\n<|im_start|>assistant\n3{END}")

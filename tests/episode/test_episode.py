@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from asyncrl.chat.chat import Chat
 from asyncrl.engine.base import Generation
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.recorder import EpisodeLimits, LimitError
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import InvariantError, RefusedError, ToolError
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Tool
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
 from asyncrl.types import Finish, Grammar, Ticket, Trajectory
 from tests.episode.fakes import (

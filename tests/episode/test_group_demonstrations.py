@@ -15,11 +15,14 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
+from asyncrl.chat import from_config as chat_door
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.data.reading import TaskFile
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.group_demonstrations import DemonstrationRecorder
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import DataError, RefusedError
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
@@ -157,6 +160,10 @@ def test_held_out_tasks_need_no_such_column(tmp_path: Path) -> None:
         run_tasks(config).all(config.data.train)
 
 
+def check(config: TrainConfig, files: Sequence[TaskFile]) -> None:
+    check_group_demonstrations(run_tasks(config), config.actor, lambda: chat_door.open_chat(config), files)
+
+
 @pytest.mark.parametrize(
     ("shown", "why"),
     [
@@ -174,18 +181,18 @@ def test_the_start_tries_every_demonstration_and_names_the_row(tmp_path: Path, s
         table = pq.read_table(tmp_path / "tasks.parquet")
         pq.write_table(table.set_column(3, "target", pa.nulls(2, pa.string())), tmp_path / "tasks.parquet")
     with pytest.raises(DataError, match=why):
-        check_group_demonstrations(config, [run_tasks(config).all(config.data.train)])
+        check(config, [run_tasks(config).all(config.data.train)])
 
 
 def test_demonstrations_are_tried_once_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = _config(tmp_path, ["4", None])
     tasks = run_tasks(config).all(config.data.train)
-    check_group_demonstrations(config, [tasks])
+    check(config, [tasks])
     monkeypatch.setattr("asyncrl.chat.from_config.open_chat", None)
-    check_group_demonstrations(config, [tasks])
+    check(config, [tasks])
     config.actor.max_tokens = 20
     with pytest.raises(TypeError):
-        check_group_demonstrations(config, [tasks])
+        check(config, [tasks])
 
 
 def test_roles_of_turns_are_those_of_an_episode() -> None:

@@ -19,14 +19,14 @@ from asyncrl.config.schema import ActorConfig, ImagesConfig
 from asyncrl.engine.base import collapsed
 from asyncrl.episode import images as actor_images
 from asyncrl.episode import recorder
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.images import ImageDesk
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import RefusedError, ToolError
 from asyncrl.modelling.images import digest_of
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Interaction, Response, Tool
 from asyncrl.tools.environments.classes import environment_classes
 from asyncrl.tools.environments.environments import Environments
-from asyncrl.tools.interactions.base import Interaction, Response
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.results import cut_content, joined, read_content
 from asyncrl.tools.toolbox import Toolbox, ToolLimits
@@ -86,7 +86,7 @@ def play(
 
 
 def shown(trajectory: Trajectory) -> list[tuple[int, bytes]]:
-    """How many tokens each image takes, and its digest."""
+    """The number of tokens that each image takes, and its digest."""
     sizes = (trajectory.image_spans[:, 1] - trajectory.image_spans[:, 0]).tolist()
     return list(zip(sizes, trajectory.image_names, strict=True))
 

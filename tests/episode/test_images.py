@@ -1,5 +1,4 @@
-"""Images in episodes: they stand where the template shows them, reach the engine, and go to the replay with what was
-sampled behind them."""
+"""Images of episodes are placed where the template shows them, reach the engine, and go to the replay."""
 
 from __future__ import annotations
 
@@ -16,12 +15,13 @@ import pytest
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.prompt_lengths import prompt_tokens
 from asyncrl.chat.template import answer
-from asyncrl.config.schema import ImagesConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import EngineConfig, ImagesConfig, ModelConfig
 from asyncrl.engine.base import PlacedImage, collapsed
 from asyncrl.engine.sglang.requests import generate_body
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.episode.images import EpisodeImages, ImageDesk
 from asyncrl.episode.recorder import CompletionRequest, LimitError, Recorder
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import digest_of
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
@@ -105,7 +105,7 @@ def test_text_cannot_forge_the_placeholder_of_an_image(desk: ImageDesk):
 
 
 def qwen_chat() -> Chat:
-    """As in Qwen's template, a block is an image by its fields, too, and videos have a mark."""
+    """A tokenizer with Qwen's rules: a block is an image by its fields, too, and videos have a mark."""
     tokenizer = vision_tokenizer()
     own, image = "block.type == 'image'", "'<|vision_start|><|image_pad|><|vision_end|>'"
     assert own in tokenizer.chat_template
@@ -176,12 +176,11 @@ def test_a_task_whose_image_cannot_be_shown_fails_with_the_reason(desk: ImageDes
 
 
 def test_an_image_that_no_message_to_the_replay_can_carry_is_refused_at_the_start(tmp_path: Path):
-    config = TrainConfig(model=ModelConfig(str(save_vision_model(tmp_path))))
-    config.engine.kind, config.network.max_message_mb = "sglang", 9
+    model, images = ModelConfig(str(save_vision_model(tmp_path))), ImagesConfig()
     with pytest.raises(ConfigError, match=r"data\.images\.max_mb network\.max_message_mb: an image of 10 MB"):
-        ImageDesk.of(config)
-    config.data.images.max_mb = 9
-    assert ImageDesk.of(config) is not None
+        ImageDesk.of(model, EngineConfig(kind="sglang"), images, 9)
+    images.max_mb = 9
+    assert ImageDesk.of(model, EngineConfig(kind="sglang"), images, 9) is not None
 
 
 def test_a_file_of_a_permitted_folder_is_shown(desk: ImageDesk, tmp_path: Path):
@@ -215,7 +214,7 @@ def test_images_of_later_turns_and_of_rewritten_histories_stand_in_their_branche
     assert (trajectory.tokens == IMAGE_TOKEN).sum() == sum(sizes)
     for start, end, _ in shown(trajectory):
         assert (trajectory.tokens[start:end] == IMAGE_TOKEN).all()
-    # A request that is taken back leaves no image behind.
+    # A cancelled request leaves no image in the recorder.
     before = recorder.images()
     request = CompletionRequest(asyncio.run(images.show([user(image(WIDE)), answer("ok"), second])), ())
     recorder.cancel(recorder.reserve(request))

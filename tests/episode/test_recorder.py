@@ -1,4 +1,4 @@
-"""Whatever is requested, recorded and cancelled in whatever order: limits hold, and branches are what was requested."""
+"""Limits hold and branches are exact, in any order of requests, records and cancellations."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def reserve(recorder: Recorder, messages: list[Any], max_tokens: int | None = No
 
 
 def record(recorder: Recorder, reservation: Reservation, text: str) -> tuple[list[int], list[int]]:
-    """Record an answer; returns what stood before it, and the answer."""
+    """Record an answer. Returns the tokens before it, and the answer's."""
     before = reservation.branch.tokens.tolist()
     sampled = ids(TOKENIZER, text + END)[: reservation.branch.reserved]
     finish = "stop" if text + END == CHAT.text(sampled) else "length"

@@ -20,7 +20,7 @@ CHAT = Chat(TOKENIZER)
 
 
 def texts(split: Split, *turns: str, stop: bool = True) -> list[str]:
-    """What the steps say, of a conversation in which a tool answers between the turns."""
+    """The texts of the steps of a conversation in which a tool answers between the turns."""
     spans, pieces, position = [], [], 0
     for turn in turns:
         for text, role in ((turn + END * stop, Role.ASSISTANT), ("\n\nresult\n\n", Role.TOOL)):

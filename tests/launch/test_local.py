@@ -29,7 +29,7 @@ from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.replay.store import Store
-from asyncrl.runs.inspect.run import require_run
+from asyncrl.runs.finding import require_run
 from asyncrl.types import BatchPlan
 from tests.helpers import GENEROUS_S
 

@@ -27,7 +27,7 @@ from asyncrl.launch.local import claim
 from asyncrl.launch.ownership import NotRunningError, OwnerWatch, StopRequests, exclusively, stop
 from asyncrl.launch.resume import words_of
 from asyncrl.machine.owner import OWNER_FILE, owner_of
-from asyncrl.runs.inspect.run import find
+from asyncrl.runs.finding import run_with_store
 from tests.helpers import until
 
 OWNS = """
@@ -178,10 +178,10 @@ def test_another_host_of_the_learner_knows_when_the_first_one_has_left_the_run_a
 
 def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
     with exclusively(tmp_path), pytest.raises(StoreError, match="starts: its replay has no store yet"):
-        find(str(tmp_path), None)
+        run_with_store(str(tmp_path))
     tmp_path.mkdir(exist_ok=True)
-    with pytest.raises(StoreError, match="is no run: name the folder of one"):
-        find(str(tmp_path), None)
+    with pytest.raises(ConfigError, match="is no run: name the folder of one"):
+        run_with_store(str(tmp_path))
 
 
 def test_a_start_that_is_refused_leaves_no_folder_that_it_made_and_those_of_others(tmp_path: Path) -> None:

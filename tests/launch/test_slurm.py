@@ -42,8 +42,8 @@ from asyncrl.launch.slurm.launcher import SlurmLauncher
 from asyncrl.launch.slurm.ray_nodes import AUTH_VARIABLES, REPLAY_RESOURCE, RayNodes, ask_for_token, starts_ray
 from asyncrl.launch.slurm.step import NodeReport, count_gpus
 from asyncrl.machine.child import kill_group, start_guarded
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from tests.chaos.world import World
 from tests.helpers import GENEROUS_S, until
 from tests.launch.stub_slurm import ADDRESS, write_programs

@@ -25,7 +25,7 @@ from asyncrl.config.schema import CriticConfig, LearnerConfig, ModelConfig, Trai
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.batch.prefixes import EVERY
 from asyncrl.learner.compiling import compile_passes
-from asyncrl.learner.from_config import canary_settings
+from asyncrl.learner.from_config import run_settings
 from asyncrl.learner.model import tensor_slices
 from asyncrl.learner.model.canary import canary_of
 from asyncrl.learner.model.critic import load_critic
@@ -182,7 +182,7 @@ def outputs(folder: Path, ranks: Ranks, activations: float, compiled: bool = Fal
             others = reference(batch)[0], policy(batch, with_collisions=True)[1]
         found[name] = [each.detach().cpu() for each in (logprobs, entropy, values, *others)]
         found[name] += [gradients(policy), gradients(critic), {key: each.cpu() for key, each in loads.items()}]
-    canary = canary_of(policy, 1, canary_settings(TrainConfig()), ranks)
+    canary = canary_of(policy, 1, run_settings(TrainConfig()).canary, ranks)
     found["canary"] = canary.logprobs
     return found
 

@@ -15,14 +15,14 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import InvariantError, StoppedError, WeightsError
 from asyncrl.learner.checkpoint.checkpoint import Progress
-from asyncrl.learner.from_config import canary_settings
+from asyncrl.learner.from_config import run_settings
 from asyncrl.learner.model.canary import canary_of
 from asyncrl.learner.model.policy import load_policy
 from asyncrl.learner.ranks.failures import StepFailedError, StepFailures
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.run import remove_repeated
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.runs.lines import read_lines
 from asyncrl.types import BatchPlan, Role, Trajectory
 from asyncrl.weights.canary import canary_tokens
 from tests.engine.support import plain_logprobs
@@ -422,7 +422,7 @@ def test_weights_without_finite_log_probs_are_not_published_and_a_canary_may_be_
     with torch.no_grad():
         next(policy.parameters()).fill_(torch.nan)
     with pytest.raises(WeightsError, match="version 5 is not published, since the learner's own log-probs"):
-        canary_of(policy, 5, canary_settings(config), ranks)
+        canary_of(policy, 5, run_settings(config).canary, ranks)
 
 
 @pytest.mark.parametrize(("is_due", "kept"), [(False, [0, 8, 10]), (True, [0, 8])])

@@ -15,7 +15,7 @@ from asyncrl.launch.preflight.models import check_tokenizer
 from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
-from asyncrl.runs.inspect.run import _decode_by
+from asyncrl.runs.decoding import tokenizer_decode
 from asyncrl.scoring.verifier import policy_settings, policy_tokenizer
 from tests.learner.support import write_model
 
@@ -51,7 +51,7 @@ def test_every_reader_of_tokens_gets_the_named_tokenizer_and_so_does_the_export(
     assert "<more>" not in open_tokenizer(ModelConfig(str(model))).get_vocab()
     [more] = open_tokenizer(named)("<more>", add_special_tokens=False).input_ids
     assert policy_tokenizer(policy_settings(named)).decode([more]) == "<more>"
-    assert _decode_by(named)([more]) == "<more>"
+    assert tokenizer_decode(named)([more]) == "<more>"
     folder_writer(named)(tmp_path / "export")
     assert open_tokenizer(ModelConfig(str(tmp_path / "export"))).decode([more]) == "<more>"
     command = server_command(EngineConfig(), named, 1, 0)

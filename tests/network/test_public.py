@@ -179,7 +179,7 @@ def test_only_known_files_open_connections_by_http_to_addresses_that_the_configu
         *("sandbox/fusion.py", "agents/policy.py", "agents/server.py"),
         *("engine/fleet/http.py", "tools/search/retrieval.py", "tools/mcp/http.py"),
         *("data/converters/openenv.py", "scoring/models/remote.py", "launch/preflight/hub.py"),
-        *("agents/adapters/verifiers_agent/asyncrl_chat.py", "agents/adapters/gym_agent/__main__.py"),
+        *("agents/programs/verifiers_agent/asyncrl_chat.py", "agents/programs/gym_agent/__main__.py"),
     }
 
 

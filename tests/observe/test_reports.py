@@ -9,7 +9,7 @@ import pytest
 
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.run import RunConfig
-from asyncrl.observe.reports import open_reports
+from asyncrl.observe.from_config import open_reports
 from tests.helpers import until
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, prepare, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, prepare_demo, prepared_overrides
 from asyncrl.machine.ports import free_ports
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.rule import WITNESS_VARIABLE
@@ -31,7 +31,7 @@ def scale(run: Run, *counts: str) -> None:
 
 
 def test_the_demo_learns_on_four_nodes_and_its_actors_come_and_go(nodes: Nodes, tmp_path: Path) -> None:
-    demo = prepared_overrides(prepare(ROOT / CACHE, SEED, lambda _: None))
+    demo = prepared_overrides(prepare_demo(ROOT / CACHE, SEED, lambda _: None))
     more = ("learner.steps=12", "learner.eval_every=12", "cluster.actors=1", "cluster.scorers=1")
     with Run("train", tmp_path, *demo, *on_ray(nodes), *more) as run:
         run.wait_for_step(1)

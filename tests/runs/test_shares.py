@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from asyncrl.observe.sinks import JsonLines, metrics_file
-from asyncrl.runs.shares import FEWEST_STEPS, growth, idle_shares, newest_rows, totals
+from asyncrl.runs.lines import newest_rows
+from asyncrl.runs.run import Run
+from asyncrl.runs.shares import FEWEST_STEPS, growth, idle_shares, totals
 
 
 def write(run_dir: Path, name: str, rows: list[dict[str, float]]) -> None:
@@ -38,7 +40,7 @@ def test_only_the_newest_rows_are_read(tmp_path: Path) -> None:
 def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     steps = [{"seconds/step": 10.0, "seconds/wait": 4.0, "seconds/publish": 1.0, "idle": 0.4}] * FEWEST_STEPS
     write(tmp_path, "learner", steps[1:])
-    assert idle_shares(tmp_path) is None
+    assert idle_shares(Run(tmp_path)) is None
     metrics_file(tmp_path, "learner").unlink()
     write(tmp_path, "learner", steps)
     write(tmp_path, "actor-0", [{"idle": 0.25}, {"idle": 0.75}])
@@ -46,7 +48,7 @@ def test_shares_are_those_of_the_newest_steps(tmp_path: Path) -> None:
     counted = {"learner_waited_for_labels_s": 10.0, "accepted": 50.0, "evicted": 5.0, "depth_pending": 3.0}
     later = {"learner_waited_for_labels_s": 25.0, "accepted": 100.0, "evicted": 15.0, "depth_pending": 5.0}
     write(tmp_path, "replay", [counted, later])
-    seen = idle_shares(tmp_path)
+    seen = idle_shares(Run(tmp_path))
     assert seen is not None
     assert (seen.steps, seen.learner_idle) == (5, 0.4)
     assert seen.waited == {"labels": 0.3, "episodes": 0.0, "store": 0.0}

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from asyncrl.config.schema import TrainConfig
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
+from asyncrl.runs.lines import read_lines
+from asyncrl.runs.run import Run
 from asyncrl.runs.terminal import LINE_S, TerminalTable
 
 
@@ -16,7 +17,7 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     learner, evaluation, actor = (
         JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "evaluation", "actor-0")
     )
-    table = TerminalTable(TrainConfig(), tmp_path, lambda: {"replay": 1, "actor-0": 0})
+    table = TerminalTable(Run(tmp_path), 100, 1, lambda: {"replay": 1, "actor-0": 0})
     assert dict(table.rows())["step"] == "0/100"
     learner.log(8, {"reward/mean": 0.5, "lag/max": 2.0})
     learner.log(9, {"reward/mean": 0.25, "idle": 0.5, "lag/max": 1.0})
@@ -40,7 +41,7 @@ def test_rates_of_an_earlier_start_are_not_shown_as_those_of_a_resumed_run(tmp_p
     learner, actor = (JsonLines(metrics_file(tmp_path, name)) for name in ("learner", "actor-0"))
     learner.log(8, {"reward/mean": 0.5})
     actor.log(1, {"tokens_per_s": 571.0, "idle": 0.0})
-    table = TerminalTable(TrainConfig(), tmp_path, lambda: {"actor-0": 0})
+    table = TerminalTable(Run(tmp_path), 100, 1, lambda: {"actor-0": 0})
     rows = dict(table.rows())
     assert (rows["step"], rows["rollout tok/s"], rows["rollout idle"]) == ("9/100", "-", "-")
     actor.log(0, {"tokens_per_s": 12.0, "idle": 0.9})
@@ -49,7 +50,7 @@ def test_rates_of_an_earlier_start_are_not_shown_as_those_of_a_resumed_run(tmp_p
 
 
 def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_path: Path) -> None:
-    path, table = metrics_file(tmp_path, "learner"), TerminalTable(TrainConfig(), tmp_path, dict)
+    path, table = metrics_file(tmp_path, "learner"), TerminalTable(Run(tmp_path), 100, 1, dict)
     for steps, reward in ((range(4), 0.25), (range(2, 5), 0.5)):
         remove_steps(path, lambda step, first=steps[0]: step >= first)
         learner = JsonLines(path)
@@ -61,7 +62,7 @@ def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_p
 
 
 def test_a_full_store_is_shown_with_what_helps(tmp_path: Path) -> None:
-    replay, table = JsonLines(metrics_file(tmp_path, "replay")), TerminalTable(TrainConfig(), tmp_path, dict)
+    replay, table = JsonLines(metrics_file(tmp_path, "replay")), TerminalTable(Run(tmp_path), 100, 1, dict)
     for used, shown in ((8.0, False), (9.0, True), (8.0, False)):
         replay.log(0, {"store_bytes": used, "high_water_bytes": 8.0})
         assert ("raise replay.max_store_gb" in dict(table.rows()).get("store", "")) is shown
@@ -72,7 +73,7 @@ def test_why_everything_fails_is_shown_as_long_as_it_does(tmp_path: Path, capsys
     config.replay.shards = 2
     for step, reason in enumerate(["", "the last 40 episodes failed; newest failure: t1.0.0: [/tool] is away", ""]):
         replay.log(step, {"failing": reason})
-        table = TerminalTable(config, tmp_path, dict)
+        table = TerminalTable(Run(tmp_path), 100, 2, dict)
         assert dict(table.rows()).get("failing", "") == reason
         table.update()
         assert reason in capsys.readouterr().err
@@ -81,7 +82,7 @@ def test_why_everything_fails_is_shown_as_long_as_it_does(tmp_path: Path, capsys
 def test_failures_a_second_and_the_newest_failure_are_shown_while_some_fail(tmp_path: Path) -> None:
     now, replay = [0.0], JsonLines(tmp_path / "metrics" / "replay.jsonl")
     replay.log(0, {"failures": 900, "failing": "", "newest_failure": "t1.0.0: an earlier one"})
-    table = TerminalTable(TrainConfig(), tmp_path, dict, clock=lambda: now[0])
+    table = TerminalTable(Run(tmp_path), 100, 1, dict, clock=lambda: now[0])
 
     def shown() -> dict[str, str]:
         now[0] += 10.0
@@ -100,7 +101,7 @@ def test_a_run_that_learns_nothing_warns_once_for_each_time_that_this_begins(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = [0.0]
-    table = TerminalTable(TrainConfig(), tmp_path, dict, lambda: now[0])
+    table = TerminalTable(Run(tmp_path), 100, 1, dict, lambda: now[0])
     learner = JsonLines(metrics_file(tmp_path, "learner"))
     warned = []
     for step, reward in enumerate([0, 0, 0, 0, 1, 0, 0, 0]):
@@ -116,7 +117,7 @@ def test_a_run_that_learns_nothing_warns_once_for_each_time_that_this_begins(
 def test_a_run_that_trains_on_a_biased_sample_warns_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now, config = [0.0], TrainConfig()
     config.replay.shards = 2
-    table = TerminalTable(config, tmp_path, dict, lambda: now[0])
+    table = TerminalTable(Run(tmp_path), 100, 2, dict, lambda: now[0])
     replays = [JsonLines(metrics_file(tmp_path, f"replay-{shard}")) for shard in range(2)]
     warned = []
     for accepted, dead in ((10, 5), (15, 1), (20, 3), (40, 3), (50, 40)):

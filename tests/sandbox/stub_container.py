@@ -1,5 +1,6 @@
-"""Stands in for docker and podman: `run` starts the command of the container on this machine, without any isolation.
-The file beside it, whose name ends with .calls, gets its arguments."""
+"""A stub of docker and podman: `run` starts the command of the container on this machine, without any isolation.
+
+Its arguments go to the file of the same name that ends with .calls."""
 
 import ctypes
 import json
@@ -16,6 +17,6 @@ if arguments[0] == "run":
         sys.exit(125)
     # As in a container, orphans become children of the first process.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-    # Behind the image.
+    # The command follows the image.
     command = arguments[arguments.index("python3") :]
     os.execvp(sys.executable, [sys.executable, *command[1:]])

@@ -1,5 +1,7 @@
-"""Containers: by a program that stands in for docker and podman, and by a real one where the variables
-ASYNCRL_CONTAINERS (docker or podman) and ASYNCRL_CONTAINER_IMAGE name it and an image with python3."""
+"""Containers, started by a stub of docker and podman, and by a real one.
+
+The variables ASYNCRL_CONTAINERS (docker or podman) and ASYNCRL_CONTAINER_IMAGE name the real one and an image with
+python3."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ LIMITS = SandboxLimits(8.0, 4.0, 512)
 
 
 def answer(overall: str, /, compiled: Any = None, **ran: Any) -> dict[str, Any]:
-    """As SandboxFusion writes one."""
+    """An answer in SandboxFusion's form."""
     result = {"status": "Finished", "execution_time": 0.5, "return_code": 0, "stdout": "", "stderr": "", **ran}
     known = {"message": "", "compile_result": compiled, "executor_pod_name": None, "files": {}}
     return {"status": overall, "run_result": result if ran else None, **known}
@@ -27,7 +27,7 @@ GOOD = answer("Success", stdout="5\n")
 
 
 def asked(answers: Sequence[Any], path: str = "") -> tuple[ProgramResult | SandboxError, list[Any]]:
-    """What the client makes of the answers: JSON, or statuses. And the requests that it sent."""
+    """Run a program at a server that gives `answers`. Returns the result and the requests that it got."""
     given, requests = iter(answers), list[Any]()
 
     async def handler(request: web.Request) -> web.Response:

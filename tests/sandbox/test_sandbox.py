@@ -1,4 +1,4 @@
-"""What a program can reach, with real processes: where the system grants namespaces, and where it does not."""
+"""Real programs cannot reach anything that they must not, with namespaces and without."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ pytestmark = pytest.mark.slow
 
 LIMITS = sandbox.SandboxLimits(wall_s=GENEROUS_S, cpu_s=GENEROUS_S)
 PROCESSES = {True: 3, False: 2}
-"""Of a call, by whether it has namespaces: the launcher, which without them is the watcher, and the program."""
+"""The number of processes of a call, with namespaces and without: the launcher, the watcher and the program.
+
+Without namespaces the launcher is the watcher.
+"""
 
 RUNNER = """
 import asyncio, json, sys
@@ -32,7 +35,7 @@ ran = asyncio.run(sandbox.run(sys.stdin.read(), sandbox.SandboxLimits(wall_s=120
 print(json.dumps([ran.printed, ran.status]))
 """
 ORDINARY = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "--keep-caps"]
-"""A user who is not root of this machine, whoever runs the tests."""
+"""A user who is not root of this machine, even if root runs the tests."""
 
 Run = Callable[[str], sandbox.ProgramResult]
 
@@ -66,7 +69,7 @@ def confined(request: pytest.FixtureRequest) -> Run:
 
 @pytest.fixture(params=[pytest.param(True, marks=needs_namespaces), False], ids=["namespaces", "plain"])
 def either(request: pytest.FixtureRequest) -> bool:
-    """Whether programs get namespaces."""
+    """True if programs get namespaces."""
     return bool(request.param)
 
 

@@ -24,7 +24,10 @@ pytestmark = pytest.mark.slow
 
 LIMITS = SandboxLimits(memory_mb=300)
 PROCESSES = {True: 3, False: 2}
-"""Of a session, by whether it has namespaces: the launcher, which without them is the watcher, and the program."""
+"""The number of processes of a session, with namespaces and without: the launcher, the watcher and the program.
+
+Without namespaces the launcher is the watcher.
+"""
 
 
 @pytest.fixture(
@@ -35,7 +38,7 @@ PROCESSES = {True: 3, False: 2}
     ids=["namespaces", "plain"],
 )
 def either(request: pytest.FixtureRequest) -> bool:
-    """Whether sessions get namespaces."""
+    """True if sessions get namespaces."""
     return bool(request.param)
 
 
@@ -58,6 +61,12 @@ def within(namespaces: bool, act: Callable[[Interpreter], Awaitable[None]]) -> N
             await act(session)
 
     asyncio.run(main())
+
+
+def server_here() -> psutil.Process:
+    """The process that starts this test's sessions. Tests before it may have left other children."""
+    (server,) = [each for each in psutil.Process().children() if "sandbox.child.server" in " ".join(each.cmdline())]
+    return server
 
 
 def alive(mark: str) -> list[psutil.Process]:
@@ -187,15 +196,17 @@ def test_between_two_cells_all_processes_stand_still(either: bool):
 
 
 REASONS = {"and takes memory": [RAN_IN_PAUSE, ""]}
-"""Of a session that wakes up, where it may end otherwise too: one that a busy machine has not yet seen stopped may
-exceed its memory first."""
+"""The possible reasons for the end of a session, by the way in which it wakes up, if there are several.
+
+A session may exceed its memory first, if a busy machine has not yet stopped it.
+"""
 
 
 @pytest.mark.parametrize("how", WAKING)
 def test_a_session_that_runs_between_two_cells_is_ended_and_the_next_call_says_so(how: str, either: bool):
     async def act(session: Interpreter) -> None:
         assert await session.run(WAKING[how], GENEROUS_S) == ProgramResult("", 0)
-        (server,) = psutil.Process().children()
+        server = server_here()
         started = server.children(recursive=True)
         assert len(started) >= PROCESSES[either]
         await async_until(lambda: not session.is_open)
@@ -221,7 +232,7 @@ threading.Thread(target=work, daemon=True).start()
 
     async def act(session: Interpreter) -> None:
         await session.run(cell, GENEROUS_S)
-        (server,) = psutil.Process().children()
+        server = server_here()
         (watcher,) = server.children()
         for _ in range(PROCESSES[either] - 2):
             (watcher,) = watcher.children()

@@ -70,7 +70,7 @@ asyncio.run(main())
 
 
 def grants_containers() -> bool:
-    """Whether a process may have a namespace of processes here, and choose its ids."""
+    """True if a process may have a namespace of processes here, and choose its ids."""
     command = [*CONTAINER, "sh", "-c", "echo 100 > /proc/sys/kernel/ns_last_pid"]
     return bool(shutil.which("unshare")) and subprocess.run(command, check=False, capture_output=True).returncode == 0
 
@@ -89,7 +89,7 @@ pytestmark = [
     ids=["namespaces", "plain"],
 )
 def either(request: pytest.FixtureRequest) -> bool:
-    """Whether programs get namespaces."""
+    """True if programs get namespaces."""
     return bool(request.param)
 
 

@@ -15,7 +15,6 @@ from typing import Any, get_args, get_origin
 import psutil
 import pytest
 
-from asyncrl.commands.checkpoints import config_of
 from asyncrl.commands.evaluate.from_config import require_same
 from asyncrl.config.changes import STEP_SECTIONS, values_of, with_values
 from asyncrl.config.keys import OPTIONS
@@ -30,21 +29,22 @@ from asyncrl.dashboard.overview import overview
 from asyncrl.launch.local import claim
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.slurm import chain
+from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks.opening import open_metrics
-from asyncrl.replay.changes import CHANGES
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.card import write_card
+from asyncrl.runs.from_config import read_config
 from asyncrl.runs.inspect.parquet import export_run
-from asyncrl.runs.inspect.run import ConfigFile
 from asyncrl.runs.inspect.table import change_table
-from asyncrl.runs.report.command import write_report
-from asyncrl.runs.report.compare_command import as_plain, comparison_page
+from asyncrl.runs.report.compare import as_plain, comparison_page
 from asyncrl.runs.report.comparison import compare
-from asyncrl.runs.report.run import read_run
-from asyncrl.runs.results.card import write_card
+from asyncrl.runs.report.page import write_report
+from asyncrl.runs.report.reported import read_run
+from asyncrl.runs.run import Run
 from asyncrl.scoring.verifier import Verifier
 from tests.helpers import until
 from tests.runs.inspect.support import make_run, printed, run_episodes
-from tests.runs.results.support import write_run
+from tests.runs.support import write_run
 
 PLANT = "s3cr3t"
 """How each planted secret begins."""
@@ -121,12 +121,12 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
         assert claim(changed, run)
         require_same(values_of(changed), run)
         logging.getLogger("asyncrl.test").error("%s failed with %s", plants.address(), {"api_key": plants.value()})
-        open_metrics(config, "actor-0").close()
+        open_metrics(source_of(config, "actor-0"), config.observe).close()
     finally:
         logging.getLogger().handlers[:], level = loggers
         logging.getLogger().setLevel(level)
     assert stat.S_IMODE((run / CONFIG_FILE).stat().st_mode) == 0o600
-    assert config_of(run) == changed, "a run resumes with the real values"
+    assert read_config(run) == changed, "a run resumes with the real values"
 
     core = make_run(run)
     core.configure(values_of(config))
@@ -139,36 +139,14 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
         found = stored.changes()
         export_run(stored, tmp_path / "exported")
     (run / "model").mkdir()
-    assert write_card(run, run / "model")
+    assert write_card(Run(run), run / "model")
     write_report(str(run))
     compared = compare([read_run(str(run)), read_run(str(write_run(tmp_path / "other", [0.5, 0.9])))])
     told = comparison_page(compared) + json.dumps(as_plain(compared))
-    told += (
-        json.dumps(overview(run, ConfigFile(run / CONFIG_FILE)))
-        + json.dumps([asdict(each) for each in found])
-        + printed(change_table(found))
-    )
+    told += json.dumps(overview(Run(run))) + json.dumps([asdict(each) for each in found]) + printed(change_table(found))
     output = capfd.readouterr()
     assert "actor.session_key=(hidden) from now on, before (hidden)" in output.err
     assert_nothing_shows(tmp_path, told, output.out, output.err)
-
-
-def test_a_store_of_an_earlier_version_shows_none_either(tmp_path: Path, plants: Plants) -> None:
-    core = make_run(tmp_path)
-    before, now = (values_of(plants.config({"data.train": ["t.parquet"]})) for _ in range(2))
-    changes = [
-        {"step": 0, "key": key, "old": before[key], "new": now[key], "time": 0}
-        for key in ("actor.agent_environment", "actor.session_key", "actor.search.url")
-    ]
-    with core.store.transaction() as tx:
-        tx.put("meta", CHANGES, changes)
-        tx.put("meta", "config", before)
-    assert len(core.configure(now)) == len(changes)
-    core.store.close()
-    with closing(StoredRun(tmp_path / "replay")) as stored:
-        export_run(stored, tmp_path / "exported")
-        assert PLANT not in printed(change_table(stored.changes()))
-    assert_nothing_shows(tmp_path / "exported")
 
 
 @pytest.mark.parametrize("option", ["--cfg", "--plan"])

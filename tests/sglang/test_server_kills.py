@@ -17,9 +17,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from asyncrl.data.writing import write_tasks
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.lines import read_lines
 from asyncrl.types import BatchPlan, Trajectory
 from benchmarks.loop_workload import AGENT, RULE, Workload
 from benchmarks.shapes import SHAPES, make_model, word_tokenizer

@@ -16,8 +16,8 @@ import pytest
 
 from asyncrl.commands.demo.summary import audit
 from asyncrl.machine.process import WORKER_VARIABLE
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.lines import read_lines
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, read_config
 from tests.helpers import GENEROUS_S, until

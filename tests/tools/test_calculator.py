@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncrl.tools.base import ToolRefusal
+from asyncrl.tools import ToolRefusal
 from asyncrl.tools.calculator import Calculator, calculate
 from asyncrl.tools.delayed import SlowCalculator
 

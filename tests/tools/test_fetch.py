@@ -34,7 +34,7 @@ def fetched(
     hosts: Sequence[str] = ("pages.example:{port}",),
     **actor: Any,
 ) -> tuple[list[Any], Toolbox]:
-    """What the policy reads for each call, one after another. `{port}` is the server's."""
+    """Make calls one after another. Returns the texts that the policy reads. `{port}` is the server's."""
 
     async def main() -> tuple[list[Any], Toolbox]:
         async with web_server(handler) as port:

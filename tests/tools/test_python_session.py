@@ -202,7 +202,7 @@ def test_nothing_outlives_an_episode_that_is_cancelled_or_an_actor_that_is_kille
     expected = 3 if sandbox.why_no_namespaces() else 4
 
     def of_session(caller: psutil.Process) -> list[psutil.Process]:
-        """Its processes, once the sleeper carries its mark."""
+        """The processes of the session, once the sleeper carries its mark."""
         found = [each for server in caller.children() for each in server.children(recursive=True)]
         return found if any(mark in each.cmdline()[-1:] for each in living(found)) else []
 

@@ -9,7 +9,7 @@ import pytest
 from asyncrl.config.schema import ActorConfig
 from asyncrl.config.schema.tools import FetchConfig, SearchConfig
 from asyncrl.errors import ConfigError
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Tool
 from asyncrl.tools.calculator import Calculator
 from asyncrl.tools.delayed import SlowCalculator
 from asyncrl.tools.registry import BUILT_IN, tool_classes

@@ -13,7 +13,7 @@ import pytest
 from asyncrl.chat.formats.registry import FORMATS
 from asyncrl.chat.parsing import MalformedCall, parse_turn
 from asyncrl.errors import ToolError
-from asyncrl.tools.base import Tool, ToolRefusal
+from asyncrl.tools import Tool, ToolRefusal
 from asyncrl.tools.toolbox import OpenTools, Toolbox, ToolCounts, ToolLimits
 from asyncrl.types import ToolCall
 from tests.episode.fakes import make_ticket, make_tool
@@ -32,7 +32,7 @@ def use(
     limits: ToolLimits = LIMITS,
     **task: Any,
 ) -> tuple[Any, Toolbox]:
-    """What `act` returns, with the tools open."""
+    """Open the tools and call `act`. Returns its result."""
     listed = classes if isinstance(classes, list) else [classes]
     toolbox = Toolbox({str(cls.schema["name"]): cls for cls in listed}, limits)
 
@@ -76,7 +76,7 @@ def test_a_failing_tool_is_tried_again():
     ("answer", "timeout_s", "tries", "reason"),
     [
         (failing(99, SystemExit(3)), 5.0, 3, r"at last with EscapeError: it ended the program: SystemExit\(3\)"),
-        (failing(99, asyncio.CancelledError()), 5.0, 3, "raised CancelledError, though nobody had cancelled it"),
+        (failing(99, asyncio.CancelledError()), 5.0, 3, "raised CancelledError, though it was not cancelled"),
         (failing(99, OSError("down")), 5.0, 3, "tool echo failed to execute 3 times, at last with OSError: down"),
         (never, 0.01, 3, "3 times, at last with TimeoutError"),
         (number, 5.0, 1, "answered with int"),

@@ -12,13 +12,13 @@ from asyncrl import wire
 from asyncrl.agents.chat_api.agent import AgentPlayer, load_agent
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
-from asyncrl.episode.episode import EpisodeRunner, Player, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner, Player
 from asyncrl.episode.steps import split_steps
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.plain import copied
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Response, Tool
 from asyncrl.tools.environments.classes import environment_classes
 from asyncrl.tools.environments.environments import Environments
-from asyncrl.tools.interactions.base import Response
 from asyncrl.tools.interactions.registry import load_interactions
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.tools.registry import tool_classes
@@ -49,7 +49,7 @@ ROW: Mapping[str, Any] = {
 
 Given = list[Any]
 given: Given = []
-"""What the hostile code was given, as it was then. Each test empties it."""
+"""Copies of the values that the hostile code was given. Each test empties it."""
 
 
 def ruin(value: Any) -> None:
@@ -200,7 +200,7 @@ KINDS: Mapping[str, tuple[Callable[[Any], Player], type, type, int]] = {
     "a method of an environment": (with_environment, IsCalled, Place, 1),
     "a simulated user": (with_user, HostileUser, User, 4),
 }
-"""How to play with hostile code of each kind, the same code without its changes, and how often it was called."""
+"""The hostile code of each kind: how to play with it, the same code without changes, and the number of its calls."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

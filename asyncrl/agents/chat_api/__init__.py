@@ -1,1 +1,1 @@
-"""Episodes by agents from outside, which speak the chat-completions API."""
+"""The HTTP server at which agents request completions, by the protocols of OpenAI and Anthropic."""

@@ -1,4 +1,4 @@
-"""Agents from outside, which play episodes by the protocols of `server`: functions, and what is called like them."""
+"""The player of agents: each episode has an endpoint, at which its agent requests completions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
 
-from asyncrl.agents.chat_api.result import Agent, AgentError, AgentResult, checked
+from asyncrl.agents.chat_api.result import Agent, AgentError, checked
 from asyncrl.agents.chat_api.server import Bounds, ChatCounts, EpisodeServer
 from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.config.imports import imported
@@ -20,8 +20,6 @@ from asyncrl.tools.contained import contained
 from asyncrl.tools.environments.thread import EpisodeThread
 from asyncrl.types import Task
 
-__all__ = ["Agent", "AgentError", "AgentPlayer", "AgentResult", "load_agent"]
-
 Counters = Callable[[], Mapping[str, float]]
 
 BUILT_IN: Mapping[str, str] = {
@@ -32,8 +30,11 @@ BUILT_IN: Mapping[str, str] = {
 
 
 def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
-    """The agent that is built in under a name, or else at a dotted path: a function, to which the `options` are given,
-    or an object of a class, which is made with them. A synchronous one runs in a thread. Raises ConfigError."""
+    """Load a built-in agent by its name, or a function or a class by its dotted path.
+
+    A function gets the `options` at each call; a class is made with them. A synchronous agent runs in a thread. Raises
+    ConfigError.
+    """
     setting = f"actor.agent={path}"
     agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}")
     given = {str(name): value for name, value in options.items()}
@@ -53,7 +54,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
 
 
 def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
-    """Raises ConfigError."""
+    """Make an agent of a class. Raises ConfigError."""
     try:
         inspect.signature(cls).bind(**options)
         return cls(**copied(dict(options)))
@@ -64,8 +65,8 @@ def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
 
 
 async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base_url: str, api_key: str) -> Any:
-    """What a synchronous agent returns. A thread cannot be stopped: if the episode ends before, it goes on without an
-    endpoint."""
+    """Run a synchronous agent in a thread of its own."""
+    # A thread cannot be stopped. If the episode ends before it, the agent continues without an endpoint.
     thread = EpisodeThread("agent")
     try:
         returned = await thread.call(partial(function, task, base_url, api_key))
@@ -75,8 +76,11 @@ async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base
 
 
 class AgentPlayer:
-    """Lets `agent` play episodes, each at an endpoint of its own at `host`; port 0 takes a free one. Endpoints answer
-    from `start` to `close`. The timing `agent` leaves out the seconds of `generate`. `counters` are the agent's own."""
+    """Lets `agent` play episodes, each at an endpoint of its own at `host`; port 0 takes a free one.
+
+    Endpoints answer from `start` to `close`. The timing `agent` excludes the seconds of `generate`. `counters` are the
+    agent's own.
+    """
 
     def __init__(
         self,
@@ -108,7 +112,10 @@ class AgentPlayer:
         await self._server.close()
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Raises AgentError. If the engine failed a request, raises the engine's error, even if the agent hides it."""
+        """Let the agent play one episode. Returns its rewards.
+
+        Raises AgentError. If the engine failed a request, raises the engine's error, even if the agent hides it.
+        """
         endpoint, url = self._server.open(episode)
         try:
             with episode.timed("agent"):
@@ -132,7 +139,7 @@ class AgentPlayer:
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the start, and the means of the agent's metrics since the last call."""
-        # Each is divided before they are added: the sum of what is finite may not be.
+        # Each is divided before they are added: the sum of finite numbers may overflow.
         means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return {**self._server.counters(), **self._of_agent(), **means}

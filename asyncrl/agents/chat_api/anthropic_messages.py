@@ -1,7 +1,7 @@
 """Anthropic's Messages: reads requests, writes answers and streams.
 
-The blocks of a conversation become messages of the chat-completions API, which are recorded as those are. Results of
-tools stand in a user's message there; here each is a message of its own, in front of what the user says beside them.
+The blocks of a conversation become messages of the chat-completions API. In Anthropic's protocol the results of tools
+are blocks of a user's message. Here each becomes a message of its own, before the rest of the user's message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from asyncrl.agents.chat_api.api import (
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.messages import image_part, read_messages, read_tools
-from asyncrl.episode.episode import Completion
+from asyncrl.episode.completions import Completion
 from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import read_grammar
@@ -42,6 +42,8 @@ _REASONS = {"stop": "end_turn", "length": "max_tokens"}
 
 
 class AnthropicMessages(Api):
+    """The protocol `/messages`."""
+
     path = "messages"
 
     def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
@@ -118,7 +120,7 @@ class AnthropicMessages(Api):
 
 
 def _as_messages(message: Any) -> list[dict[str, Any]]:
-    """A message as those of the chat-completions API. Raises RefusedError: something in it has no tokens."""
+    """Convert a message to messages of the chat-completions API. Raises RefusedError: a part of it has no tokens."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise RefusedError(f"a message must have a role of user, assistant or system, not {message!s:.100}")
@@ -130,22 +132,22 @@ def _as_messages(message: Any) -> list[dict[str, Any]]:
 
 
 def _as_turn(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    said, thought, calls = [], [], []
+    texts, thoughts, calls = [], [], []
     for block in blocks:
         match block.get("type"):
             case "text":
-                said.append(str(block.get("text") or ""))
+                texts.append(str(block.get("text") or ""))
             case "thinking":
-                thought.append(str(block.get("thinking") or ""))
+                thoughts.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
-                pass  # it is compared by content and calls alone
+                pass  # Only content and calls tell whether a later request repeats the turn.
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": block.get("input")}
                 calls.append({"id": block.get("id"), "function": function})
             case kind:
                 raise _unrecordable(kind)
-    beside = {"tool_calls": calls} if calls else {}
-    return {"role": "assistant", "content": "".join(said), "reasoning_content": "".join(thought), **beside}
+    with_calls = {"tool_calls": calls} if calls else {}
+    return {"role": "assistant", "content": "".join(texts), "reasoning_content": "".join(thoughts), **with_calls}
 
 
 def _as_user(role: str, blocks: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -222,7 +224,7 @@ def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ..
 
 
 def _form(body: Mapping[str, Any]) -> Any:
-    """The `response_format` of chat completions."""
+    """The body's format of the answer, as a `response_format` of chat completions."""
     config = body.get("output_config")
     form = body.get("output_format") or (config.get("format") if isinstance(config, dict) else None)
     match form:
@@ -236,7 +238,7 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 
 
 def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A block before its text has come, and the pieces of that."""
+    """The block without its text, which begins it in a stream, and the pieces of the text."""
     match block["type"]:
         case "tool_use":
             text = json.dumps(block["input"])

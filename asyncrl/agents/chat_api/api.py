@@ -1,8 +1,8 @@
-"""What all protocols share: the request that they come to, and how settings that several of them have are read.
+"""The interface of a protocol by which agents reach the policy, and readers of settings that several protocols have.
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
-A grammar changes it, too, but what it does is recorded (docs/engines.md). How tokens are sampled is the ticket's: a
-request with other settings is answered, and counted.
+A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The ticket decides how tokens
+are sampled: a request with other settings is answered, and counted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
-from asyncrl.episode.episode import Completion
+from asyncrl.episode.completions import Completion
 from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 
@@ -28,7 +28,7 @@ MAX_COUNT = 128
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 5
 MOST_PIECES = 64
-"""Events of a stream for one text."""
+"""The most events of a stream for one text."""
 
 Conversations = dict[str, tuple[Message, ...]]
 """The messages of earlier answers of an episode by their ids, for protocols that name them."""
@@ -44,15 +44,18 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "parallel_tool_calls": (True,),
 }
-"""Settings of sampling that have no effect, with their values that would have none anyway."""
+"""Settings of sampling that have no effect here, each with its neutral values, which need no mention."""
 
 _WORDS = re.compile(r"\s*\S+|\s+\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRequest:
-    """What a request asks for: `count` completions. With `wants_call` the caller wants a call, which the policy is free
-    not to make. `overridden` are the settings that have no effect. `options` are what the answer needs to know."""
+    """A request for `count` completions.
+
+    With `wants_call` the caller wants a call, but the policy need not make one. `overridden` are the settings that have
+    no effect. `options` are the options of the protocol's answer.
+    """
 
     completion: CompletionRequest
     stream: bool = False
@@ -63,13 +66,13 @@ class PolicyRequest:
 
 
 class Api(ABC):
-    """A protocol by which agents reach the policy, at `path` behind the address of their episode."""
+    """A protocol by which agents reach the policy, at `path` below the address of their episode."""
 
     path: ClassVar[str]
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
-        """The request in a decoded body. Raises RefusedError."""
+        """Read the request in a decoded body. Raises RefusedError."""
 
     @abstractmethod
     def answer(
@@ -80,11 +83,14 @@ class Api(ABC):
         created: int,
         conversations: Conversations,
     ) -> dict[str, Any]:
-        """The body of the answer; `created` is the time in seconds. Notes in `conversations` what may be named."""
+        """Make the body of the answer, and note in `conversations` what later requests may name.
+
+        `created` is the time in seconds.
+        """
 
     @abstractmethod
     def events(self, request: PolicyRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        """An answer as the events of a stream."""
+        """Yield an answer as the events of a stream."""
 
     @abstractmethod
     def error(self, status: int, message: str, code: str) -> dict[str, Any]:
@@ -92,11 +98,12 @@ class Api(ABC):
 
 
 def new_id(prefix: str) -> str:
+    """Make a unique id with the prefix that its protocol uses."""
     return f"{prefix}{uuid.uuid4().hex}"
 
 
 def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
-    """The most tokens of a completion, under the first name that the body has. Raises RefusedError."""
+    """Read the most tokens of a completion, under the first name that the body has. Raises RefusedError."""
     for name in names:
         limit = body.get(name)
         if limit is not None:
@@ -107,7 +114,7 @@ def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(stop: Any, name: str) -> tuple[str, ...]:
-    """The texts at which a completion is cut. Raises RefusedError."""
+    """Read the texts at which a completion is cut. Raises RefusedError."""
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(each, str) for each in texts):
         raise RefusedError(f"{name} is {stop!s:.100}; it must be a text, or a list of up to {MAX_STOPS}")
@@ -115,7 +122,7 @@ def read_stop(stop: Any, name: str) -> tuple[str, ...]:
 
 
 def read_alternatives(body: Mapping[str, Any]) -> int:
-    """How many of the likeliest tokens are wanted at each position. Raises RefusedError."""
+    """Read the number of the likeliest tokens that are wanted at each position. Raises RefusedError."""
     most = body.get("top_logprobs") or 0
     if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MAX_ALTERNATIVES:
         raise RefusedError(f"top_logprobs is {most!s:.100}; it must be from 0 to {MAX_ALTERNATIVES}")
@@ -128,7 +135,7 @@ def overridden(body: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def only_named(tools: tuple[Message, ...], names: Sequence[Any]) -> tuple[Message, ...]:
-    """The tools with these names. Raises RefusedError: there is none of a name."""
+    """The tools with these names. Raises RefusedError: no tool has one of the names."""
     known = {tool["function"]["name"] for tool in tools}
     for name in names:
         if not isinstance(name, str) or name not in known:
@@ -144,7 +151,7 @@ def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
 
 
 def read_flag(body: Mapping[str, Any], name: str) -> bool:
-    """A setting that is on or off. Raises RefusedError."""
+    """Read a setting that is on or off. Raises RefusedError."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise RefusedError(f"{name} is {value!s:.100}; it must be true or false")
@@ -164,7 +171,7 @@ def calls_of(completion: Completion) -> list[dict[str, Any]]:
 
 
 def pieces(text: str) -> list[str]:
-    """A text in pieces of whole words, as a stream sends it."""
+    """Cut a text into pieces of whole words for a stream."""
     words = _WORDS.findall(text)
     size = -(-len(words) // MOST_PIECES) or 1
     return ["".join(words[start : start + size]) for start in range(0, len(words), size)]
@@ -177,7 +184,7 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
 
 
 def logprobs_of(completion: Completion, chat: Chat) -> list[dict[str, Any]]:
-    """Log-probs of all tokens that were sampled, as OpenAI's protocols have them."""
+    """The log-probs of all sampled tokens, in the form of OpenAI's protocols."""
     sampled = completion.sampled
     tokens = _as_tokens(sampled.tokens, sampled.logprobs, chat)
     if sampled.alternatives is None:
@@ -191,6 +198,6 @@ def _as_tokens(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], chat: C
 
 
 def _token(token: int, logprob: float, chat: Chat) -> dict[str, Any]:
-    """A token that is a part of a character has no bytes of its own here: its text is U+FFFD."""
+    # A token that is a part of a character has the text U+FFFD, and no bytes.
     text = chat.piece(token)
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

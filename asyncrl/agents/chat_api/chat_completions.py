@@ -26,7 +26,7 @@ from asyncrl.agents.chat_api.api import (
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.messages import read_messages, read_tools
-from asyncrl.episode.episode import Completion
+from asyncrl.episode.completions import Completion
 from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, KEY, read_grammar
@@ -35,10 +35,12 @@ _GRAMMARS_OF_SERVERS = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     *("regex", "ebnf", "json_schema", "structural_tag"),
 )
-"""Where requests to vLLM and to SGLang have grammars."""
+"""The fields in which requests to vLLM and SGLang have grammars."""
 
 
 class ChatCompletions(Api):
+    """The protocol `/chat/completions`."""
+
     path = "chat/completions"
 
     def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
@@ -87,18 +89,18 @@ class ChatCompletions(Api):
         }
 
     def events(self, request: PolicyRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        """What the first event of a choice has beside its role, is that of the whole choice: log-probs and ids."""
+        """Yield the events of each choice. The first one has the log-probs and token ids of the whole choice."""
         common = {**answer, "object": "chat.completion.chunk"}
         usage, ids = common.pop("usage"), common.pop("prompt_token_ids", None)
         wanted = request.options["usage"]
         empty = {"usage": None} if wanted else {}
         first = {} if ids is None else {"prompt_token_ids": ids}
         for choice in answer["choices"]:
-            beside = {key: choice[key] for key in ("logprobs", "token_ids") if key in choice}
+            of_whole = {key: choice[key] for key in ("logprobs", "token_ids") if key in choice}
             for delta in _deltas(choice["message"]):
-                piece = {"index": choice["index"], "delta": delta, **beside, "finish_reason": None}
+                piece = {"index": choice["index"], "delta": delta, **of_whole, "finish_reason": None}
                 yield event({**common, **first, "choices": [piece], **empty})
-                first, beside = {}, {"logprobs": None}
+                first, of_whole = {}, {"logprobs": None}
             last = {"index": choice["index"], "delta": {}, "logprobs": None, "finish_reason": choice["finish_reason"]}
             yield event({**common, "choices": [last], **empty})
         if wanted:
@@ -110,7 +112,7 @@ class ChatCompletions(Api):
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """The tools that a `tool_choice` leaves on offer, and whether it wants a call. Raises RefusedError."""
+    """The tools that a `tool_choice` permits, and true if it wants a call. Raises RefusedError."""
     match choice:
         case None | "auto":
             return tools, False
@@ -160,7 +162,7 @@ def _choice(index: int, completion: Completion, request: PolicyRequest, chat: Ch
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The pieces of a message."""
+    """Yield the pieces of a message, as deltas of a stream."""
     yield {"role": "assistant", "content": ""}
     for key in ("reasoning_content", "content"):
         for piece in pieces(message.get(key) or ""):

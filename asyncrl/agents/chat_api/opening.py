@@ -1,4 +1,4 @@
-"""What plays the episodes of an actor whose configuration names an agent."""
+"""Opens the player of an actor whose configuration names an agent: a function, a program, or agents elsewhere."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from asyncrl.agents.chat_api.agent import AgentPlayer, load_agent
 from asyncrl.agents.chat_api.program import AgentPrograms
 from asyncrl.agents.chat_api.server import WITH_IMAGES, Bounds
 from asyncrl.agents.chat_api.sessions import Sessions
-from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ActorConfig
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.ports import LOOK_S, TakenPort
 
 
-async def open_agent(config: TrainConfig, stack: AsyncExitStack, images: bool) -> AgentPlayer:
-    """The player, whose endpoints answer until `stack` closes; their requests may have `images`.
+async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, images: bool) -> AgentPlayer:
+    """Open the player, whose endpoints answer until `stack` closes; their requests may have `images`.
 
-    Raises ConfigError: the agent cannot be used.
+    Agents elsewhere find its address in `folder`. Raises ConfigError: the agent cannot be used.
     """
-    actor = config.actor
     where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
     if actor.agent is not None:
         agent = load_agent(actor.agent, actor.agent_options)
@@ -40,12 +38,12 @@ async def open_agent(config: TrainConfig, stack: AsyncExitStack, images: bool) -
     await _start(player, f"actor.chat_api_port={actor.chat_api_port}")
     stack.push_async_callback(player.close)
     if actor.agent_sessions:
-        _tell(locations.agents_folder(config.run) / f"{process.worker_name('actor')}.json", player.url, key)
+        _tell(folder / f"{process.worker_name('actor')}.json", player.url, key)
     return player
 
 
 async def _start(player: AgentPlayer, setting: str) -> None:
-    """Raises ConfigError: the port of `setting` is taken."""
+    """Start the endpoints, and retry while the port of `setting` is taken. Raises ConfigError: it stays taken."""
     taken = TakenPort(setting)
     while True:
         try:
@@ -56,7 +54,7 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 
 def _tell(path: Path, url: str, key: str) -> None:
-    """Write where agents ask for episodes, in a folder that this user alone may read."""
+    """Write the address at which agents request episodes, in a folder that this user alone may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

@@ -1,11 +1,11 @@
 """Agents that are programs: with a Python, packages or a language of their own, in processes of their own.
 
-A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..., "api_key": ...}`, and answers it with
-one, which may have `rewards`, `metrics` and `turns`, or `error`. Other lines that it prints are passed over. If it also
-repeats the `api_key`, an answer to an earlier episode that comes late cannot be taken for that to the present one.
+A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..., "api_key": ...}`. It answers with one
+line, which may have `rewards`, `metrics` and `turns`, or `error`. Other lines that it prints are ignored. If it repeats
+the `api_key`, a late answer to an earlier episode cannot be taken for the answer to the present one.
 
 A program that ends, hangs or prints without end fails its own episode. It leads a group of processes, which is killed
-when its work is over or the actor is gone.
+when its work is over or the actor ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asyncrl.types import Task
 log = logging.getLogger(__name__)
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
-"""Variables of the actor that programs get. The others may hold keys."""
+"""Environment variables of the actor that programs inherit. Others may hold keys."""
 
 CHUNK = 1 << 16
 
@@ -42,15 +42,15 @@ MAX_LINE = 1 << 20
 """Bytes of a line that can be an answer."""
 
 LAST_STDERR = 4096
-"""Bytes of what a program wrote to its standard error that are kept."""
+"""The number of the last bytes of a program's standard error that are kept."""
 
 SHOWN = 200
-"""Bytes of a line that cannot be read, to be shown."""
+"""The number of bytes of an unreadable line that a message shows."""
 
 _BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
-"""Seconds for what a program has written when it ended: processes that have left its group may hold its output open."""
+"""Seconds to read the output of a program that has ended: processes that left its group may hold it open."""
 
 ENDING_S = 5.0
 """Seconds that a program of one episode has to end after its answer."""
@@ -58,17 +58,17 @@ ENDING_S = 5.0
 
 @dataclass(slots=True)
 class ProgramCounts:
-    """Since the start: programs that were started, and episodes that failed because theirs ended or made no sense."""
+    """Counts since the start: programs started, and episodes that failed because of their program."""
 
     started: int = 0
     failed: int = 0
 
 
 class AgentPrograms:
-    """Plays episodes with programs that run `command`, with `environment` added to what all get: one for each episode,
-    or `processes` of them, each of which plays one episode after another. Each episode waits for a free one.
+    """Plays episodes with programs that run `command`, with `environment` added to the inherited variables.
 
-    Raises ConfigError: there is no such program.
+    There is one program for each episode, or `processes` programs, each of which plays one episode after another. Each
+    episode waits for a free one. Raises ConfigError: there is no such program.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], processes: int | None = None) -> None:
@@ -89,20 +89,20 @@ class AgentPrograms:
         return {f"agent_programs_{name}": count for name, count in asdict(self.counts).items()}
 
     async def close(self) -> None:
-        """End the programs that wait. Those that play end with their episodes."""
+        """End the idle programs. Those that play end with their episodes."""
         while not self._idle.empty():
             if program := self._idle.get_nowait():
                 await program.end()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Raises AgentError: the program said so, ended, or answered with something else."""
-        asked = {"task": task_body(task), "base_url": base_url, "api_key": api_key}
+        """Let a program play one episode. Raises AgentError: it reported an error, ended, or gave no valid answer."""
+        request = {"task": task_body(task), "base_url": base_url, "api_key": api_key}
         program = await self._idle.get() if self._stays else None
         kept = False
         try:
             if program is None or not program.is_usable:
                 program = await self._start(program)
-            answer = await program.play(asked, last=not self._stays)
+            answer = await program.play(request, last=not self._stays)
             kept = self._stays
         except ProgramError as error:
             self.counts.failed += 1
@@ -127,7 +127,7 @@ class AgentPrograms:
 
 
 class ProgramError(AgentError):
-    """A program ended, or printed what is no answer. `stderr` is the end of its standard error."""
+    """A program ended without a valid answer. `stderr` is the end of its standard error."""
 
     def __init__(self, reason: str, stderr: str) -> None:
         super().__init__(f"{reason}: {stderr.splitlines()[-1][:300]}" if stderr.strip() else reason)
@@ -135,7 +135,7 @@ class ProgramError(AgentError):
 
 
 class AgentProgram:
-    """A program that runs. `end` it, whatever happens."""
+    """A program that runs. Its owner must `end` it in all cases."""
 
     def __init__(
         self, transport: asyncio.SubprocessTransport, protocol: ProgramProtocol, guard: Guarded, given: int
@@ -144,10 +144,10 @@ class AgentProgram:
         self._guard = guard
         self._process = Process(transport, protocol, asyncio.get_running_loop())
         self._given = given
-        self._said: deque[bytes] = deque()
+        self._stderr_parts: deque[bytes] = deque()
         self._answer: asyncio.Future[dict[str, object]] | None = None
         self._key: object = None
-        self._unasked = False
+        self._unrequested = False
         self._unread = b""
         self._line = bytearray()
         self._readers = [asyncio.ensure_future(self._read_answers()), asyncio.ensure_future(self._read_stderr())]
@@ -155,7 +155,7 @@ class AgentProgram:
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> AgentProgram:
-        """Raises OSError: there is no room for another process."""
+        """Start a program. Raises OSError: there is no room for another process."""
         read, write = os.pipe()
         loop, guard = asyncio.get_running_loop(), Guarded(command)
         try:
@@ -180,23 +180,23 @@ class AgentProgram:
 
     @property
     def is_usable(self) -> bool:
-        """Whether it runs, and has printed nothing that could be taken for the answer to the next question."""
-        return not self._ended.done() and not self._unasked and not self._line
+        """True if it runs, and has printed nothing that could be taken for the answer to the next request."""
+        return not self._ended.done() and not self._unrequested and not self._line
 
-    async def play(self, asked: Mapping[str, object], last: bool) -> dict[str, object]:
-        """The answer to `asked`; an empty one if this is the `last` episode and the program ended well without one, and
-        without a line that seems to be one.
+    async def play(self, request: Mapping[str, object], last: bool) -> dict[str, object]:
+        """Send a request and wait for its answer.
 
-        Raises ProgramError: it ended.
+        The answer to the `last` request is empty if the program ended well without one, and without a line that seems
+        to be one. Raises ProgramError: it ended otherwise.
         """
         answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
-        self._answer, self._key, self._unread = answer, asked["api_key"], b""
-        sending = asyncio.ensure_future(self._send(json.dumps(asked).encode() + b"\n", last))
+        self._answer, self._key, self._unread = answer, request["api_key"], b""
+        sending = asyncio.ensure_future(self._send(json.dumps(request).encode() + b"\n", last))
         try:
             first: list[asyncio.Future[Any]] = [answer, self._ended]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                # What it printed before its end may still be on its way. Nobody else writes to its output then.
+                # Its last output may still be in the pipe. Once its group is killed, no process of it writes more.
                 self._stop()
                 first = [answer, self._readers[0]]
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)
@@ -242,7 +242,8 @@ class AgentProgram:
             self._given = -1
 
     async def _send(self, line: bytes, last: bool) -> None:
-        """Write in pieces as the program reads: one that does not read must not keep the event loop waiting."""
+        """Write a line in pieces, as the program reads it."""
+        # A program that does not read must not block the event loop.
         rest = memoryview(line)
         while rest:
             try:
@@ -264,7 +265,7 @@ class AgentProgram:
             loop.remove_writer(self._given)
 
     async def _read_answers(self) -> None:
-        """Give each line that is a JSON object to who waits for it."""
+        """Read the program's output. A line that is a JSON object becomes the answer to the present request."""
         assert self._process.stdout is not None
         too_long = False
         while chunk := await self._process.stdout.read(CHUNK):
@@ -287,7 +288,7 @@ class AgentProgram:
         if answer is None:
             self._note_unread(line)
         elif self._answer is None or self._answer.done():
-            self._unasked = True  # The next episode must not get it.
+            self._unrequested = True  # The next episode must not get it.
         elif answer.get("api_key", self._key) == self._key:
             self._answer.set_result(answer)
 
@@ -300,13 +301,13 @@ class AgentProgram:
         assert self._process.stderr is not None
         kept = 0
         while chunk := await self._process.stderr.read(LAST_STDERR):
-            self._said.append(chunk)
+            self._stderr_parts.append(chunk)
             kept += len(chunk)
-            while kept - len(self._said[0]) >= LAST_STDERR:
-                kept -= len(self._said.popleft())
+            while kept - len(self._stderr_parts[0]) >= LAST_STDERR:
+                kept -= len(self._stderr_parts.popleft())
 
     def _stderr(self) -> str:
-        text = b"".join(self._said)[-LAST_STDERR:].decode(errors="replace")
+        text = b"".join(self._stderr_parts)[-LAST_STDERR:].decode(errors="replace")
         return "".join(letter for letter in text if letter.isprintable() or letter == "\n")
 
 
@@ -319,7 +320,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def _object(line: bytes) -> dict[str, object] | None:
-    """The JSON object that a line is, or None."""
+    """Read a line as a JSON object. None if it is malformed."""
     line = line.removeprefix(_BOM)
     if not line.lstrip().startswith(b"{"):
         return None

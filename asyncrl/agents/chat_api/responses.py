@@ -1,8 +1,8 @@
 """OpenAI's Responses: reads requests, writes answers and streams.
 
-A response and the items of a later input become messages of the chat-completions API, which are recorded as those are.
-The reasoning, the message and the calls of one turn are items of their own there; they are one message here. A request
-may repeat the whole conversation or name the response that it continues, which is known until the episode ends.
+The items of responses and inputs become messages of the chat-completions API. In this protocol the reasoning, the
+message and the calls of one turn are separate items; here they become one message. A request may repeat the whole
+conversation, or name the response that it continues, which is known until the episode ends.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from asyncrl.agents.chat_api.api import (
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.history import Message
 from asyncrl.chat.messages import image_part, read_messages, read_tools
-from asyncrl.episode.episode import Completion
+from asyncrl.episode.completions import Completion
 from asyncrl.episode.recorder import CompletionRequest
 from asyncrl.errors import RefusedError
 from asyncrl.grammar import read_grammar
@@ -44,6 +44,8 @@ _TEXTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "sum
 
 
 class Responses(Api):
+    """The protocol `/responses`."""
+
     path = "responses"
 
     def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
@@ -150,7 +152,7 @@ def _items(given: Any) -> list[dict[str, Any]]:
 
 
 def _as_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items as messages of the chat-completions API. Raises RefusedError: one is of a kind that has no tokens."""
+    """Convert items to messages of the chat-completions API. Raises RefusedError: one is of a kind without tokens."""
     messages: list[dict[str, Any]] = []
     for item in items:
         kind = item.get("type", "message")
@@ -206,8 +208,8 @@ def _content(content: Any, name: str) -> Any:
 
 
 def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
-    """The messages, in which an image that earlier ones of `conversations` show is the same text, and no copy of it: a
-    client repeats all images in each request."""
+    """The messages with images that share their memory with the images of `conversations`."""
+    # A client repeats all images in each request.
     known = {url: url for messages in conversations.values() for url in _image_urls(messages)}
 
     def shared(part: dict[str, Any]) -> dict[str, Any]:
@@ -250,7 +252,7 @@ def _tools(tools: Any) -> tuple[Message, ...]:
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """As in chat completions, where names are not nested."""
+    """The tools that a `tool_choice` permits, and true if it wants a call. Raises RefusedError."""
     match choice:
         case None | "auto":
             return tools, False
@@ -267,7 +269,7 @@ def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ..
 
 
 def _form(text: Any) -> Any:
-    """The `response_format` of chat completions."""
+    """The format in a request's `text`, as a `response_format` of chat completions."""
     if text is not None and not isinstance(text, dict):
         raise RefusedError(f"text is {text!s:.100}; it must be an object")
     match (text or {}).get("format"):
@@ -278,7 +280,7 @@ def _form(text: Any) -> Any:
 
 
 def _output(completion: Completion, logprobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The items of a completion."""
+    """Make the items of a completion."""
     message = completion.message
     status = "incomplete" if completion.finish_reason == "length" else "completed"
     items: list[dict[str, Any]] = []
@@ -298,13 +300,13 @@ def _output(completion: Completion, logprobs: list[dict[str, Any]]) -> list[dict
 
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """An item before its text has come."""
+    """The item without its text, which begins it in a stream."""
     empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     return {**item, **empty, "status": "in_progress"}
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What comes between the begin and the end of an item."""
+    """Yield the events between the beginning and the end of an item."""
     if item["type"] == "function_call":
         for piece in pieces(item["arguments"]):
             yield "response.function_call_arguments.delta", {"delta": piece}
@@ -313,10 +315,11 @@ def _item_events(item: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
         return
     [part] = item["content"]
     name = f"response.{part['type']}"
-    beside = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+    logprobs = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+    none: dict[str, list[Any]] = {key: [] for key in logprobs}
     at = {"content_index": 0}
-    yield "response.content_part.added", {**at, "part": {**part, "text": "", **{key: [] for key in beside}}}
+    yield "response.content_part.added", {**at, "part": {**part, "text": "", **none}}
     for piece in pieces(part["text"]):
-        yield f"{name}.delta", {**at, "delta": piece, **{key: [] for key in beside}}
-    yield f"{name}.done", {**at, "text": part["text"], **beside}
+        yield f"{name}.delta", {**at, "delta": piece, **none}
+    yield f"{name}.done", {**at, "text": part["text"], **logprobs}
     yield "response.content_part.done", {**at, "part": part}

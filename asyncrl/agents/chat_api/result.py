@@ -1,4 +1,4 @@
-"""What agents give of an episode: rewards, metrics, and rewards of turns."""
+"""The result of an agent's episode: rewards, metrics, and rewards of turns."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ from asyncrl.types import LARGEST_FLOAT32, Task
 
 @dataclass(frozen=True, slots=True)
 class AgentResult:
-    """What an agent may return: `rewards` of its environment by name, and `metrics`, numbers that are no rewards. An
-    episode may have up to MAX_METRICS metrics. `turns` has a reward or None for each completion, in the order in which
-    they were answered; an empty one has none for any."""
+    """The result that an agent may return.
+
+    `rewards` are those of its environment by name. `metrics`, at most MAX_METRICS, are numbers that are no rewards.
+    `turns` has a reward or None for each completion, in the order in which they were answered; it may be empty.
+    """
 
     rewards: Mapping[str, float] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -26,13 +28,15 @@ class AgentResult:
 
 
 Agent = Callable[[Task, str, str], Awaitable[AgentResult | Mapping[str, float] | None]]
-"""`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`, and may return
-rewards of its environment by name or an AgentResult. If it raises, the episode fails, and its ticket is tried again."""
+"""`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`.
 
+It may return rewards of its environment by name, or an AgentResult. If it raises, the episode fails, and its ticket is
+tried again.
+"""
 
 MAX_METRICS = 32
 LONGEST_ERROR = 1000
-"""Characters of what an agent says of a failure."""
+"""The most characters of an agent's own reason for a failure."""
 
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -42,7 +46,7 @@ class AgentError(AsyncrlError):
 
 
 def checked(returned: object) -> AgentResult:
-    """What an agent returned, as numbers. Raises AgentError: it is something else."""
+    """Read the value that an agent returned. Raises AgentError: it is no result of an agent."""
     result = returned if isinstance(returned, AgentResult) else AgentResult(returned or {})  # type: ignore[arg-type]
     try:
         rewards = {name: float(reward) for name, reward in result.rewards.items()}
@@ -68,7 +72,7 @@ def checked(returned: object) -> AgentResult:
 
 
 def read_result(body: object) -> AgentResult:
-    """The result in a decoded JSON object, which may have `rewards`, `metrics` and `turns`. Raises AgentError."""
+    """Read a decoded JSON object, which may have `rewards`, `metrics` and `turns`. Raises AgentError."""
     if not isinstance(body, dict) or (unknown := sorted(body.keys() - {"rewards", "metrics", "turns"})):
         what = f"has {', '.join(map(str, unknown))}" if isinstance(body, dict) else "is no object"
         raise AgentError(f"the result {what:.200}; it may have rewards, metrics and turns")
@@ -79,16 +83,16 @@ def read_result(body: object) -> AgentResult:
 
 
 def error_in(body: Mapping[str, object]) -> str | None:
-    """Why the agent failed, as it says under `error`; None: it did not. The message of an exception may be empty."""
+    """The agent's reason for its failure, under `error`. None if it did not fail."""
     error = body.get("error")
     if error is None or error is False:
         return None
+    # The message of an exception may be empty.
     return f"{error!s:.{LONGEST_ERROR}}" or "an error without a message"
 
 
 def task_body(task: Task) -> dict[str, Any]:
-    """What an agent elsewhere gets of its task, as JSON holds it. Raises AgentError: something in it has no such
-    form."""
+    """The fields of a task that an agent in another process gets as JSON. Raises AgentError: JSON cannot hold them."""
     body = {
         **{"id": task.id, "messages": list(task.messages), "ground_truth": task.ground_truth},
         **{"data_source": task.data_source, "extra_info": dict(task.extra_info), "tools": list(task.tools)},

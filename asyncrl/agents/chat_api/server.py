@@ -1,7 +1,8 @@
 """The HTTP server at which agents reach the policy. Each episode has an address and a key of its own.
 
-Whoever sends what must be answered or cut off, and harms nobody else: bodies, connections and requests at once are
-bounded, and so is the time that a client takes to send or to read. A body is read only with the episode's key.
+A client that sends too much, too slowly or nonsense is refused or cut off, and disturbs no other. Bodies, connections
+and requests at once are bounded, and so is the time that a client takes to send or to read. A body is read only with
+the episode's key.
 
 A completion is recorded in the episode before it is sent. If the client closes its connection before that, as clients
 do after a timeout, the request is cancelled and nothing of it is recorded.
@@ -49,8 +50,11 @@ APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on connections, and requests of one episode that are not answered yet. A client with a key may take
-    `body_s` seconds to send a body of at most `body_bytes`, and `reading_s` to read a completion."""
+    """Bounds on clients. One episode may have `at_once` requests that are not answered yet.
+
+    A client with a key may take `body_s` seconds to send a body of at most `body_bytes`, and `reading_s` seconds to
+    read a completion.
+    """
 
     connections: ConnectionBounds = field(default_factory=ConnectionBounds)
     at_once: int = 256
@@ -60,14 +64,22 @@ class Bounds:
 
 
 WITH_IMAGES = Bounds(at_once=64, body_bytes=64 << 20)
-"""Where the policy reads images: a request repeats all those of its conversation. The bytes of all stay as bounded."""
+"""The bounds for a policy that reads images: a request repeats all images of its conversation.
+
+Fewer requests at once keep the bound on the bytes of all.
+"""
 
 
 @dataclass(slots=True)
 class ChatCounts:
-    """Since the start: requests answered, refused, and abandoned (the client closed its connection before the answer
-    was ready, or the episode ended), and branches with a completion. Of those answered: requests with settings that had
-    no effect, completions for which the caller wanted a call, and those of them without one."""
+    """Counts since the start.
+
+    - `answered`, `refused`: requests. `abandoned`: requests whose client closed its connection before the answer was
+      ready, or whose episode ended.
+    - `branches`: branches with a completion.
+    - `overridden`: answered requests with settings that had no effect.
+    - `wanted_calls`: completions for which the caller wanted a call. `unmet_calls`: those of them without a call.
+    """
 
     answered: int = 0
     refused: int = 0
@@ -80,8 +92,11 @@ class ChatCounts:
 
 @dataclass(eq=False)
 class EpisodeEndpoint:
-    """An episode that takes requests with its key. `fault` is an error of the engine, or of our own code, that failed a
-    request; whatever the agent does then is not its fault."""
+    """An episode that takes requests with its key.
+
+    `fault` is an error of the engine, or of our own code, that failed a request. Errors of the agent after that are not
+    its fault.
+    """
 
     episode: Episode
     api_key: str
@@ -91,7 +106,7 @@ class EpisodeEndpoint:
 
 
 class EpisodeServer:
-    """Answers from `start` to `close` at `host`; port 0 takes a free one."""
+    """Answers requests at `host` from `start` to `close`; port 0 takes a free one."""
 
     def __init__(self, host: str, port: int, bounds: Bounds, sessions: Sessions | None = None) -> None:
         self.counts = ChatCounts()
@@ -111,26 +126,26 @@ class EpisodeServer:
         self._http = HttpServer(app, bounds.connections, log, "what came at the endpoint of agents is no request")
 
     async def start(self) -> None:
-        """Raises OSError: it cannot listen there; it may be started again."""
+        """Listen. Raises OSError: the address cannot be used; `start` may be called again."""
         self._port = await self._http.start(host=self._host, port=self._port)
         log.info("agents are served at %s", self.url)
 
     @property
     def url(self) -> str:
-        """The address, once it has started."""
+        """The address of the server, once it has started."""
         return f"http://{self._host}:{self._port}"
 
     async def close(self) -> None:
         await self._http.close()
 
     def open(self, episode: Episode) -> tuple[EpisodeEndpoint, str]:
-        """The endpoint of an episode, and its address, until `end`."""
+        """Open the endpoint of an episode, until `end`. Returns it with its address."""
         name = episode.ticket.id
         endpoint = self._endpoints[name] = EpisodeEndpoint(episode, secrets.token_urlsafe(16))
         return endpoint, f"{self.url}/{quote(name, safe='')}/v1"
 
     def end(self, episode: Episode) -> None:
-        """The episode takes no more requests."""
+        """Close the endpoint of an episode, which ends."""
         del self._endpoints[episode.ticket.id]
         episode.end()
         self.counts.branches += len(episode.recorder.last_completions())
@@ -146,7 +161,7 @@ class EpisodeServer:
         return web.json_response({"object": "list", "data": [model]})
 
     def _permitted(self, http: web.Request) -> EpisodeEndpoint | None:
-        """The endpoint to which the request's key belongs; None: it has no such key."""
+        """The endpoint of the request's episode. None if the request does not have its key."""
         endpoint = self._endpoints.get(http.match_info["ticket"])
         key = key_of(http)
         if endpoint is None or not secrets.compare_digest(
@@ -206,18 +221,18 @@ class EpisodeServer:
         episode, chat = endpoint.episode, endpoint.episode.chat
         request = api.read(body, endpoint.conversations)
         shown = await episode.images.show(request.completion.messages)
-        asked = request.completion._replace(messages=chat.with_thoughts(shown))
-        if asked.tools and chat.format is None:
+        wanted = request.completion._replace(messages=chat.with_thoughts(shown))
+        if wanted.tools and chat.format is None:
             raise RefusedError(NO_FORMAT)
-        _check_length(episode, asked)
-        functions = {tool["function"]["name"]: tool["function"] for tool in asked.tools}
+        _check_length(episode, wanted)
+        functions = {tool["function"]["name"]: tool["function"] for tool in wanted.tools}
 
         def read_turn(text: str, ended: bool) -> ParsedTurn:
-            """All calls or none: a turn with a malformed call is text to the agent."""
+            # All calls or none: a turn with a malformed call is text to the agent.
             turn = chat.parse_apart(text, functions)
             return turn if turn.made else turn._replace(calls=(), ids=())
 
-        completions = await episode.complete_all(asked, read_turn, request.count)
+        completions = await episode.complete_all(wanted, read_turn, request.count)
         self.counts.answered += 1
         self.counts.overridden += bool(request.overridden)
         if request.wants_call:
@@ -227,8 +242,8 @@ class EpisodeServer:
 
 
 def _check_length(episode: Episode, request: CompletionRequest) -> None:
-    """Raises LimitError: the conversation cannot fit, however long its tokens are. To render and encode it would keep
-    all episodes waiting."""
+    """Raises LimitError: the conversation cannot fit, however long its tokens are."""
+    # To render and encode such a text would block all episodes.
     limits, characters = episode.limits, count_characters([request.messages, request.tools])
     if characters > limits.max_tokens * episode.chat.longest_piece and limits.truncation == "error":
         episode.recorder.truncated = True
@@ -253,7 +268,7 @@ async def _sent(
         if http.transport is not None:
             http.transport.abort()
     except ConnectionError:
-        pass  # the client has gone; the completion is recorded
+        pass  # The client has closed its connection. The completion is recorded already.
     return response
 
 

@@ -1,4 +1,4 @@
-"""The HTTP side of `sessions`."""
+"""The HTTP routes of `sessions`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import shows_key
 
 MAX_AT_ONCE = 256
-"""Requests of one session that are not answered yet, its completions among them."""
+"""The most unanswered requests of one session, including its completions."""
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -23,7 +23,7 @@ Read = Callable[[web.Request], Awaitable[object]]
 
 
 class SessionRoutes:
-    """Answers requests for `sessions`, whose bodies `read` reads."""
+    """Answers requests for `sessions`. `read` reads their bodies."""
 
     def __init__(self, sessions: Sessions, read: Read) -> None:
         self._sessions = sessions
@@ -36,7 +36,7 @@ class SessionRoutes:
 
     async def _take(self, http: web.Request) -> web.Response:
         if not self._sessions.permits(key_of(http)):
-            return _refused(401, "this is not the key with which agents ask for episodes (actor.session_key)")
+            return _refused(401, "this is not the key with which agents request episodes (actor.session_key)")
         shows_key(http)
         try:
             wait_s = _wait_s(await self._read(http) if http.can_read_body else {})
@@ -48,17 +48,17 @@ class SessionRoutes:
         if http.transport is None or http.transport.is_closing():
             self._sessions.give_back(session)
             return web.Response(status=204)
-        # A proxy with TLS speaks plain HTTP to us. Its client must not send the key in the clear.
+        # A proxy with TLS uses plain HTTP to reach us. Its client must not send the key in the clear.
         scheme = http.headers.get("X-Forwarded-Proto", http.scheme)
         return web.json_response(session.describe(f"{'https' if scheme == 'https' else 'http'}://{http.host}"))
 
     async def _reward(self, http: web.Request) -> web.Response:
-        return await self._told(http, self._sessions.reward)
+        return await self._reported(http, self._sessions.reward)
 
     async def _end(self, http: web.Request) -> web.Response:
-        return await self._told(http, self._sessions.end)
+        return await self._reported(http, self._sessions.end)
 
-    async def _told(self, http: web.Request, tell: Callable[[AgentSession, object], None]) -> web.Response:
+    async def _reported(self, http: web.Request, report: Callable[[AgentSession, object], None]) -> web.Response:
         session = self._sessions.find(http.match_info["id"], key_of(http))
         if session is None:
             return _refused(401, _UNKNOWN)
@@ -67,7 +67,7 @@ class SessionRoutes:
             return _refused(429, f"{session.in_flight} requests of this session are not answered yet")
         try:
             with self._sessions.at_work(session.id):
-                tell(session, await self._read(http) if http.can_read_body else {})
+                report(session, await self._read(http) if http.can_read_body else {})
         except SessionOverError:
             return _refused(401, _UNKNOWN)
         except RefusedError as error:
@@ -76,12 +76,12 @@ class SessionRoutes:
 
 
 def key_of(http: web.Request) -> str:
-    """The key that a request shows, as one of the three protocols sends it."""
+    """The key of a request, in the header of any of the three protocols."""
     return http.headers.get("x-api-key") or http.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def _wait_s(body: object) -> float:
-    """Raises RefusedError."""
+    """Read the seconds to wait. Raises RefusedError."""
     wait_s = body.get("wait_s", MAX_WAIT_S) if isinstance(body, dict) else None
     if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not 0 <= wait_s < math.inf:
         raise RefusedError("the body may have wait_s, a number of seconds, and nothing else that counts")

@@ -1,11 +1,11 @@
-"""Agents elsewhere, which ask for episodes over HTTP, play them, and tell what came of them.
+"""The sessions of agents elsewhere, which request episodes over HTTP, play them, and report their results.
 
     POST /sessions               with the key of sessions: an episode, with an address, a key of its own and its task
     POST /sessions/ID/reward     with the episode's key: rewards, metrics and rewards of turns; the last ones count
     POST /sessions/ID/end        with the episode's key: the episode is over, or failed, if the body has `error`
 
-A session of which nothing is heard for a while fails, and its ticket is tried again. A session that ended, or that the
-actor forgot when it died, is unknown: its agent asks for another one.
+A session without a request for `actor.session_timeout_s` fails, and its ticket is tried again. A session that has
+ended, or whose actor has died, is unknown: its agent requests another one.
 """
 
 from __future__ import annotations
@@ -23,20 +23,24 @@ from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.types import Task
 
 MAX_WAIT_S = 60.0
-"""An agent that asks for an episode waits at most so long for an answer, and may ask again."""
+"""The longest wait of a request for an episode. Its agent may send it again."""
 
 STALE = 64
-"""Sessions over before an agent took them, which the queue keeps at most beside as many as wait."""
+"""The number of sessions that ended before an agent took them, above which the queue is cleared of them."""
 
 
 class SessionOverError(AsyncrlError):
-    """The session has ended, so that what its agent says has no effect."""
+    """The session has ended, so a result has no effect."""
 
 
 @dataclass(slots=True)
 class SessionCounts:
-    """Since the start: sessions that agents took, that their agents failed, and of which nothing was heard any more;
-    results of agents that were refused."""
+    """Counts since the start.
+
+    - `started`: sessions that agents took; `failed`: those that their agents reported as failed; `silent`: those that
+      timed out.
+    - `refused`: refused results of agents.
+    """
 
     started: int = 0
     failed: int = 0
@@ -46,8 +50,11 @@ class SessionCounts:
 
 @dataclass(eq=False)
 class AgentSession:
-    """An episode that an agent elsewhere plays, or will. `heard` is when it was heard last, in seconds of the loop's
-    clock, and `in_flight` are its requests that are not answered yet."""
+    """An episode for an agent elsewhere. `taken` is true once an agent plays it.
+
+    `heard` is the time of its last request, in seconds of the loop's clock. `in_flight` counts its requests that are
+    not answered yet.
+    """
 
     id: str
     task: Mapping[str, Any]
@@ -59,16 +66,16 @@ class AgentSession:
     in_flight: int = 0
 
     def describe(self, base: str) -> dict[str, Any]:
-        """What its agent gets. `base` is the address of the server as the agent knows it."""
+        """The description that its agent gets. `base` is the address of the server as the agent knows it."""
         id = quote(self.id, safe="")
         return {"id": id, "base_url": f"{base}/{id}/v1", "api_key": self.api_key, "task": self.task}
 
 
 class Sessions:
-    """Plays each episode by an agent that asks for one with `key`. An episode waits until one does, and then for as
-    long as something is heard every `timeout_s` seconds.
+    """Lets agents elsewhere, which have `key`, play episodes.
 
-    Call it in one event loop, from `open` on.
+    An episode waits until an agent requests one. Then it fails if `timeout_s` seconds pass without a request of its
+    agent. All methods run in one event loop.
     """
 
     def __init__(self, key: str, timeout_s: float) -> None:
@@ -84,7 +91,7 @@ class Sessions:
         return {**counts, "agent_sessions_waiting": sum(not each.taken for each in self._sessions.values())}
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Raises AgentError: the agent said so, or nothing was heard of it."""
+        """Wait until an agent has played the episode. Raises AgentError: it failed or timed out."""
         loop = asyncio.get_running_loop()
         id = unquote(base_url.removesuffix("/v1").rpartition("/")[2])
         session = self._sessions[id] = AgentSession(id, task_body(task), api_key, loop.create_future())
@@ -105,7 +112,7 @@ class Sessions:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        """Without an agent that asks, the queue would keep all sessions that are over."""
+        """Remove the sessions that are over from the queue, which keeps them if no agent requests any."""
         if self._waiting.qsize() <= 2 * len(self._sessions) + STALE:
             return
         for _ in range(self._waiting.qsize()):
@@ -113,11 +120,11 @@ class Sessions:
                 self._waiting.put_nowait(session)
 
     def permits(self, key: str) -> bool:
-        """Whether this is the key with which agents ask for episodes."""
+        """True if this is the key with which agents request episodes."""
         return secrets.compare_digest(key.encode(errors="surrogateescape"), self._key)
 
     async def take(self, wait_s: float) -> AgentSession | None:
-        """The next episode that nobody plays; None: there is none for `wait_s` seconds."""
+        """Take the next waiting episode. None if none comes for `wait_s` seconds."""
         try:
             async with asyncio.timeout(min(wait_s, MAX_WAIT_S)):
                 while (session := await self._waiting.get()).over.done():
@@ -130,17 +137,18 @@ class Sessions:
         return session
 
     def give_back(self, session: AgentSession) -> None:
-        """Its agent did not get it: the next one does."""
+        """Let the next agent take a session that its agent did not get."""
         session.taken = False
         self.counts.started -= 1
         self._waiting.put_nowait(session)
 
     def heard(self, session: AgentSession) -> None:
+        """Note that the agent has sent something now."""
         session.heard = asyncio.get_running_loop().time()
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
-        """A request of the session's agent is being answered; it may take long."""
+        """Note that the body answers a request of the session's agent, which may take long."""
         session = self._sessions.get(id)
         if session is None:
             yield
@@ -161,7 +169,7 @@ class Sessions:
         return session if fits else None
 
     def reward(self, session: AgentSession, body: object) -> None:
-        """Raises RefusedError; SessionOverError: it would not count."""
+        """Keep the result of an agent. Raises RefusedError: it is not valid; SessionOverError."""
         _check_runs(session)
         try:
             session.result = read_result(body)
@@ -170,7 +178,7 @@ class Sessions:
             raise RefusedError(str(error)) from error
 
     def end(self, session: AgentSession, body: object) -> None:
-        """Raises RefusedError: the body has something else than `error`; SessionOverError."""
+        """End a session. Raises RefusedError: the body has other fields than `error`; SessionOverError."""
         _check_runs(session)
         if not isinstance(body, dict) or body.keys() - {"error"}:
             self.counts.refused += 1

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare, prepared_overrides
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare_demo, prepared_overrides
 from asyncrl.commands.demo.summary import audit, draw
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, exit_status
 from asyncrl.config.load import role_main
-from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.launch.local import train
 from asyncrl.launch.plan import run_or_plan, without_option
 from asyncrl.machine import process
+from asyncrl.runs.run import Run
 
 MOST_THREADS = 4
 
@@ -32,8 +32,8 @@ def run(config: TrainConfig) -> int:
         return EXIT_STOPPED
     draw(run_dir, run_dir / "curve.png")
     sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
-    summary = json.loads((run_dir / SUMMARY_FILE).read_text())
-    sys.stdout.write(json.dumps(summary | audit(run_dir, config.replay.sampler.max_times_sampled)) + "\n")
+    summary = Run(run_dir).summary()
+    sys.stdout.write(json.dumps({**summary, **audit(run_dir, config.replay.sampler.max_times_sampled)}) + "\n")
     return 0
 
 
@@ -50,7 +50,7 @@ def try_next(run_dir: Path) -> str:
 
 
 def preparation_threads(cpus: int) -> int:
-    """The number of threads that prepare the demo if so many CPUs may be used."""
+    """The number of threads that prepare the demo on `cpus` CPUs."""
     # Threads of a small model wait for each other at every operation: one on a busy CPU delays all, many gain little.
     return max(1, min(MOST_THREADS, cpus // 2))
 
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         return refused
     console = Console(stderr=True)
     process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
-    prepared = prepare(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
+    prepared = prepare_demo(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
     return role_main(run, [*prepared_overrides(prepared), *argv])
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from asyncrl.commands.demo.arithmetic import arithmetic_task, distinct_expressions
-from asyncrl.data.writing import write_tasks
 
 CACHE = Path(".cache/demo")
 SEED = 0
@@ -44,7 +43,7 @@ class Prepared:
 FULL_EFFORT = Effort()
 
 
-def prepare(directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT) -> Prepared:
+def prepare_demo(directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT) -> Prepared:
     """Make the parts under `directory`, or find them there. `progress` gets a line of text now and then."""
     folder = directory / _fingerprint(seed, effort)
 
@@ -56,9 +55,21 @@ def prepare(directory: Path, seed: int, progress: Callable[[str], None], effort:
     return _parts(folder)
 
 
+def prepared_overrides(prepared: Prepared) -> list[str]:
+    """The command line that trains on what was prepared."""
+    return [
+        "experiment=demo",
+        f"model.path={prepared.model}",
+        f"data.train={prepared.train}",
+        f"data.eval={prepared.held_out}",
+        f"scoring.prm.path={prepared.step_scorer}",
+    ]
+
+
 def made_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` fill a folder that then gets the name `folder`, unless there is one. Others who want it wait
-    meanwhile."""
+    """Have `make` fill a folder that then gets the name `folder`, unless there is one. Other processes that need it
+    wait meanwhile.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -92,6 +103,7 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: E
     from asyncrl.commands.demo.step_scorer import save_step_scorer, train_step_scorer
     from asyncrl.commands.demo.tokenizer import build_tokenizer
     from asyncrl.commands.demo.warm_start import warm_start
+    from asyncrl.data.writing import write_tasks
 
     rng = random.Random(seed)
     held_out = distinct_expressions(HELD_OUT_TASKS, rng)
@@ -106,14 +118,3 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: E
     for source, found in judgements.items():
         progress(f"the step scorer judges {found.accuracy:.1%} of {source} steps rightly ({found.right:.1%} are right)")
     save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)
-
-
-def prepared_overrides(prepared: Prepared) -> list[str]:
-    """The command line that trains on what was prepared."""
-    return [
-        "experiment=demo",
-        f"model.path={prepared.model}",
-        f"data.train={prepared.train}",
-        f"data.eval={prepared.held_out}",
-        f"scoring.prm.path={prepared.step_scorer}",
-    ]

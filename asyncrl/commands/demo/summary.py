@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import closing
 from pathlib import Path
 
-from asyncrl.observe.lines import read_lines
-from asyncrl.observe.sinks import metrics_file
-from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.shares import rows_of
+from asyncrl.runs.run import Run
 
 
 def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
-    """Count the trajectories that were lost, and those that were trained more often than they may be sampled."""
-    with closing(StoredRun(run_dir / "replay")) as stored:
+    """Count the trajectories that were lost, and the ones that were trained more often than they may be sampled."""
+    with Run(run_dir).stored() as stored:
         found = stored.audit(max_times_sampled)
     return {name: found[name] for name in ("lost", "trained_twice")}
 
@@ -25,8 +21,9 @@ def draw(run_dir: Path, picture: Path) -> None:
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    steps, evaluations = (read_lines(metrics_file(run_dir, name)) for name in ("learner", "evaluation"))
-    actors = [list(rows) for rows in rows_of(run_dir, "actor-*")]
+    run = Run(run_dir)
+    steps, evaluations = (list(run.rows(role)) for role in ("learner", "evaluation"))
+    actors = [list(run.rows(role)) for role in run.roles("actor-*")]
     start = min(lines[0]["time"] for lines in [steps, *actors] if lines)
     steps = [line for line in steps if "reward/mean" in line]
     minutes = [(line["time"] - start) / 60 for line in steps]

@@ -2,17 +2,16 @@
 training.
 
 The episodes are played by the real engine, tools and verifiers. For a RUN (its folder, or its name) the configuration
-is the run's own, and the policy that of a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE words
-and experiment=NAME give the configuration, as for `asyncrl train`.
+is the run's own, and the policy comes from a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE
+words and experiment=NAME give the configuration, as for `asyncrl train`.
 
 With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
 right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes.
 
-Of a task with n scored
-attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as in training, then
-counted as failed, and is in no mean and no estimate. docs/evaluate.md has more.
+Of a task with n scored attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as
+in training, then counted as failed, and is in no mean and no estimate. docs/evaluate.md has more.
 
-The same command goes on with an interrupted evaluation, and shows a finished one again. All episodes stay in the
+The same command resumes an interrupted evaluation, and shows a finished one again. All episodes stay in the
 evaluation's folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
 """
 
@@ -61,7 +60,7 @@ from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.run import find_run
+from asyncrl.runs.finding import find_run
 from asyncrl.text import json_text
 
 log = logging.getLogger("asyncrl.commands.evaluate")
@@ -118,7 +117,8 @@ def _request(given: argparse.Namespace) -> EvaluationRequest:
         raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a {locations.CONFIG_FILE}")
     if run is None:
         log.info("%s is no run, which would have a %s, so it is read as a model", given.target, locations.CONFIG_FILE)
-    return EvaluationRequest(run, given.target, given.data, given.n, given.words, given.config_dir)
+    folder = run.folder if run else None
+    return EvaluationRequest(folder, given.target, given.data, given.n, given.words, given.config_dir)
 
 
 def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) -> tuple[Path, EvaluationResult]:

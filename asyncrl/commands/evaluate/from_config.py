@@ -1,4 +1,4 @@
-"""The configuration of an evaluation: that of a run, or of a model and KEY=VALUE words, without training."""
+"""The configuration of an evaluation, taken from a run, or from a model and KEY=VALUE words, without training."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 
 import yaml
 
-from asyncrl.commands.checkpoints import config_of
-from asyncrl.config.changes import KEYS, by_key
+from asyncrl.config.changes import KEYS
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
-from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.quoting import quoted
 from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
 from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
+from asyncrl.runs.from_config import read_config
+from asyncrl.runs.run import Run
 
 MEASURED = ("model.", "data.", "actor.", "scoring.", "learner.eval_attempts")
 """The keys on which the result of an evaluation rests."""
@@ -56,7 +56,14 @@ class EvaluationRequest:
         if "experiment" in keys:
             raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
         # A group that the words choose replaces what the run has in its section.
-        sections = asdict(_on_this_machine(config_of(self.run)))
+        config = read_config(self.run)
+        # All roles are on this machine, and the run may still use its ports.
+        cluster = replace(
+            config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
+        )
+        network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
+        observe = replace(config.observe, sinks=["console"], upload=[])
+        sections = asdict(replace(config, cluster=cluster, network=network, observe=observe))
         values = {name: value for name, value in sections.items() if name not in GROUPS or name not in keys}
         with TemporaryDirectory() as folder:
             path = Path(folder) / "run.yaml"
@@ -90,10 +97,10 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
 
 def require_same(now: Mapping[str, Any], folder: Path) -> None:
     """Raises ConfigError: an earlier start of the evaluation in `folder` had other values of the MEASURED keys."""
-    path = folder / CONFIG_FILE
-    if not path.exists():
+    run = Run(folder)
+    if not run.config_file.exists():
         return
-    before = by_key(yaml.safe_load(path.read_text()))
+    before = run.real_values()
     measured = [key for key in KEYS if key.startswith(MEASURED)]
     changed = [key for key in measured if masked_value(key, before[key]) != masked_value(key, now[key])]
     if changed:
@@ -101,17 +108,6 @@ def require_same(now: Mapping[str, Any], folder: Path) -> None:
         raise ConfigError(
             "\n".join((f"{folder} holds another evaluation: set these back, or choose another run.name", *lines))
         )
-
-
-def _on_this_machine(config: TrainConfig) -> TrainConfig:
-    """The configuration of a run, which may still use its ports, with all roles on this machine."""
-    network = NetworkConfig(replay_port=0, weights_port=0, max_message_mb=config.network.max_message_mb)
-    cluster = replace(
-        config.cluster, launcher="local", hosts=[], pools={}, roles={}, actors=None, scorers=None, colocated=False
-    )
-    return replace(
-        config, cluster=cluster, network=network, observe=replace(config.observe, sinks=["console"], upload=[])
-    )
 
 
 def _channel(channel: str, engine_kind: str) -> str:

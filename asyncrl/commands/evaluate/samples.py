@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from asyncrl.commands.checkpoints import config_of
 from asyncrl.data.from_config import run_tasks
 from asyncrl.ids import held_out_row
 from asyncrl.replay.records import TrajectoryState
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.from_config import read_config
 
 
 def samples(folder: Path, count: int) -> Iterator[str]:
@@ -22,7 +22,7 @@ def samples(folder: Path, count: int) -> Iterator[str]:
     from asyncrl.modelling.tokenizer import open_tokenizer
     from asyncrl.scoring.samples import described
 
-    config = config_of(folder)
+    config = read_config(folder)
     assert config.data.eval is not None
     tasks = run_tasks(config).usable(config.data.eval)
     tokenizer = open_tokenizer(config.model)

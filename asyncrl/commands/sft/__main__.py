@@ -69,7 +69,7 @@ def run(config: TrainConfig) -> None:
 @contextmanager
 def _prepared(config: TrainConfig, stop: threading.Event) -> Iterator[None]:
     """Check the models, render the demonstrations, complete the configuration, and hold the run's folder meanwhile."""
-    from asyncrl.episode.demonstrations import prepare_demonstrations
+    from asyncrl.episode.from_config import prepare_demonstrations
 
     learner, run_dir = config.learner, locations.run_dir(config.run)
     _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)

@@ -31,8 +31,8 @@ from asyncrl.learner.trainer import Trainer
 from asyncrl.machine import process
 from asyncrl.machine.activity import Activity
 from asyncrl.modelling.flops import ForwardFlops
+from asyncrl.observe.from_config import open_reports
 from asyncrl.observe.metrics import Fanout, Sink
-from asyncrl.observe.reports import open_reports
 from asyncrl.observe.sinks import metrics_file, remove_steps
 from asyncrl.weights.from_config import route_settings
 from asyncrl.weights.nccl import keep_to_loopback

@@ -1,5 +1,5 @@
 """`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
-then what the rule says of it. This is how a new environment, tool, simulated user or rule is tried before a run.
+then the rule's verdict. This is how a new environment, tool, simulated user or rule is tried before a run.
 
 TASKS are those that data.train takes. The policy is the model of model.path in the embedded engine, or the SGLang
 server of engine.urls (engine.kind=sglang), which is only asked. With --answers it is a script: each line of FILE is one
@@ -15,7 +15,7 @@ import argparse
 import asyncio
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,7 +26,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from rich.console import Console
 
-from asyncrl.actor.runner import open_runner
+from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
 from asyncrl.commands.trial.engines import VERSION, ScriptedEngine, ServerEngine, read_answers
 from asyncrl.commands.trial.transcript import Transcript
@@ -36,10 +36,11 @@ from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
-from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, EngineConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
 from asyncrl.engine.embedded import EmbeddedEngine
+from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.from_config import open_server
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
@@ -69,7 +70,7 @@ class TrialRequest:
     config_dir: Path | None = None
 
     def read(self, folder: Path) -> TrainConfig:
-        """The configuration, with what is made in `folder`. Raises ConfigError."""
+        """The configuration, with all outputs in `folder`. Raises ConfigError."""
         words = [f"data.train={quoted(self.tasks)}", *self.words]
         if self.answers is not None and OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
             words.append(f"model.path={NO_MODEL}")
@@ -100,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def try_out(request: TrialRequest, transcript: Transcript) -> bool:
     """Play the episode and score it. False: it failed, or a rule did, as the transcript says.
 
-    Raises ConfigError and DataError: something cannot be used.
+    Raises ConfigError and DataError: the configuration or the data cannot be used.
     """
     if not may_exist(request.tasks):
         raise ConfigError(f"{request.tasks}: there is no such file; see docs/data.md")
@@ -140,17 +141,19 @@ def _tokenizer(model: ModelConfig) -> Any:
     return build_tokenizer()
 
 
-def _engine(config: TrainConfig) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. Raises ConfigError."""
-    engine = config.engine
+def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]) -> Engine:
+    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`, which `opened` opens.
+
+    Raises ConfigError.
+    """
     if engine.kind == "embedded":
-        return EmbeddedEngine.load(config.model, engine, seed=config.run.seed, initial_version=VERSION)
+        return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
     if engine.kind != "sglang":
         # An actor joins a vLLM server before it asks, which ends the requests of others.
         raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
     if len(engine.urls) != 1:
         raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
-    return ServerEngine(open_server(config, engine.urls[0]))
+    return ServerEngine(opened(engine.urls[0]))
 
 
 async def _play(
@@ -162,7 +165,7 @@ async def _play(
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
     async with AsyncExitStack() as stack:
         if request.answers is None:
-            engine = _engine(config)
+            engine = _engine(config.engine, config.model, config.run.seed, partial(open_server, config))
         else:
             engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
         stack.push_async_callback(engine.close)

@@ -41,8 +41,8 @@ def to_tokens(data: DataProto, min_grammar_mass: float = LearnerConfig.min_gramm
     """The N tokens of a batch, row by row and without padding.
 
     Rows of one trajectory are one sequence, and must follow one another. Numbers [B, R] of the batch are 0 on the
-    prompts' tokens. Without `versions`, sampled tokens have
-    version 0. Tokens are restricted where a grammar left less than `min_grammar_mass`.
+    prompts' tokens. Without `versions`, sampled tokens have version 0. Tokens are restricted where a grammar left less
+    than `min_grammar_mass`.
 
     Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
     """

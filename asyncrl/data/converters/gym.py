@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.data.converters.other_python import ADAPTERS, check_arguments, tasks_of
+from asyncrl.data.converters.other_python import PROGRAMS, check_arguments, tasks_of
 from asyncrl.types import Task
 
-PROGRAM = ADAPTERS / "gym_agent"
+PROGRAM = PROGRAMS / "gym_agent"
 FIELD = "gym"
 """The field of `extra_info` with the game, its arguments and its seed."""
 LIMIT = 1000

@@ -14,7 +14,7 @@ from asyncrl.errors import DataError
 from asyncrl.ids import task_id
 from asyncrl.types import Task
 
-ADAPTERS = Path(asyncrl.__file__).parent / "agents" / "adapters"
+PROGRAMS = Path(asyncrl.__file__).parent / "agents" / "programs"
 """The programs that run in other Pythons. Named by a path, since this room must not import the agents."""
 REASON_LINES = 3
 

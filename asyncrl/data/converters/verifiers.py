@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.data.converters.other_python import ADAPTERS, check_arguments, tasks_of
+from asyncrl.data.converters.other_python import PROGRAMS, check_arguments, tasks_of
 from asyncrl.types import Task
 
-PROGRAM = ADAPTERS / "verifiers_agent"
+PROGRAM = PROGRAMS / "verifiers_agent"
 
 
 def tasks(

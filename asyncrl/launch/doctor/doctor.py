@@ -1,4 +1,4 @@
-"""`asyncrl doctor [RUN]`: what is wrong with this host, and how to mend it.
+"""`asyncrl doctor [RUN]`: the faults of this host, each with its fix.
 
 It looks at GPUs, their driver, torch and NCCL, and at limits of files and memory. It also looks at the folder of the
 runs, the disk and the clock, and at ports, keys and Python packages. With --python it looks at the Python of SGLang
@@ -28,14 +28,14 @@ from rich.text import Text
 from asyncrl.config.commands import command_name
 from asyncrl.config.exits import EXIT_FAILURE
 from asyncrl.config.keys import did_you_mean
-from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import NetworkConfig
 from asyncrl.launch.doctor.checks import Diagnosis, Severity, examine
 from asyncrl.launch.doctor.facts import AddressFact, HostFacts
 from asyncrl.launch.doctor.gathering import gather
 from asyncrl.launch.doctor.launching import launcher_facts
 from asyncrl.launch.doctor.sharing import address_facts, connection_error, key_facts, since_start_s
-from asyncrl.runs.inspect.run import RUNS, read_config, require_run
+from asyncrl.runs.finding import RUNS, require_run
+from asyncrl.runs.from_config import read_config
 
 WIDE = 1000
 """Columns where the output is no terminal: programs and files take lines of any length."""
@@ -43,7 +43,7 @@ STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "b
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what is wrong with this host, and return the exit status."""
+    """Print the faults of this host, and return the exit status."""
     given = _parsed(_parser(), argv)
     facts = _facts(given)
     found = examine(facts)
@@ -99,8 +99,8 @@ def _facts(given: argparse.Namespace) -> HostFacts:
     """Raises ConfigError: there is no such run, or another version of asyncrl wrote its configuration."""
     folder, network, python, addresses, launcher = RUNS, NetworkConfig(), "", [], []
     if given.run is not None:
-        run = require_run(given.run)
-        config = read_config(run / CONFIG_FILE)
+        run = require_run(given.run).folder
+        config = read_config(run)
         folder, network = run.parent, config.network
         python = config.engine.python if config.engine.launches else ""
         running_s = since_start_s(run)

@@ -5,40 +5,43 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from asyncrl.config import locations
-from asyncrl.config.schema import ActorConfig, DataConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, DataConfig
 from asyncrl.errors import DataError, RefusedError, StoppedError
 from asyncrl.machine.long_work import tracked
 from asyncrl.types import Purpose, Ticket
 
 if TYPE_CHECKING:
+    from asyncrl.chat.chat import Chat
+    from asyncrl.data.opening import RunTasks
     from asyncrl.data.reading import TaskFile
 
 
 def check_group_demonstrations(
-    config: TrainConfig, files: Sequence[TaskFile], stop: threading.Event | None = None
+    run: RunTasks,
+    actor: ActorConfig,
+    open_chat: Callable[[], Chat],
+    files: Sequence[TaskFile],
+    stop: threading.Event | None = None,
 ) -> None:
     """Record the demonstrations of all training tasks, as actors will, unless an earlier start of the run did.
 
     Raises DataError: one cannot be recorded, or no task has one; StoppedError: `stop` was set meanwhile.
     """
-    if config.data.demonstration is None or not files:
+    data = run.data
+    if data.demonstration is None or not files:
         return
     (tasks,) = files
-    from asyncrl.actor.runner import demonstration_recorder
-    from asyncrl.chat.from_config import open_chat
-    from asyncrl.data.from_config import run_tasks
+    from asyncrl.actor.from_config import demonstration_recorder
 
-    name = _tried_file(run_tasks(config).lengths_file(tasks), config.actor, config.data)
-    done = locations.run_dir(config.run) / "demonstrations" / name
+    done = run.run_dir / "demonstrations" / _tried_file(run.lengths_file(tasks), actor, data)
     if done.exists():
         return
 
-    record, found = demonstration_recorder(config, open_chat(config)), 0
+    record, found = demonstration_recorder(actor, data, open_chat()), 0
     for row, task in enumerate(tracked(tasks, "trying demonstrations", len(tasks), "tasks")):
         if stop is not None and stop.is_set():
             raise StoppedError("stopped while demonstrations were tried; nothing was started")
@@ -49,10 +52,10 @@ def check_group_demonstrations(
             record(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0))
         except RefusedError as error:
             raise DataError(
-                f"{tasks.place(row)}, column {config.data.demonstration}: {error}; mend it, or set it to null"
+                f"{tasks.place(row)}, column {data.demonstration}: {error}; mend it, or set it to null"
             ) from error
     if not found:
-        raise DataError(f"data.demonstration={config.data.demonstration}: all {len(tasks)} tasks have null there")
+        raise DataError(f"data.demonstration={data.demonstration}: all {len(tasks)} tasks have null there")
     done.parent.mkdir(parents=True, exist_ok=True)
     done.touch()
 

@@ -6,22 +6,21 @@ import logging
 from fractions import Fraction
 from math import ceil
 
-from asyncrl.config.schema import LearnerConfig, TrainConfig
+from asyncrl.config.schema import LearnerConfig
+from asyncrl.data.opening import RunTasks
 
 log = logging.getLogger("asyncrl.train")
 
 
-def count_steps(config: TrainConfig) -> None:
-    """Set `learner.steps` if it is null: to what `learner.epochs` needs, which becomes null, or to the default.
+def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
+    """Set `learner.steps` if it is null: to the steps that `learner.epochs` needs, which becomes null, or to the
+    default.
 
     A resumed run counts the same, since it keeps everything that is counted here. Raises DataError: the training tasks
     cannot be read.
     """
-    from asyncrl.data.from_config import run_tasks
-
-    learner, shards = config.learner, config.replay.shards
     if learner.epochs is not None:
-        rows = len(run_tasks(config).usable(config.data.train))
+        rows = len(tasks.usable(tasks.data.train))
         steps = steps_of(learner, learner.epochs, rows, shards)
         log.info(
             "learner.epochs=%g of %d tasks are learner.steps=%d, each of %d groups (%g epochs, as steps are whole)",

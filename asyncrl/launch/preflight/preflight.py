@@ -47,6 +47,7 @@ from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Task, Ticket, Traje
 
 if TYPE_CHECKING:
     from asyncrl.chat.chat import Chat
+    from asyncrl.data.opening import RunTasks
     from asyncrl.data.reading import TaskFile
 
 log = logging.getLogger("asyncrl.train")
@@ -81,7 +82,9 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     meanwhile.
     """
     from asyncrl.chat.from_config import open_chat
-    from asyncrl.episode.demonstrations import prepare_demonstrations
+    from asyncrl.data.from_config import run_tasks
+    from asyncrl.episode.from_config import prepare_demonstrations
+    from asyncrl.launch.preflight.datasets import make_tasks
     from asyncrl.modelling.opening import reads_images
 
     actor, scoring, learner, found = config.actor, config.scoring, config.learner, Problems(stop)
@@ -89,7 +92,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     missing = missing_data(config.data, config.algorithm.sft.path)
     found.extend(map(DataError, missing.values()))
     found.check(*more)
-    files = _task_files(config, missing, found)
+    files = _task_files(run_tasks(config), partial(make_tasks, config), missing, found)
     found.check(partial(check_keys, config.network.keys))
     if is_local:  # The placement checks the devices of other hosts, and their ports are chosen there.
         found.check(partial(check_ports, config.network, learner, config.replay.shards))
@@ -116,7 +119,16 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
             with found.collected():
                 for file in files:
                     check_prompts(config.data, file, measure)
-            found.check(partial(check_group_demonstrations, config, files[:1], stop))
+            found.check(
+                partial(
+                    check_group_demonstrations,
+                    run_tasks(config),
+                    config.actor,
+                    partial(open_chat, config),
+                    files[:1],
+                    stop,
+                )
+            )
     found.raise_all()
 
 
@@ -157,19 +169,21 @@ class Problems:
             raise type(first)("\n".join(dict.fromkeys(map(str, self._found)))) from first
 
 
-def _task_files(config: TrainConfig, missing: Collection[str], found: Problems) -> list[TaskFile]:
-    """The tasks of data.train and data.eval that can be read; those in one file for both only once."""
-    from asyncrl.data.from_config import run_tasks
-    from asyncrl.launch.preflight.datasets import make_tasks
+def _task_files(
+    tasks: RunTasks, make: Callable[[Sequence[str]], None], missing: Collection[str], found: Problems
+) -> list[TaskFile]:
+    """The tasks of data.train and data.eval that can be read; those in one file for both only once.
 
+    `make` makes the tasks of sources that roles cannot read themselves.
+    """
     files: list[TaskFile] = []
-    for key, sources in {"data.train": config.data.train, "data.eval": config.data.eval}.items():
+    for key, sources in {"data.train": tasks.data.train, "data.eval": tasks.data.eval}.items():
         with found.collected():
-            if sources and key not in missing and not (files and sources == config.data.train):
-                if found.any and run_tasks(config).made_file(sources) is not None:
+            if sources and key not in missing and not (files and sources == tasks.data.train):
+                if found.any and tasks.made_file(sources) is not None:
                     continue
-                make_tasks(config, sources)
-                files.append(run_tasks(config).all(sources))
+                make(sources)
+                files.append(tasks.all(sources))
     return files
 
 
@@ -251,7 +265,7 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
 
 def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
-    from asyncrl.actor.runner import open_toolbox
+    from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
     toolbox = open_toolbox(actor)

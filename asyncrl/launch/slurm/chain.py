@@ -1,4 +1,4 @@
-"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm, one after the other.
+"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm in sequence.
 
 This is for sites where a job may not be requeued, or only for a short time. Each job begins when the one before has
 ended, however that ended, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the jobs that
@@ -7,7 +7,6 @@ are left end at once. `--dry-run` prints the commands of submission.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -19,11 +18,11 @@ from typing import Self
 from uuid import uuid4
 
 from asyncrl.config.exits import exit_status
-from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.secrets import KEY_VALUE, shown_words
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.launch.slurm.commands import ask_slurm
 from asyncrl.machine.files import write_whole
+from asyncrl.runs.run import Run
 
 OPTION, DRY_RUN = "--chained=", "--dry-run"
 STOPPED_FILE = "stopped-chain"
@@ -57,9 +56,9 @@ class ChainLink:
         return self.number == self.count
 
     def why_nothing_is_left(self, run_dir: Path, steps: int) -> str:
-        """Why this job has nothing to do for a run of so many steps; empty if it has."""
-        with suppress(OSError, ValueError, KeyError):
-            summary = json.loads((run_dir / SUMMARY_FILE).read_text())
+        """The reason why this job has nothing left to do for a run of `steps` steps; empty if it has work."""
+        with suppress(KeyError):
+            summary = Run(run_dir).summary()
             if summary["result"] == "done" and summary["planned_steps"] >= steps:
                 return "the run is done"
         with suppress(OSError):

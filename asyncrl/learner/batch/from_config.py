@@ -9,7 +9,7 @@ from typing import Any
 import zmq
 
 from asyncrl.config import locations
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ObserveConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.learner.batch.batches import RecordedReplay
 from asyncrl.learner.batch.settings import KeepSettings
@@ -41,13 +41,12 @@ def open_batches(
     )
 
 
-def keep_settings(config: TrainConfig) -> KeepSettings:
+def keep_settings(observe: ObserveConfig, seed: int) -> KeepSettings:
     """Return the settings of the episodes that a run keeps for people to read."""
-    observe = config.observe
     return KeepSettings(
         groups=observe.keep_episodes,
         evaluated=observe.keep_evaluated,
         max_bytes=observe.keep_episodes_mb << 20,
-        seed=config.run.seed,
+        seed=seed,
         uploads="episodes" in observe.upload,
     )

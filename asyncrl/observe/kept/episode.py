@@ -1,4 +1,4 @@
-"""What is kept of an episode: all that was played, judged and trained, and a row of facts for tables."""
+"""A kept episode: its trajectory, its labels, its values in training, and a row of facts for tables."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from asyncrl.types import Finish, Labels, Role, Task, Trajectory
 BEST, WORST, RANDOM = "best", "worst", "random"
 """Flags that say why an episode is in the sample. Members of the group of a best or worst episode may have none."""
 TRUNCATED, GRAMMAR, DEMONSTRATION = "truncated", "grammar", "demonstration"
-"""Flags of episodes that were cut off at a limit, of those with a turn that was sampled under a grammar, and of
-demonstrations."""
+"""Flags of episodes that were cut off at a limit, that have a turn sampled under a grammar, or that are demonstrations.
+"""
 HELD_OUT = "held_out"
 """The flag of episodes of an evaluation, which are never trained."""
 PENALTIES = ("overlong", "incorrect_answer")
@@ -28,10 +28,10 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     """Facts about a kept episode.
 
     `step` is the learner step that trained it, under the policy `version`; `lag` is that of its oldest token then, -1
-    for a demonstration. Of a
-    held-out episode, `step` is the number of learner steps after which the policy `version` was evaluated.
-    `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy, `turns` the policy's
-    turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags` are those above.
+    for a demonstration. Of a held-out episode, `step` is the number of learner steps after which the policy `version`
+    was evaluated. `source` is the task's data source. `tokens` counts all tokens, `sampled` those of the policy,
+    `turns` the policy's turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags`
+    are those above.
     """
 
     step: int

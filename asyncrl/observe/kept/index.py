@@ -1,9 +1,10 @@
 """The index of all kept episodes: `index.jsonl`, so that a table of 10^5 of them opens at once.
 
-The first line says which format and which writing of the file it is. Each further line has the rows of one step and the
-bytes of its file. A step's last line counts, and one without rows says that the step is no longer kept. So the writer
-only appends, and a reader that comes again reads what is new. Now and then the file is written anew without the lines
-that no longer count; its first line differs then.
+The first line has the format, and an id that each writing of the whole file gets. Each further line has the rows of one
+step and the bytes of its file. A step's last line counts, and one without rows says that the step is no longer kept.
+
+So the writer only appends, and a reader that comes again reads only new lines. Now and then the file is written again
+without the lines that no longer count, with another first line.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ FORMAT = 1
 
 
 class IndexLine(msgspec.Struct, frozen=True):
-    """What the index says of a step."""
+    """The entry of a step in the index."""
 
     step: int
     bytes: int
@@ -60,7 +61,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _decoded(line: bytes) -> IndexLine:
-    """The line. Raises ValueError or RecursionError: it is none."""
+    """The line. Raises ValueError or RecursionError: it is malformed."""
     try:
         return _LINE.decode(line)
     except msgspec.MsgspecError:
@@ -68,7 +69,8 @@ def _decoded(line: bytes) -> IndexLine:
 
 
 class IndexReader:
-    """Reads the index of `folder`, and later what came to it. A last line that is still being written is left out."""
+    """Reads the index of `folder`, and later the lines added to it. A last line that is still being written is left
+    out."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / INDEX
@@ -82,7 +84,7 @@ class IndexReader:
         self._lengths: dict[int, int] = {}
 
     def refresh(self) -> bool:
-        """Read what is new; whether there was something. Raises StoreError: a line is damaged, or of another format;
+        """Read the new lines; True if there were any. Raises StoreError: a line is damaged, or of another format;
         OSError."""
         try:
             file = self.path.open("rb")

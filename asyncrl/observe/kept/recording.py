@@ -1,4 +1,4 @@
-"""Keeps episodes on a thread of its own: whoever trains never waits for a disk, and no fault of one ends the run."""
+"""Keeps episodes on a thread of its own: training never waits for a disk, and no fault of a disk ends the run."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.observe.kept.episode import KeptStep
-from asyncrl.observe.kept.reading import FOLDER
+from asyncrl.observe.kept.format import FOLDER
 from asyncrl.observe.kept.writing import KeptWriter
 
 logger = logging.getLogger(__name__)
 
 WAITING_STEPS = 2
-"""So many steps may wait for the disk. Further ones are lost."""
+"""The most steps that may wait for the disk. Further ones are lost."""
 CLOSE_S = 5.0
 
 
@@ -62,7 +62,7 @@ class KeptRecorder:
         self._lost += 1
 
     def values(self) -> dict[str, float]:
-        """The metrics of what is kept; docs/metrics.md lists them."""
+        """The metrics of the kept episodes; docs/metrics.md lists them."""
         return {
             "kept/episodes": float(self._episodes),
             "kept/bytes": self._bytes,
@@ -72,7 +72,7 @@ class KeptRecorder:
         }
 
     def close(self) -> None:
-        """Write what waits, for at most `CLOSE_S` seconds."""
+        """Write the waiting samples, for at most `CLOSE_S` seconds."""
         try:
             self._queue.put(None, timeout=CLOSE_S)
         except queue.Full:

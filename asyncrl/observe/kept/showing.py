@@ -10,7 +10,7 @@ from asyncrl.observe.shown_text import shown_text
 from asyncrl.text import cut
 
 MAX_CHARS = 20_000
-"""Of the text of one turn; a longer one loses its middle."""
+"""The longest text of a turn. A longer one loses its middle."""
 
 
 def _facts(episode: KeptEpisode) -> dict[str, Value]:

@@ -17,9 +17,8 @@ from pathlib import Path
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import partial_name
 from asyncrl.observe.kept.episode import KeptStep
-from asyncrl.observe.kept.format import PATTERN, StepFile, encode_step, file_name
+from asyncrl.observe.kept.format import FOLDER, PATTERN, StepFile, encode_step, file_name
 from asyncrl.observe.kept.index import IndexLine, IndexReader, encode_index, encode_line
-from asyncrl.observe.kept.reading import FOLDER
 from asyncrl.observe.kept.thinning import expendable
 
 logger = logging.getLogger(__name__)
@@ -27,15 +26,14 @@ logger = logging.getLogger(__name__)
 LARGEST_STEP = 0.5
 """Share of the bound that one step may have."""
 DEAD_SHARE = 1 / 32
-"""The index is written anew when lines that no longer count have more than this share of the bound."""
+"""The index is written again when lines that no longer count have more than this share of the bound."""
 
 
 class KeptWriter:
-    """Adds to the kept episodes of `run_dir` in its `folder`, of at most `max_bytes`, and removes what was not written
-    to its end. `thinned` counts the steps given up since.
+    """Adds to the kept episodes of `run_dir` in its `folder`, of at most `max_bytes`, and removes files that were not
+    written to their end. `thinned` counts the steps given up since.
 
-    Where the index is lost, damaged, or of another version of asyncrl, it is made anew from those files that can be
-    read.
+    An index that is lost, damaged, or of another version of asyncrl is made again from the files that can be read.
     Raises OSError.
     """
 
@@ -57,7 +55,7 @@ class KeptWriter:
         return sum(line.bytes for line in self._index.steps.values()) + self._index.size
 
     def add(self, kept: KeptStep) -> None:
-        """Keep a step's sample, in place of what was kept of it before.
+        """Keep a step's sample, in place of an earlier sample of it.
 
         Raises StoreError: it has more than `LARGEST_STEP` of the bound; OSError, and nothing of it is left; WireError:
         it has no encoding.
@@ -94,7 +92,7 @@ class KeptWriter:
         """Add a line, or leave the index as it is. Raises OSError."""
         encoded = encode_line(line)
         with self._index.path.open("r+b", buffering=0) as file:
-            # A kill may have left a part of a line behind.
+            # A kill may have left a part of a line.
             file.truncate(self._index.size)
             file.seek(self._index.size)
             if file.write(encoded) < len(encoded):
@@ -104,7 +102,7 @@ class KeptWriter:
 
 
 def _opened(folder: Path) -> IndexReader:
-    """The index of a folder, written anew."""
+    """Write the index of a folder again, and open it."""
     index = _read(folder)
     _rewrite(index)
     return index
@@ -121,7 +119,7 @@ def _read(folder: Path) -> IndexReader:
         reason = str(error)
     found = sorted(folder.glob(PATTERN))
     if found:
-        logger.warning("the index is made anew from the files: %s", reason)
+        logger.warning("the index is made again from the files: %s", reason)
         index.steps = {line.step: line for line in map(_line, found) if line is not None}
     return index
 
@@ -137,7 +135,7 @@ def _line(path: Path) -> IndexLine | None:
 
 
 def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: True) -> None:
-    """Write the index anew with the lines of those steps that still count. Raises OSError."""
+    """Write the index again, with the lines of those steps that still count. Raises OSError."""
     partial = partial_name(index.path)
     lines = [index.steps[step] for step in sorted(index.steps) if counts(step)]
     partial.write_bytes(encode_index(uuid.uuid4().hex, lines))

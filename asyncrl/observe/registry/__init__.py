@@ -1,5 +1,5 @@
 """Every metric that asyncrl writes, once. docs/metrics.md is made from it (`make docs`); sinks, the dashboard and the
-report ask it for units and meanings. A role may log metrics that are not here: those of its users."""
+report ask it for units and meanings. A role may log other metrics, too: those of its users."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BY_WRITER = {
     "scoring": scoring.METRICS,
     "replay": replay.METRICS,
 }
-"""The metrics by who writes them: the first word of the name of a file in `runs/NAME/metrics/`."""
+"""The metrics by their writer: the first word of the name of a file in `runs/NAME/metrics/`."""
 
 
 def describe(writer: str, name: str) -> Metric | None:
-    """What a metric is. `writer` is the name of a file without its ending, such as `learner` or `actor-0`. None: the
-    metric is not one of asyncrl's."""
+    """Find the description of a metric; None: the metric is not one of asyncrl's. `writer` is the name of a file
+    without its ending, such as `learner` or `actor-0`."""
     fitting = [metric for metric in (*BY_WRITER.get(writer.partition("-")[0], ()), *EVERY_FILE) if metric.fits(name)]
     return max(fitting, key=lambda metric: (not metric.is_family, metric.fixed_characters), default=None)

@@ -122,7 +122,7 @@ _SERVERS = (
     counter(
         "grammar_tokens_unmeasured",
         "tokens",
-        "tokens sampled under a grammar for which nobody knows what it left of the policy, since the start "
+        "tokens sampled under a grammar without a record of what it left of the policy, since the start "
         "([engines.md](engines.md))",
     ),
     counter("grammar_restarts", "turns", "turns under a grammar that were cut and started over, since the start"),

@@ -94,8 +94,8 @@ _EXPERTS = (
 _DEMONSTRATIONS = (
     gauge("sft/loss", "nats", "mean negative log-likelihood of the step's demonstrations, before the update"),
     gauge("sft/tokens", "tokens", "tokens of demonstrations that the step learned"),
-    gauge("sft/weight", "", "weight of this loss beside the policy's"),
-    gauge("sft/epoch", "epochs", "how often the run has gone through its demonstrations"),
+    gauge("sft/weight", "", "weight of this loss, relative to the policy's"),
+    gauge("sft/epoch", "epochs", "passes of the run through its demonstrations"),
     gauge("sft/cut", "demonstrations", "demonstrations that were cut: longer than algorithm.sft.max_tokens"),
     gauge("sft/left_out", "demonstrations", "demonstrations that were left out, since they were longer"),
 )

@@ -1,4 +1,4 @@
-"""What is known of a metric before any run writes it."""
+"""The description of a metric, which is known before any run writes it."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ class Metric:
 
     @property
     def fixed_characters(self) -> int:
-        """How much of the name is not variable: of several families that fit, the one with the most is meant."""
+        """The characters of the name that are not variable: of several families that fit, the one with the most is
+        meant."""
         return len(_VARIABLE.sub("", self.name))
 
     def fits(self, name: str) -> bool:
-        """Whether a role may write the metric under this name."""
+        """True if a role may write the metric under this name."""
         return self._pattern.fullmatch(name) is not None
 
 
@@ -51,5 +52,5 @@ Make = Callable[[str, str, str], Metric]
 
 
 def made_by(writer: str) -> tuple[Make, Make, Make]:
-    """What makes gauges, counters and texts of a writer."""
+    """Functions that make the gauges, counters and texts of a writer."""
     return partial(Metric, writer, "gauge"), partial(Metric, writer, "counter"), partial(Metric, writer, "text")

@@ -33,15 +33,15 @@ said. *Text* is for people.
 An *outcome* is what the first rule gave, mostly 0 or 1. A *reward* is what the algorithm sees: the weighted sum of all
 parts ([scoring.md](scoring.md)). Words in capital letters stand for a name or a number.
 
-This page is generated from `asyncrl/observe/registry/`; `make docs` writes it anew. In Python,
+This page is generated from `asyncrl/observe/registry/`; `make docs` writes it. In Python,
 `asyncrl.observe.registry.describe("learner", "lag/3")` gives a metric's row.
 """
 
-USAGE = """`usage/` is what the role takes of its machine, sampled once a second: a process with its children, such as
-the servers that an actor started. Of the learner it is rank 0, whose GPUs are all that it sees on its host. Of a scorer
-for several shards of the replay it is in the file of the first shard alone. The GPUs are those in CUDA_VISIBLE_DEVICES,
-or all of the machine. These columns are missing in `evaluation.jsonl`, the GPU's for a replay and where NVIDIA's driver
-does not tell, as it does not tell the utilisation of a part of a GPU (MIG)."""
+USAGE = """The columns `usage/` are the use of the machine by the role's process and its children, sampled once a
+second. The servers that an actor started are children. The learner measures its rank 0, and all GPUs that rank 0 sees
+on its host. A scorer for several shards of the replay writes them to the file of the first shard alone. The GPUs are
+those in CUDA_VISIBLE_DEVICES, or all of the machine. `evaluation.jsonl` has none of these columns, and a replay none of
+a GPU. NVIDIA's driver does not tell the utilisation of a part of a GPU (MIG)."""
 
 SECTIONS = {
     "learner": ("learner.jsonl", "This file has one row a learner step. `step` is learner steps, from 0."),
@@ -56,7 +56,7 @@ SECTIONS = {
         "This file has one row every 5 s. `step` is the newest published version.",
     ),
 }
-"""The title of each writer's files, and what a row of them is."""
+"""The title of each writer's files, and the meaning of a row of them."""
 
 
 def page() -> str:

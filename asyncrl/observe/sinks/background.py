@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 WAITING_CALLS = 1000
 """A role logs a row every few seconds: these last for an hour without a service."""
 WAITING_TEXT = 50
-"""Episodes wait behind no more calls than these, since their text is long."""
+"""An episode is lost while more calls than these wait, since its text is long."""
 CLOSE_S = 8.0
 UPLOAD_S = 3600.0
 """The end of the learner waits for so long, if the sink has a model to upload."""
@@ -25,9 +25,12 @@ _Call = Callable[[Sink], None]
 
 
 class Background(Sink):
-    """Passes calls on to `sink` in their order, from a thread. At most `limit` calls wait: further ones are dropped
-    and counted in `lost`, as are those that the sink raised. `close` waits `close_s` for all that wait, and
-    `upload_s` if a model is among them; then it has the sink abandoned, and counts what was left."""
+    """Passes calls on to `sink` in their order, from a thread.
+
+    At most `limit` calls wait. `lost` counts the further ones, which are dropped, and the calls that the sink raised.
+    `close` waits `close_s` for all waiting calls, and `upload_s` if a model is among them. Then it abandons the sink,
+    and counts the calls that were left.
+    """
 
     def __init__(
         self, sink: Sink, limit: int = WAITING_CALLS, close_s: float = CLOSE_S, upload_s: float = UPLOAD_S
@@ -40,7 +43,7 @@ class Background(Sink):
         self._dropped = 0
         self._ends_at: float | None = None
         self._closed = False
-        # A daemon, since a call that hangs for ever must not keep the process.
+        # A daemon, since a call that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=f"sink-{type(sink).__name__}", daemon=True)
         self._thread.start()
 

@@ -6,18 +6,21 @@ import errno
 import json
 import logging
 import os
+import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 
-import msgspec
-
 from asyncrl.machine.files import write_whole
-from asyncrl.observe.lines import LONGEST_LINE, decoded, each_line
 from asyncrl.observe.metrics import Sink, Value
 
 logger = logging.getLogger(__name__)
+
+LONGEST_LINE = 16 << 20
+"""A longer line is not searched for its end."""
+_STEP = re.compile(rb'\{"step": (\d+), ')
+"""The beginning of a line, as `JsonLines` writes it."""
 
 
 def metrics_file(run_dir: Path, name: str) -> Path:
@@ -28,7 +31,8 @@ def metrics_file(run_dir: Path, name: str) -> Path:
 class JsonLines(Sink):
     """One JSON object a line: `step`, `time` (seconds since the epoch) and the values. Appends to what is there.
 
-    `log` raises OSError, and leaves no part of a line behind. The file is opened by the first call that can.
+    `log` raises OSError, and then removes the part of its line that was written. The file is opened by the first call
+    that can.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -60,24 +64,24 @@ def _open_to_append(path: Path) -> FileIO:
     return file
 
 
-class _Step(msgspec.Struct):
-    step: int
-
-
-_STEP = msgspec.json.Decoder(_Step)
-
-
 def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
     """Remove the lines of the steps that will be logged again, before the sink of `path` is used. Readers of the file
     see the old one or the new one. A disk without room for it keeps the lines, with a warning."""
 
     def stays(line: bytes) -> bool:
-        row = decoded(_STEP, line)
-        return row is None or not removed(row.step)
+        step = _STEP.match(line)
+        return step is None or not removed(int(step[1]))
 
-    if all(map(stays, each_line(path))):
+    if all(map(stays, _whole_lines(path))):
         return
     try:
-        write_whole(path, (line + b"\n" for line in each_line(path) if stays(line)))
+        write_whole(path, filter(stays, _whole_lines(path)))
     except OSError as error:
         logger.warning("%s keeps lines of steps that are trained again: %s", path, error)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, without one that a killed process left unfinished; none where there is no file."""
+    if path.is_file():
+        with path.open("rb") as file:
+            yield from (line for line in file if line.endswith(b"\n"))

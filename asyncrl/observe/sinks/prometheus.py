@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 EVERYWHERE = ("0.0.0.0", "::")
 VARIABLE = re.compile(r"[A-Z]+")
-"""A word in the name of a family that stands for any text."""
+"""A word in the name of a family that is a placeholder for any text."""
 NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 
 
@@ -73,7 +73,7 @@ class Prometheus(Sink):
         self._file.unlink(missing_ok=True)
 
     def collect(self) -> Iterator[Any]:
-        """What prometheus_client asks for at each scrape."""
+        """Yield the metrics. prometheus_client calls this at each scrape."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
         with self._lock:
@@ -92,7 +92,7 @@ class Prometheus(Sink):
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSeries:
-    """How Prometheus knows a metric. It adds `_total` to the names of counters."""
+    """A metric under the name that Prometheus gives it: it adds `_total` to the names of counters."""
 
     name: str
     kind: Kind
@@ -101,8 +101,8 @@ class PrometheusSeries:
 
 
 def series_of(role: str, name: str) -> PrometheusSeries:
-    """`reward/mean` of the learner is `asyncrl_learner_reward_mean`, and `lag/3`, which is one of the family `lag/LAG`,
-    is `asyncrl_learner_lag_by_lag{lag="3"}`. What asyncrl does not know, such as a metric of an agent's own, is
+    """The series of a metric. `reward/mean` of the learner is `asyncrl_learner_reward_mean`, and `lag/3` of the family
+    `lag/LAG` is `asyncrl_learner_lag_by_lag{lag="3"}`. An unknown metric, such as one of an agent, is
     `asyncrl_learner_other{name="..."}`."""
     writer = role.partition("-")[0]
     metric = describe(role, name)

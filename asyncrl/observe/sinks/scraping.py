@@ -1,7 +1,8 @@
-"""The server that Prometheus asks for the metrics of a role. It needs no key: who reaches it may connect.
+"""The server from which Prometheus reads the metrics of a role.
 
-It has at most MAX_CONNECTIONS at once. One more closes the oldest, so that connections which send nothing prevent no
-scrape, and take no more threads. Errors are logged at a bounded rate.
+It needs no key: every client that reaches it may connect. It has at most MAX_CONNECTIONS at once. One more closes the
+oldest, so that connections which send nothing prevent no scrape, and take no more threads. Errors are logged at a
+bounded rate.
 """
 
 from __future__ import annotations

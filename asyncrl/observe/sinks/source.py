@@ -1,4 +1,4 @@
-"""Whose metrics a sink takes, and the package that it needs."""
+"""The role whose metrics a sink takes, and the check of the package that the sink needs."""
 
 from __future__ import annotations
 

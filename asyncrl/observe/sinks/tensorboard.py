@@ -91,7 +91,7 @@ def _bins(histogram: Histogram) -> Any:
 
 
 def _text(tag: str, text: str) -> Any:
-    """A text, which the page takes for Markdown: one that is indented stands as it is, whatever it holds."""
+    """A text. The page takes texts for Markdown, which shows indented lines as they are."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING

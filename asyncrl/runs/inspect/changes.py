@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from asyncrl.errors import ConfigError, RefusedError
@@ -14,7 +14,9 @@ from asyncrl.ids import shard_of
 from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.store import Store, in_use
 from asyncrl.replay.stored import StoredRun, shard_paths
-from asyncrl.runs.inspect.run import InspectedRun, LiveReplay
+from asyncrl.runs.from_config import read_replay_settings
+from asyncrl.runs.live import LiveReplay
+from asyncrl.runs.run import Run
 
 REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
 
@@ -57,34 +59,34 @@ def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> 
     return results
 
 
-def skip_plan(run: InspectedRun, step: int, reason: str, give_up_s: float) -> int:
+def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], LiveReplay]) -> int:
     """Make the plan of `step` train nothing on every shard, for good: the last resort if its training fails every
     time. Returns how many trajectories become dead letters. Uses the replay where it runs, else the store.
 
     Raises RefusedError: there is no such plan, or it was trained; StoreError: the store cannot be opened;
     UnavailableError: a replay serves the store, and does not answer.
     """
-    with closing(StoredRun(run.folder)) as stored:
-        live = LiveReplay(run, stored, give_up_s)
-        served = [shard for shard, path in enumerate(shard_paths(run.folder)) if in_use(path)]
+    with run.stored() as stored:
+        live = connect(stored)
+        served = [shard for shard, path in enumerate(shard_paths(run.store)) if in_use(path)]
         dead = sum(live.call(shard, lambda client: client.skip_plan(step, reason)) for shard in served)
     # A process cannot have a store open for reading and for writing.
     return dead + sum(_skip_in_store(run, shard, step, reason) for shard in range(live.shards) if shard not in served)
 
 
-def _skip_in_store(run: InspectedRun, shard: int, step: int, reason: str) -> int:
+def _skip_in_store(run: Run, shard: int, step: int, reason: str) -> int:
     # Reads task files, which takes longer to import than all the rest.
-    from asyncrl.replay.from_config import replay_settings
     from asyncrl.replay.protocol import Call, SkipPlan
     from asyncrl.replay.service import ReplayService
 
-    if run.config is None:
-        raise ConfigError(f"there is no configuration of {run.folder}: start its replay, then try again")
-    config = replace(run.config, replay=replace(run.config.replay, shard=shard))
-    service = ReplayService(replay_settings(config), config.replay.lease_s, time.monotonic)
-    path = shard_paths(run.folder)[shard]
+    settings = run.settings()
+    if settings is None:
+        raise ConfigError(f"there is no configuration of {run.store}: start its replay, then try again")
+    replay = settings.replay
+    service = ReplayService(read_replay_settings(run.folder, shard), replay.lease_s, time.monotonic)
+    path = shard_paths(run.store)[shard]
     call = Call("SkipPlan", 0, SkipPlan(step, reason))
-    with closing(Store(path, int(config.replay.max_store_gb * 1e9), durable=True)) as store, store.transaction() as tx:
+    with closing(Store(path, int(replay.max_store_gb * 1e9), durable=True)) as store, store.transaction() as tx:
         reply = service.handle(tx, call)
     assert reply is not None
     return int(reply.body)

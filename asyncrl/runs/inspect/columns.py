@@ -1,8 +1,8 @@
 """The Parquet columns of an exported run, derived from the fields of `types`, of the store's records and of `episodes`.
 
 An exported run is a folder of tables: a row for each trajectory, step, batch plan and dead letter. docs/replay.md lists
-the columns. They are the same for every run of this format. Values are numbers, texts, or lists of these, so that
-every reader of Parquet has a type for them; what has a structure of its own is JSON text.
+the columns. They are the same for every run of this format. Values are numbers, texts, or lists of them, which every
+reader of Parquet supports; a nested value is JSON text.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from numpy.typing import NDArray
 
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredTrajectory
+from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow, answer, prompt
-from asyncrl.runs.inspect.run import Decode
 from asyncrl.types import DIGEST_BYTES, NO_ROUTING, BatchPlan, Finish, Labels, Step, Trajectory, Turn, dtype_of, runs_of
 
 FORMAT = 8
 
 
 class Column(NamedTuple):
-    """How values of one type are kept: the type in the file, and the two conversions."""
+    """The column of one type: its type in the file, and the conversions to it and from it."""
 
     type: pa.DataType
     write: Callable[[Any], Any]
@@ -142,8 +142,8 @@ _ARRAYS = [name for each in (*_DATA, _LABELS) for name, column in each.items() i
 
 
 def trajectory_batch(stored: Sequence[StoredTrajectory], decode: Decode | None = None) -> pa.RecordBatch:
-    """Rows of `TRAJECTORIES` for trajectories that have a record. What is not stored of one is null, and texts are null
-    without `decode`."""
+    """The rows of `TRAJECTORIES` for trajectories that have a record. Values that are not stored are null, and texts
+    are null without `decode`."""
     rows = [_row(each, decode) for each in stored]
     return pa.RecordBatch.from_arrays(
         [pa.array([row.get(field.name) for row in rows], field.type) for field in TRAJECTORIES], schema=TRAJECTORIES

@@ -22,7 +22,7 @@ from asyncrl.observe.kept.episode import ARRAYS as KEPT_ARRAYS
 from asyncrl.observe.kept.episode import KeptEpisode
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.runs.inspect.run import Decode
+from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.table import printable
 from asyncrl.types import DEMONSTRATED, Labels, Trajectory, Turn, runs_of
 
@@ -32,8 +32,8 @@ ARRAYS = ("tokens", "logprobs", "version_runs", "grammar_mass", "routed_experts"
 
 
 def describe(record: StoredTrajectory, decode: Decode, kept: KeptEpisode | None = None) -> dict[str, Any]:
-    """The episode as plain values: its record, labels, and turns with their text, tokens, versions and steps; and what
-    the learner kept of it."""
+    """The episode as plain values: its record, labels, and turns with their text, tokens, versions and steps; and the
+    episode that the learner kept."""
     trajectory, scores = record.trajectory, step_scores(record.labels)
     values: dict[str, Any] = {
         "id": record.id,
@@ -73,14 +73,14 @@ def step_scores(labels: Labels | None) -> dict[int, float]:
 
 
 def versions(trajectory: Trajectory, start: int, end: int) -> dict[int, int]:
-    """How many tokens of [start, end) each policy version sampled."""
+    """Count the tokens of [start, end) by the policy version that sampled them."""
     sampled = trajectory.versions[start:end][trajectory.loss_mask[start:end]]
     found, counts = np.unique(sampled, return_counts=True)
     return dict(zip(found.tolist(), counts.tolist(), strict=True))
 
 
 def readable(record: StoredTrajectory, decode: Decode, kept: KeptEpisode | None = None) -> RenderableType:
-    """The episode for a terminal, with what the learner kept of it."""
+    """The episode for a terminal, with the facts that the learner kept."""
     parts: list[RenderableType] = [_head(record, kept)]
     if record.trajectory is not None:
         parts += turns(record.trajectory, record.labels, decode)
@@ -108,8 +108,8 @@ def _facts(record: StoredTrajectory) -> dict[str, str]:
     if letter is not None:
         found["dead letter"] = f"attempt {letter.attempt + 1}: {letter.reason}"
     if trajectory is None:
-        gone = "gone; replay.retention=all keeps it, observe.keep_episodes that of some groups"
-        return {**found, "text": gone if facts else "none, the episode failed"}
+        removed = "removed; replay.retention=all keeps it, observe.keep_episodes that of some groups"
+        return {**found, "text": removed if facts else "none, the episode failed"}
     return {
         **found,
         "task": trajectory.task_id,
@@ -145,7 +145,7 @@ def _numbers(values: Mapping[str, float]) -> str:
 
 
 def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
-    """For each turn a heading and its text. With several branches, the first turn of each names its branch."""
+    """Yield a heading and the text of each turn. With several branches, the first turn of each names its branch."""
     scores = step_scores(labels)
     branches = {start: number for number, (start, _) in enumerate(trajectory.branches)}
     for number, turn in enumerate(trajectory.turns):
@@ -168,7 +168,7 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
 
 
 def _under(trajectory: Trajectory, turn: Turn) -> str:
-    """The turn's grammar, and what it left of the policy's probability on average."""
+    """The turn's grammar, and its mean mass: the share of the policy's probability that it leaves."""
     mass = trajectory.grammar_mass[turn.start : turn.end]
     return f"under a grammar ({turn.grammar}), mass {mass.mean():.2f}" if turn.grammar and len(mass) else ""
 

@@ -1,4 +1,4 @@
-"""Episodes and steps of a run as flat rows, for lists and for tables: which there are, the best, the worst."""
+"""Episodes and steps of a run as flat rows, for lists and tables, sorted and filtered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.ids import evaluation_prefix
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.replay.records import DeadLetter, TrajectoryRecord, TrajectoryState
 from asyncrl.replay.stored import StoredRun
-from asyncrl.runs.inspect.run import Decode
+from asyncrl.runs.decoding import Decode
 from asyncrl.types import BatchPlan, Finish, Role, Trajectory
 
 SORT_KEYS = {
@@ -26,10 +26,12 @@ SORT_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRow:
-    """An episode. `reason` says why it is evicted, filtered, dropped or dead. `step` is the learner's step that trains
-    it, the newest of several; `lag` is that of its oldest token then, or at its eviction. `tokens` counts all tokens,
-    `sampled` those of the policy, and `turns` the policy's. `seconds` is how long it ran. None: there is none; an
-    episode that failed has only an id and a reason."""
+    """An episode.
+
+    `reason` says why it is evicted, filtered, dropped or dead. `step` is the newest learner step that trains it. `lag`
+    is the lag of its oldest token at that step, or at its eviction. `tokens` counts all tokens, `sampled` and `turns`
+    those of the policy. `seconds` is its duration. None: not known; an episode that failed has only an id and a reason.
+    """
 
     id: str
     group_id: str
@@ -98,7 +100,7 @@ class StepRow:
 
 
 def step_row(stored: StoredRun, plan: BatchPlan) -> StepRow:
-    """What the episodes of a plan have in common."""
+    """Summarise the episodes of a plan."""
     facts = stored.facts(plan.ids)
     rewards = [each.reward for each in facts]
     lags = [each.lag_at(plan.version) for each in facts if not each.is_demonstration]
@@ -142,10 +144,11 @@ def list_episodes(
     reverse: bool = False,
     limit: int | None = None,
 ) -> list[EpisodeRow]:
-    """At most `limit` episodes, of one step or one evaluation where these are named, that are in one of `states`.
+    """List episodes in one of `states`, at most `limit`, of one step or one evaluation where these are named.
 
-    `sort` is a key of `SORT_KEYS`: the largest come first, and those without a value last. Else the newest ids come
-    first, and no more is read than is needed. `reverse` turns the order round. Raises RefusedError: no such step.
+    `sort` is a key of `SORT_KEYS`: the largest come first, and those without a value last. Without it the newest ids
+    come first, and no more is read than is needed. `reverse` reverses the order. Raises RefusedError: the run has no
+    such step.
     """
     if step is not None:
         plan = required_plan(stored, step)
@@ -191,7 +194,7 @@ def prompt(trajectory: Trajectory, decode: Decode) -> str:
 
 
 def answer(trajectory: Trajectory, decode: Decode) -> str:
-    """What the policy wrote in its last turn."""
+    """Decode the tokens that the policy sampled in its last turn."""
     own: Sequence[tuple[int, int]] = [
         (turn.start, turn.end) for turn in trajectory.turns if turn.role is Role.ASSISTANT
     ]

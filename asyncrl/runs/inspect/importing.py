@@ -53,9 +53,9 @@ from asyncrl.wire import decode, encode, join, labels_message, read_labels, read
 ROWS = 128
 """Rows that are read at once."""
 MAX_COLUMN_BYTES = 4 << 30
-"""Of one column in a group of rows, as its values take memory. A few bytes of a file can announce far more."""
+"""The memory that the values of one column may take in a group of rows. A few bytes of a file can announce far more."""
 OFFSET_BITS = 32
-"""What each text takes beside its bytes."""
+"""Memory for each text, in addition to its bytes."""
 LONGEST_REASON = 300
 _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
@@ -67,7 +67,7 @@ T = TypeVar("T")
 
 
 def count_rows(source: Path) -> int:
-    """How many trajectories an exported run has. Raises DataError: `source` is none."""
+    """Count the trajectories of an exported run. Raises DataError: `source` is none."""
     with _refused(source), _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
         return int(file.metadata.num_rows)
 

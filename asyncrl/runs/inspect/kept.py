@@ -1,4 +1,4 @@
-"""Episodes whose text the store has no longer, from the sample that the learner kept of each step."""
+"""Episodes whose text the store no longer has, from the sample that the learner kept of each step."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ from dataclasses import replace
 
 from asyncrl.errors import StoreError
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
-from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.replay.stored import StoredTrajectory
-from asyncrl.runs.inspect.run import InspectedRun
+from asyncrl.runs.run import Run
 
 log = logging.getLogger(__name__)
 
 
 class KeptOfRun:
-    """The kept episodes of the run to which a store belongs; none of a store that stands alone. A sample that cannot be
-    read is logged, and counts as none."""
+    """The kept episodes of the run to which a store belongs; none of a store that was imported alone. A sample that
+    cannot be read is logged, and counts as none."""
 
-    def __init__(self, run: InspectedRun) -> None:
-        self._kept = KeptEpisodes(run.folder.parent) if run.folder.name == "replay" else None
+    def __init__(self, run: Run) -> None:
+        self._kept = run.kept() if run.owns_store else None
 
     def find(self, name: str) -> KeptEpisode | None:
         """The episode of that id, as the newest step that kept it trained it."""

@@ -20,6 +20,7 @@ from asyncrl.machine.files import partial_name
 from asyncrl.replay.counters import COUNTERS
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.replay.transaction import Transaction
+from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.columns import (
     DEAD_LETTER,
     DEAD_LETTERS,
@@ -33,7 +34,6 @@ from asyncrl.runs.inspect.columns import (
     trajectory_batch,
 )
 from asyncrl.runs.inspect.episodes import step_row
-from asyncrl.runs.inspect.run import Decode
 
 Progress = Callable[[int], None]
 """Takes the number of trajectories that were handled since the last call."""
@@ -42,7 +42,7 @@ TRAJECTORIES_FILE, STEPS_FILE = "trajectories.parquet", "steps.parquet"
 PLANS_FILE, DEAD_LETTERS_FILE = "plans.parquet", "dead_letters.parquet"
 METADATA = b"asyncrl"
 GROUP_TOKENS, GROUP_ROWS = 1 << 20, 4096
-"""A row group ends with so many tokens or rows."""
+"""The tokens and the rows at which a row group ends."""
 PLANS_A_GROUP = 64
 
 
@@ -54,9 +54,9 @@ def export_run(
     group_tokens: int = GROUP_TOKENS,
     decode: Decode | None = None,
 ) -> int:
-    """Write a run to `folder`, which must be new; returns how many trajectories.
+    """Write a run to `folder`, which must be new. Returns the number of trajectories.
 
-    With `states` it writes only trajectories in one of them. Of those whose data is gone it writes the record. With
+    With `states` it writes only trajectories in one of them. A trajectory without data has only its record. With
     `decode` it writes the texts of prompts and answers. All steps, plans and dead letters are written. Raises
     StoreError: the folder exists.
     """

@@ -15,7 +15,7 @@ from rich.text import Text
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.secrets import shown_value
 from asyncrl.replay.records import DeadLetter
-from asyncrl.runs.inspect.advice import FINE
+from asyncrl.runs.advice import FINE
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.runs.progress import progress_rows
 
@@ -23,7 +23,7 @@ WORKERS_SHOWN = 16
 SHOWN_CHARACTERS = 300
 MIB = 1 << 20
 REASONS = {"dead_letters": "dead letters", "evicted": "evicted", "filtered": "filtered groups"}
-"""Counts by reason, and their titles; those that are all 0 are not shown."""
+"""Counts by reason, and their titles. A table of zeros is not shown."""
 
 
 def printable(text: str) -> str:
@@ -76,8 +76,8 @@ def _number(value: float | None) -> str:
 def step_view(
     step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]], kept: Sequence[str] = ()
 ) -> RenderableType:
-    """A learner step, then the episodes of each part by its name, each with the end of what the policy wrote last; None
-    if its data is gone. The `kept` groups are there with their text."""
+    """A learner step, and the episodes of each part by its name, each with the end of its last answer; None if its data
+    was removed. The `kept` groups have their text."""
     head = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "step": f"{step.step}, at version {step.version}",
@@ -106,7 +106,7 @@ def step_view(
 
 def _ending(text: str | None) -> str:
     if text is None:
-        return "its text is gone; replay.retention=all keeps it, observe.keep_episodes that of some groups"
+        return "its text was removed; replay.retention=all keeps it, observe.keep_episodes that of some groups"
     cut = "..." if len(text) > SHOWN_CHARACTERS else ""
     return cut + printable(text[-SHOWN_CHARACTERS:]).replace("\n", "\n  ")
 
@@ -158,7 +158,7 @@ def _progress(progress: Mapping[str, Any]) -> list[Text]:
 
 
 def _stalls(status: Mapping[str, Any]) -> list[Text]:
-    """Who waits for whom, and what to change."""
+    """Lines with the chain of waits, and with the advice."""
     waits = [("waits", status["waits_text"], "yellow")] if status["waits_text"] else []
     advice = status["advice"]
     if advice is not None:
@@ -167,7 +167,7 @@ def _stalls(status: Mapping[str, Any]) -> list[Text]:
 
 
 def _processes(processes: Mapping[str, Any]) -> Table:
-    """Where each role runs; of many, only those that were restarted or wait."""
+    """A table of the host of each role. In a large run it has only roles that were restarted or wait."""
     shown = processes
     if len(processes) > WORKERS_SHOWN:
         shown = {name: each for name, each in processes.items() if each["restarts"] or not each["pid"]}

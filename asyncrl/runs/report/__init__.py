@@ -1,1 +1,1 @@
-"""Pages about finished and running runs: the report of one, the comparison of several, and models for the hub."""
+"""Pages about finished and running runs: the report of one, and the comparison of several."""

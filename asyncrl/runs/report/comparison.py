@@ -1,5 +1,5 @@
-"""Several runs next to each other: in what they differ, what came of each, and their curves over the same number of
-samples, tokens and seconds."""
+"""A comparison of several runs: their differences, their results, and their curves over the same number of samples,
+tokens and seconds."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ import numpy as np
 
 from asyncrl.config.changes import HOST_KEYS
 from asyncrl.errors import ConfigError
-from asyncrl.runs.report.run import NO_ADDRESS, ReportedRun
-from asyncrl.runs.results.environment import Environment
+from asyncrl.runs.environment import Environment
+from asyncrl.runs.report.reported import NO_ADDRESS, ReportedRun
 
 SEED = "run.seed"
 NOT_COMPARED = ("run.name", *HOST_KEYS)
 PARTS = 4
-"""The tables have values after each of so many equal parts of the shortest run."""
+"""The tables have a value at the end of each of this many equal parts of the shortest run."""
 WINDOW = 0.125
 """A value of a training batch in a table is the mean over this share of the shortest run before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunExtent:
-    """How far a run was: `at[i]` units after `steps[i]` learner steps. It begins with 0 after 0 steps."""
+    """The extent of a run in some unit: `at[i]` after `steps[i]` learner steps. It begins with 0 after 0 steps."""
 
     steps: Sequence[float]
     at: Sequence[float]
 
     def after(self, steps: float) -> float:
-        """The units after so many steps, between two known points on the line through both."""
+        """The units after `steps` steps, by linear interpolation between known points."""
         return float(np.interp(steps, self.steps, self.at))
 
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One way to say how far a run is. `of` is None for a run whose metrics do not tell it."""
+    """A measure of a run's extent. `of` returns None for a run whose metrics lack it."""
 
     name: str
     of: Callable[[ReportedRun], RunExtent | None]
@@ -70,7 +70,7 @@ def _counted(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
 
 
 def _summed(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
-    """The extent by what the learner tells of each step. Steps between two rows count as the mean of both."""
+    """The extent by a value that the learner logs for each step. Steps between two rows count as the mean of both."""
 
     def progress(run: ReportedRun) -> RunExtent | None:
         rows = [row for row in run.steps if metric in row]
@@ -95,7 +95,7 @@ AXES = (
 STEPS = Axis("learner steps", lambda run: RunExtent([0, run.summary.steps], [0, run.summary.steps]))
 TABLED = (Measure("held-out accuracy", "eval/accuracy", True), Measure("reward", "reward/mean"))
 MEASURES = (*TABLED, Measure("held-out outcome", "eval/outcome", True), Measure("outcome", "outcome/mean"))
-"""Those with curves. Only some have tables."""
+"""The measures with curves. Only some have tables."""
 SPEED = {
     "seconds": "seconds of the actors",
     "tokens_per_s": "sampled tokens/s",
@@ -118,9 +118,12 @@ class MatchedTable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """`configuration` and `environment` have only what differs, and `results` everything: each name with a value for
-    each run. `configurations` says for each run which of the different configurations it has, from 0; runs that differ
-    only in their seed share one. `statement` says what may be concluded."""
+    """A comparison of runs, each name with a value for each run.
+
+    `configuration` and `environment` have only the differences, and `results` everything. `configurations` numbers the
+    different configurations from 0, with one number for each run; runs that differ only in their seed share one.
+    `statement` says which conclusion is allowed.
+    """
 
     names: Sequence[str]
     runs: Sequence[ReportedRun]
@@ -179,7 +182,7 @@ def _kind(run: ReportedRun) -> dict[str, Any]:
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The names whose values differ. A column without any value differs from none."""
+    """The names whose values differ. An empty column is not compared."""
     known = [column for column in columns if column]
     rows = _side_by_side(columns)
     return {
@@ -276,8 +279,8 @@ def axis_points(run: ReportedRun, measure: Measure, axis: Axis) -> list[tuple[fl
 
 
 def spread(comparison: Comparison, name: str) -> list[tuple[int, int, float, float, float]]:
-    """Of a result: for each configuration with several runs its number, how many runs know the result, and their least,
-    mean and greatest value."""
+    """The spread of a result in each configuration that has several runs: its number, how many of its runs know the
+    result, and their least, mean and greatest value."""
     found = []
     for kind in range(max(comparison.configurations) + 1):
         pairs = zip(comparison.configurations, comparison.results.get(name, []), strict=False)

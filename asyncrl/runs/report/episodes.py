@@ -6,26 +6,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from asyncrl.errors import AsyncrlError
 from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
-from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.observe.shown_text import shown_text
+from asyncrl.runs.decoding import Decode
 from asyncrl.runs.inspect.episode import step_scores
+from asyncrl.runs.run import Run
 from asyncrl.types import Turn
 
-Decode = Callable[[list[int]], str]
-
 MOST_TOKENS = 600
-"""Of a longer turn the report shows the first and the last half of so many tokens."""
+"""A longer turn shows half of this number from its start and half from its end."""
 MOST_TURNS = 40
 MOST_CHARS = 12_000
 
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn:
-    """A turn as text. `scores` are those of the steps that end in it."""
+    """A turn as text. `scores` has the steps that end in it."""
 
     role: str
     text: str
@@ -36,7 +34,8 @@ class ShownTurn:
 
 @dataclass(frozen=True, slots=True)
 class ShownEpisode:
-    """An episode for a page: its row, its turns, and what scorers gave it by name; so many turns are `left_out`."""
+    """An episode for a page: its row, its turns, and its scores by name. `left_out` counts the turns that are not
+    shown."""
 
     row: KeptRow
     turns: Sequence[ShownTurn]
@@ -44,9 +43,9 @@ class ShownEpisode:
     left_out: int
 
 
-def sample_episodes(run_dir: Path, decode: Callable[[], Decode]) -> tuple[list[ShownEpisode], str]:
+def sample_episodes(run: Run, decode: Callable[[], Decode]) -> tuple[list[ShownEpisode], str]:
     """Episodes of the run, and why there are none; empty: there are some. `decode` loads the tokenizer."""
-    kept = KeptEpisodes(run_dir)
+    kept = run.kept()
     try:
         rows = [row for row in kept.rows() if HELD_OUT not in row.flags]
         if not rows:
@@ -68,7 +67,7 @@ def chosen(rows: Sequence[KeptRow]) -> list[KeptRow]:
 
 
 def _reward(row: KeptRow) -> tuple[bool, float]:
-    """In ascending order, after NaN."""
+    """A key that sorts by reward, with NaN first."""
     return not math.isnan(row.reward), row.reward
 
 
@@ -78,7 +77,7 @@ def visible(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """At most `MOST_CHARS` characters of a text."""
+    """Cut a text to `MOST_CHARS` characters."""
     more = len(text) - MOST_CHARS
     return f"{text[:MOST_CHARS]}\n[{more} more characters]" if more > 0 else text
 

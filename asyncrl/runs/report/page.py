@@ -12,19 +12,29 @@ from jinja2 import FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 import asyncrl
-from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.errors import ConfigError
-from asyncrl.runs.inspect.run import Decode, InspectedRun, decoder, ids_as_text, read_config
+from asyncrl.machine.files import write_whole
+from asyncrl.runs.decoding import Decode, decoder, ids_as_text
+from asyncrl.runs.environment import Environment
 from asyncrl.runs.report.episodes import sample_episodes, visible
 from asyncrl.runs.report.plots import data_plots, learning_plots, speed_plots
-from asyncrl.runs.report.run import ReportedRun
+from asyncrl.runs.report.reported import ReportedRun, read_run
 from asyncrl.runs.report.svg import DrawnPlot, Plot, draw, short
-from asyncrl.runs.results.environment import Environment
-from asyncrl.runs.results.summary import summary_rows
+from asyncrl.runs.summary import summary_rows
 
 FOLDER = Path(__file__).parent / "templates"
 GIB = 1 << 30
+REPORT_FILE = "report.html"
+
+
+def write_report(name: str, out: Path | None = None) -> Path:
+    """Write the report of a run into its folder, or to `out`, and return the file. Raises ConfigError: there is no such
+    run, or its configuration cannot be read; OSError."""
+    run = read_run(name)
+    file = out or run.folder / REPORT_FILE
+    write_whole(file, run_page(run))
+    return file
 
 
 def page(template: str, title: str, **values: Any) -> str:
@@ -48,7 +58,7 @@ def _templates() -> Templates:
 
 def run_page(run: ReportedRun) -> str:
     """The report of a run."""
-    episodes, no_episodes = sample_episodes(run.folder, lambda: _decoder(run))
+    episodes, no_episodes = sample_episodes(run.run, lambda: _decoder(run))
     plots: dict[str, Callable[[ReportedRun], Iterable[Plot]]] = {
         "Learning": learning_plots,
         "Data": data_plots,
@@ -76,7 +86,7 @@ def drawn(plots: Iterable[Plot]) -> list[DrawnPlot]:
 
 
 def introduction(run: ReportedRun) -> str:
-    """What the run is, in a sentence."""
+    """Describe the run in a sentence."""
     values = run.values
     data = ", ".join(values["data.train"]) if isinstance(values["data.train"], list) else values["data.train"]
     algorithm = f"{values['algorithm.advantage.name']} with loss {values['algorithm.loss.name']}"
@@ -86,7 +96,7 @@ def introduction(run: ReportedRun) -> str:
 
 
 def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
-    """The main numbers: name, value, and what it is of."""
+    """The main numbers: the name, the value, and a remark on each."""
     summary = run.summary
     found = [("steps", f"{summary.steps}", f"of {summary.planned_steps}")]
     changes = {"reward": summary.reward, "held-out accuracy": summary.held_out.get("accuracy")}
@@ -106,7 +116,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
 
 
 def environment_rows(host: Environment) -> list[tuple[str, str]]:
-    """A host for people. What is not known of it is left out."""
+    """The facts of a host for people. Unknown ones are left out."""
     packages = ", ".join(f"{name} {version}" for name, version in (host.packages or {}).items())
     rows = [
         ("host", host.host),
@@ -129,8 +139,8 @@ def _duration(seconds: float) -> str:
 
 
 def _decoder(run: ReportedRun) -> Decode:
-    """The run's tokenizer; of a run of another version, whose configuration this one cannot use, token ids."""
+    """The run's tokenizer; token ids for a run of another version, whose configuration cannot be used."""
     try:
-        return decoder(InspectedRun(run.folder / "replay", read_config(run.folder / CONFIG_FILE)), None)
+        return decoder(run.run)
     except ConfigError:
         return ids_as_text

@@ -1,17 +1,17 @@
-"""Which plots the report of a run has, and from which metrics. A plot without values is left out."""
+"""The plots in the report of a run, and their metrics. A plot without values is left out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from asyncrl.observe.lines import Row
-from asyncrl.runs.report.run import ReportedRun
+from asyncrl.runs.lines import Row
+from asyncrl.runs.report.reported import ReportedRun
 from asyncrl.runs.report.svg import Plot, Series
 
 STEP = "learner step"
 MOST_ROLES = 4
-"""Of more actors or scorers the plots show evenly spread ones."""
+"""A run with more actors or scorers has plots of evenly spread ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ DEPTHS = {"depth_pending": "wait for a scorer", "depth_waiting": "wait for their
 
 
 def learning_plots(run: ReportedRun) -> Iterator[Plot]:
-    """Whether the run learns."""
+    """The plots that show whether the run learns."""
     reward, *others = LEARNING
     yield _by_step(run, reward)
     measured = {"eval/accuracy": "accuracy", "eval/outcome": "outcome", "eval/reward": "reward"}
@@ -79,7 +79,7 @@ def learning_plots(run: ReportedRun) -> Iterator[Plot]:
 
 
 def data_plots(run: ReportedRun) -> Iterator[Plot]:
-    """How old the data is, and how well it fits the policy."""
+    """The plots of the age of the data, and of its fit to the policy."""
     yield from (_by_step(run, plot) for plot in DATA)
     scorers = _roles(run, "scoring")
     agreement = "prm_agreement"
@@ -93,7 +93,7 @@ def data_plots(run: ReportedRun) -> Iterator[Plot]:
 
 
 def speed_plots(run: ReportedRun) -> Iterator[Plot]:
-    """Where the time goes."""
+    """The plots of the time that each part takes."""
     engines, scorers = _roles(run, "actor"), _roles(run, "scoring")
     idle = [_by_time(run, run.steps, "idle", "learner")]
     idle += [_by_time(run, rows, "idle", name) for name, rows in (engines | scorers).items()]
@@ -134,7 +134,7 @@ def _minutes(run: ReportedRun) -> str:
 
 
 def _roles(run: ReportedRun, kind: str) -> dict[str, Sequence[Row]]:
-    """The rows of the processes of a kind by name: of many, those of evenly spread ones."""
+    """The rows of the processes of a kind by name. Of many processes it takes evenly spread ones."""
     found = {name: rows for name, rows in run.roles.items() if name.startswith(f"{kind}-") and rows}
     if len(found) <= MOST_ROLES:
         return found

@@ -10,7 +10,7 @@ from statistics import fmean
 from markupsafe import Markup, escape
 
 COLOURS = 8
-"""The page's style has so many colours, and a dash pattern for each."""
+"""The number of colours in the page's style, which has a dash pattern for each."""
 MOST_POINTS = 300
 LARGEST = 1e305
 """A larger value may have no difference from another."""
@@ -20,8 +20,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: its points by ascending x. Points that are not finite, or too large to
-    be drawn, are left out. `has_dots` marks each."""
+    """A curve: its points by ascending x. Points that are not finite, or too large to be drawn, are left out. `has_dots`
+    marks each."""
 
     label: str
     xs: Sequence[float]
@@ -49,7 +49,7 @@ class Plot:
 @dataclass(frozen=True, slots=True)
 class DrawnPlot:
     """A plot ready for a page. `legend` has for each curve its number, from which its colour follows, its label and its
-    last value. `bin_size`: each point is a mean of so many rows."""
+    last value. `bin_size`: the number of rows that each point is the mean of."""
 
     title: str
     unit: str
@@ -102,7 +102,7 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """At most about `most` round numbers within [low, high]."""
+    """Choose at most about `most` round numbers within [low, high]."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))

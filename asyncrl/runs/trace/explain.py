@@ -15,10 +15,10 @@ from asyncrl.errors import RefusedError
 from asyncrl.runs.trace.reading import US, RoleSpans, Trace, TraceSpan, episodes_of, number_of, text_of
 
 LAST_GROUPS = 3
-"""So many groups of a batch are described: those that were complete last."""
+"""The groups of a batch that are described: the last complete ones."""
 LONGEST = 8
 LEAST_SHARE = 0.01
-"""What took less of an episode's time is left out."""
+"""A part that took a smaller share of an episode's time is left out."""
 IDLE = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
 PHRASES = {
@@ -39,7 +39,7 @@ PHRASES = {
 
 @dataclass
 class Share:
-    """What an episode spent with one thing: seconds in so many spans, with so many sampled tokens."""
+    """The time that an episode spent on one activity: its seconds, its spans, and the tokens sampled in it."""
 
     seconds: float = 0.0
     spans: int = 0
@@ -63,7 +63,7 @@ class EpisodeStory:
 
     @property
     def labelled(self) -> int:
-        """When its last label was stored; 0 if it has none."""
+        """The time at which its last label was stored; 0 if it has none."""
         return max((span.end for span in self.spans if span.name == "label"), default=0)
 
     def value(self, name: str, key: str) -> Any:
@@ -71,7 +71,7 @@ class EpisodeStory:
         return next((span.values[key] for span in reversed(self.spans) if span.name == name and key in span.values), "")
 
     def shares(self) -> dict[str, Share]:
-        """Where its time went, the largest share first."""
+        """The shares of its time, the largest first."""
         found: defaultdict[str, Share] = defaultdict(Share)
         for span, microseconds in innermost(self.spans):
             found[phrase(span)].seconds += microseconds / US
@@ -86,7 +86,7 @@ class EpisodeStory:
 
 
 def phrase(span: TraceSpan) -> str:
-    """What happens in a span."""
+    """Describe a span in words."""
     if span.name.startswith("tool "):
         return f"in {span.name}"
     return PHRASES.get(span.name, span.name)
@@ -173,7 +173,7 @@ def episode_stories(trace: Trace, names: Collection[str]) -> dict[str, EpisodeSt
 
 
 def _groups_and_causes(trace: Trace, step: int, wait: Sequence[TraceSpan]) -> tuple[list[TraceSpan], dict[str, float]]:
-    """The groups that were planned for the step, and for how many seconds of its wait what was missing."""
+    """The groups that were planned for the step, and the seconds of its wait by the thing that was missing."""
     groups: list[TraceSpan] = []
     missing: defaultdict[str, float] = defaultdict(float)
     for span in trace.spans(_is("replay")):

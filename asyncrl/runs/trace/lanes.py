@@ -1,4 +1,4 @@
-"""Which line of the picture a span is drawn on: spans on one line must lie within each other or follow each other."""
+"""Places spans on the lines of a picture: spans on one line lie within each other or follow each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lanes:
 
 
 class Slots:
-    """Gives each running episode a slot of its own, and the slots of those that are over to later ones."""
+    """Gives each running episode a slot of its own. A later episode takes the slot of one that is over."""
 
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}

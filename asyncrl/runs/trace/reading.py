@@ -1,7 +1,7 @@
 """Reads the spans of a run, whose format `observe.spans` describes, on the clock of its replay.
 
-Files that grow meanwhile are read as far as they are whole. Lines that cannot be read, as a killed process leaves them,
-are skipped and counted.
+Files that grow meanwhile are read up to their last complete line. Lines that cannot be read, as a killed process leaves
+them, are skipped and counted.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import msgspec
 import numpy as np
 
 from asyncrl.errors import ConfigError
-from asyncrl.observe.lines import decoded, each_line
 from asyncrl.observe.spans import FOLDER, OLD
+from asyncrl.runs.lines import decoded, each_line
 
 SORTED_AT_ONCE = 200_000
-"""So many spans are sorted in memory; more than these pass through temporary files."""
+"""The most spans that are sorted in memory; more pass through temporary files."""
 US = 1_000_000
 
 
 class TraceSpan(msgspec.Struct, array_like=True, gc=False):
-    """A span of a role: microseconds since 1970 on the clock of the replay. `values` are those of the recorder."""
+    """A span of a role: microseconds since 1970 on the clock of the replay. `values` are the recorder's."""
 
     start: int
     duration: int
@@ -47,7 +47,7 @@ class TraceSpan(msgspec.Struct, array_like=True, gc=False):
 
     @property
     def order(self) -> tuple[int, int]:
-        """Sorts by start; a span comes before those within it."""
+        """A key that sorts by start; a span comes before the spans within it."""
         return self.start, -self.duration
 
 
@@ -77,12 +77,12 @@ _SPANS = msgspec.json.Decoder(TraceSpan)
 
 @dataclass
 class _Clock:
-    """How far the clocks of replays were ahead of that of one process: for each endpoint times and microseconds."""
+    """The lead of the clocks of replays over that of one process: for each endpoint times and microseconds."""
 
     samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
     def ahead_of(self, endpoint: str) -> Callable[[int], int]:
-        """The correction of a time, piecewise linear, so that what was within a span stays within it."""
+        """The correction of a time. It is piecewise linear, so that a time within a span stays within it."""
         samples = sorted(self.samples.get(endpoint, ()))
         if len({ahead for _, ahead in samples}) <= 1:
             only = samples[0][1] if samples else 0
@@ -93,7 +93,7 @@ class _Clock:
 
 @dataclass
 class RoleSpans:
-    """The files of one role, the older one first, and what their notes say."""
+    """The files of one role, the older one first, and the content of their notes."""
 
     role: str
     paths: list[Path]
@@ -102,11 +102,11 @@ class RoleSpans:
     dropped: int = 0
     lost: int = 0
     clocks: dict[int, _Clock] = field(default_factory=dict)
-    """By when the process started."""
+    """The clocks by the start of the process."""
 
     @property
     def kind(self) -> str:
-        """What the role is: replay, actor, scoring, learner."""
+        """The kind of the role: replay, actor, scoring or learner."""
         return self.role.partition("-")[0]
 
     def look(self) -> None:
@@ -174,7 +174,7 @@ class Trace:
 
     @property
     def is_aligned(self) -> bool:
-        """Whether the clocks of all roles are known that may differ."""
+        """True if all clocks that may differ are known."""
         hosts = {host for role in self.roles for host in role.hosts}
         known = all(role.endpoint or any(each.samples for each in role.clocks.values()) for role in self.roles)
         return len(hosts) <= 1 or known
@@ -186,7 +186,7 @@ class Trace:
         return clock.ahead_of(self._reference)
 
     def _ahead_of_reference(self, endpoint: str) -> int:
-        """How far a shard's clock is ahead of the first one's, as the roles see it that ask both."""
+        """The lead of a shard's clock over that of the first shard, as the roles that ask both see it."""
         seen = []
         for clock in (clock for role in self.roles for clock in role.clocks.values()):
             ours, theirs = (clock.samples.get(each) for each in (endpoint, self._reference))

@@ -1,7 +1,7 @@
-"""What the program's process of a session does: it runs cells one after another, as a notebook does.
+"""Runs the cells of a session one after another, as a notebook does, in the program's process.
 
-A request is a line of JSON with the cell's code, a reply a line that says that the cell is done. A cell that raises is
-done, too. Standard library only, and nothing of this package: a container gets the text of this file alone.
+A request is a line of JSON with the cell's code. The reply is a line that says that the cell is done, even if it
+raised. This file imports the standard library alone: a container gets only its text.
 """
 
 import ast
@@ -14,16 +14,16 @@ import traceback
 from contextlib import suppress
 
 ROOM = 1 << 16
-"""Bytes that are left for what the session adds to the output."""
+"""The bytes of the output's limit that are kept free for the session's own output."""
 
 
 def reply_to(number: int) -> bytes:
-    """The reply when cell `number` is done; before any request comes the reply to 0."""
+    """The reply when cell `number` is done. The reply 0 comes before any request."""
     return b'{"cell": %d}\n' % number
 
 
 def serve(requests: int, replies: int) -> None:
-    """Run the cells that the file `requests` brings, until it ends."""
+    """Run the cells in the file `requests`, until it ends."""
     os.set_inheritable(requests, False)
     os.set_inheritable(replies, False)
     own = os.getpid()
@@ -37,17 +37,17 @@ def serve(requests: int, replies: int) -> None:
             run_cell(json.loads(line)["code"], f"<cell {number}>", vars(module))
             make_room()
             for stream in (sys.stdout, sys.stderr, *streams):
-                # The cell may have put anything there.
+                # The cell may have replaced the stream by any object.
                 with suppress(Exception):
                     stream.flush()
             if os.getpid() != own:
-                # A process that the cell has forked, and that has come to the cell's end.
+                # This is a fork that the cell made and that has reached the cell's end.
                 os._exit(0)
             os.write(replies, reply_to(number))
 
 
 def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
-    """Run the cell, and print the value of its last expression, or what it raised."""
+    """Run the cell, and print the value of its last expression, or its exception."""
     # Tracebacks show lines of cells.
     linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
     try:
@@ -56,7 +56,7 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
         if tree.body:
             exec(compile(tree, name, "exec"), names)
         if last is not None:
-            # Compiled as what is typed at a prompt, so that it prints its value.
+            # Compiled like a line at a prompt, so that it prints its value.
             exec(compile(ast.Interactive([last]), name, "single"), names)
     except BaseException as error:  # noqa: BLE001 - printed, as a notebook does
         frames = error.__traceback__
@@ -69,8 +69,9 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
 
 
 def make_room() -> None:
-    """Where the output has its largest size, drop its end: the session has something to add, and streams hold what
-    they could not write, which the next cell would print."""
+    """Drop the end of an output that is almost as large as it may be."""
+    # The session has output of its own. And streams keep text that they could not write, which the next cell would
+    # print.
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and os.fstat(1).st_size > limit - ROOM // 2:
         os.ftruncate(1, limit - ROOM)

@@ -1,9 +1,10 @@
-"""Process 1 of a container: runs a program, or the cells of a session, and reports what came of it.
+"""Process 1 of a container: runs a program, or the cells of a session, and reports the results.
 
 A container gets the text of this file, and those of cells.py and pausing.py as its arguments. Requests are lines of
-JSON on standard input, and reports are lines on standard output. When the input ends, the caller has gone: this process
-ends, and the kernel ends all others of the container. Standard library only; the image's Python may be older than
-asyncrl's.
+JSON on standard input, and reports are lines on standard output. When the input ends, the caller has ended: then this
+process ends, and the kernel ends all others of the container.
+
+This file imports the standard library alone. The image's Python may be older than asyncrl's.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def main() -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # The kernel protects process 1 only from signals for which it has no handler, and Python has one for this.
+    # The kernel protects process 1 only from signals without a handler, and Python installs a handler for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_dumpable(False)
     signal.set_wakeup_fd(wake)
@@ -59,19 +60,19 @@ def main() -> None:
     if is_session:
         poll.register(replies[0], select.POLLIN)
     pause: Any = None
-    # A session starts before its first cell comes.
+    # A session starts before its first request.
     began = time.monotonic()
     deadline = began + request.get("wall_s", 60.0)
     while True:
         status = reap(program)
         if pause is not None and (status is not None or pause.is_broken):
             pausing["signal_all"](PROC, signal.SIGKILL)
-            # Only a request has an answer.
+            # A report answers a request, so the end of a pause waits for the next one.
             if next(lines, None) is not None:
                 report(output, status or KILLED, began, "" if status else pausing["RAN_IN_PAUSE"])
             os._exit(0)
         if status is not None or (pause is None and time.monotonic() >= deadline):
-            # Status 0 of a session says that it goes on.
+            # Status 0 of a session means that it continues.
             report(output, status or 1 if is_session and status is not None else status, began)
             os._exit(0)
         timeout = max(0.0, deadline - time.monotonic()) if pause is None else pause.wait_s
@@ -117,21 +118,21 @@ def become_program(request: dict[str, Any], output: IO[bytes], requests: int, re
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - printed, as Python does
-        behind = error.__traceback__ and error.__traceback__.tb_next
-        traceback.print_exception(type(error), error, behind)
+        frames = error.__traceback__ and error.__traceback__.tb_next
+        traceback.print_exception(type(error), error, frames)
         sys.exit(1)
 
 
 def load(text: str, name: str) -> dict[str, Any]:
-    """The names that a file of asyncrl defines."""
+    """Run the text of a file of asyncrl, and return the names that it defines."""
     names: dict[str, Any] = {"__name__": name}
     exec(compile(text, name, "exec"), names)
     return names
 
 
 def set_dumpable(value: bool) -> None:
-    """Whether processes of the same user, as programs are, reach this one's memory and files. By these they could
-    forge reports."""
+    """Let processes of the same user access this one's memory and files, or refuse it."""
+    # Programs have the same user, and could forge reports.
     with suppress(ImportError, OSError, AttributeError):
         import ctypes
 
@@ -139,7 +140,7 @@ def set_dumpable(value: bool) -> None:
 
 
 def read_lines() -> Iterator[dict[str, Any]]:
-    """The requests, as they come."""
+    """Yield the requests, as they come."""
     kept = b""
     while True:
         part = os.read(0, 1 << 16)
@@ -152,7 +153,7 @@ def read_lines() -> Iterator[dict[str, Any]]:
 
 
 def reap(program: int) -> int | None:
-    """The status of the program as a shell gives it, once it has ended. Other processes are orphans of it."""
+    """Reap ended processes. Returns the program's status, in a shell's form, if it is one of them."""
     try:
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -165,8 +166,10 @@ def reap(program: int) -> int | None:
 
 
 def report(output: IO[bytes], status: int | None, began: float, reason: str = "") -> None:
-    """Send the output so far, and empty it. A status of None: the time is over. `reason`: why this process ended it,
-    where the status does not say."""
+    """Send the output so far, and clear it. The status is None if the time is over.
+
+    `reason` says why this process ended the program, if the status does not.
+    """
     printed = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
     os.ftruncate(output.fileno(), 0)
     line = {"status": status, "seconds": time.monotonic() - began, "output": printed, "reason": reason}

@@ -1,9 +1,10 @@
-"""The launcher, and what the program's process does once it is confined.
+"""The launcher, and the program's process once it is confined.
+
+On the control socket the watcher writes `status N` or `failed REASON`. It reads orders for a session, and the end of
+the connection when the caller closes it.
 
 A program of a policy does not start by `machine/guard.py`: its watcher (`watching.py`) confines it, and ends it with
 its caller.
-
-On the control socket the watcher reports `status N` or `failed REASON`, and reads only that the caller has closed it.
 """
 
 import os
@@ -29,7 +30,7 @@ def main() -> None:
 
 
 def ignore_signals() -> None:
-    """Slurm sends these, by which it asks a role to stop or to drain, to the role's children, too."""
+    """Ignore the signals by which Slurm makes a role stop or drain: the role's children get them, too."""
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
 
@@ -54,7 +55,7 @@ def launch(options: Options) -> None:
 
 
 def find_packages() -> None:
-    """Let imports find the packages of this Python, and the caller's path to this one no longer."""
+    """Let imports find the packages of this Python, but no longer the ones on the caller's path."""
     import site
 
     del sys.path[0]
@@ -63,7 +64,7 @@ def find_packages() -> None:
 
 
 def run(source: str) -> None:
-    """Run as `python -I -` does: a failure is printed without the frames of this package."""
+    """Run a program as `python -I -` does: the traceback of a failure has no frames of this package."""
     find_packages()
     sys.modules["__main__"] = module = type(sys)("__main__")
     try:
@@ -71,6 +72,6 @@ def run(source: str) -> None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - printed, as Python does
-        behind = error.__traceback__ and error.__traceback__.tb_next
-        sys.excepthook(type(error), error.with_traceback(behind), behind)
+        frames = error.__traceback__ and error.__traceback__.tb_next
+        sys.excepthook(type(error), error.with_traceback(frames), frames)
         sys.exit(1)

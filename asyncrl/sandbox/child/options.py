@@ -1,4 +1,4 @@
-"""What the caller asks for, and as which user the program runs."""
+"""The caller's options, and the user ids that the program may run with."""
 
 import os
 import sys
@@ -8,9 +8,14 @@ SPARE_IDS = range(0x60000000, 0x60000000 + (1 << 22)), range(50_000, 65_000)
 
 
 class Options:
-    """The arguments: the control socket, the file of the program, 1 for namespaces or 0, CPU seconds, bytes of memory,
-    of a file and of the private folders, processes, and the visible paths. `proc` is the folder in which the watcher
-    finds the processes, and `launcher` the id of this one."""
+    """The options in the arguments of the launcher, in this order.
+
+    - The control socket, the file of the program, and 1 for namespaces or 0.
+    - CPU seconds; bytes of memory, of a file and of each private folder; processes.
+    - The visible paths.
+
+    `proc` is the folder in which the watcher finds the processes. `launcher` is the id of this process.
+    """
 
     def __init__(self, arguments: list[str]) -> None:
         numbers = map(int, arguments[:8])
@@ -26,8 +31,10 @@ class Options:
 
 
 def spare_users(namespaces: bool) -> "range | None":
-    """User ids that no account has, where this process is root and may take them. `rights` takes one for the program.
-    Without namespaces the user must be able to read this Python."""
+    """User ids that no account has, for `rights.take_user`. None if this process is not root, or may not use any.
+
+    Without namespaces the user must be able to read this Python.
+    """
     if os.geteuid() != 0:
         return None
     for users in SPARE_IDS:

@@ -1,8 +1,8 @@
 """Stopping all processes of a session between two cells, and checking that they stay stopped.
 
 SIGSTOP alone does not keep a process from running: a timer, a file, a dying parent or another process may send it
-SIGCONT. So the watcher reads how long each thread has run, and ends a session that runs in a pause. Standard library
-only, and nothing of this package: a container gets the text of this file alone.
+SIGCONT. So the watcher reads how long each thread has run, and ends a session that runs in a pause. This file imports
+the standard library alone: a container gets only its text.
 """
 
 from __future__ import annotations
@@ -15,21 +15,28 @@ from contextlib import suppress
 
 RAN_IN_PAUSE = "the session was ended because its processes ran between two calls"
 LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
-"""Between two looks: until all processes have stopped, and the most from then on."""
+"""Seconds between two looks: until all processes have stopped, and the most from then on."""
 
 MOST_RUNS = 5
-"""The looks at which processes may have run before all have stopped: on a busy machine each must first get its turn at
-a processor. From then on, the looks at which some may have ended: one that was woken may run and end between two."""
+"""The most looks at which processes may have run before all have stopped: on a busy machine a stop takes a while.
+
+After that, the most looks at which some may have ended: a process that was woken may run and end between two looks.
+"""
 
 MOST_ROUNDS = 100
-"""In which a signal is sent to what processes have started meanwhile. Who forks faster has run, for the next look."""
+"""The most rounds in which a signal is sent to processes that were forked meanwhile.
+
+A process that forks faster has run, which the next look notices.
+"""
 
 PF_EXITING = 4
 
 
 class Pause:
-    """Stops all processes that this process has started. `proc` is the folder in which it finds them, and `clock` gives
-    seconds."""
+    """Stops all processes that this process has started, and checks that they stay stopped.
+
+    `proc` is the folder in which it finds them. `clock` gives seconds.
+    """
 
     def __init__(self, proc: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
@@ -54,7 +61,7 @@ class Pause:
         return self._broken or self._runs > MOST_RUNS
 
     def look(self) -> bool:
-        """True if any process has run since the last look. False where the time for another look has not come."""
+        """Look at the processes, if it is time. True if any has run since the last look."""
         if self.wait_s:
             return False
         before, self._ran = self._ran, run_times(self._proc)
@@ -62,13 +69,13 @@ class Pause:
         ended = {thread for thread in changed if is_exiting(thread)} | (before.keys() - self._ran.keys())
         has_run = not changed <= ended
         if self._settled:
-            # Nothing innocent wakes a process that has stopped. The kernel may end one where memory is short.
+            # A stopped process that runs was woken on purpose. But the kernel may end one if memory is short.
             self._broken |= has_run
             self._runs += not ended <= self._ended
             self._every_s = min(2 * self._every_s, LONGEST_LOOK_S)
         elif has_run or not all(map(is_stopped, self._ran)):
             self._runs += has_run
-            # Another process may have sent it SIGCONT just before that one stopped.
+            # A process may have sent SIGCONT to another one just before it stopped itself.
             signal_all(self._proc, signal.SIGSTOP)
         else:
             self._settled, self._runs = True, 0
@@ -77,14 +84,14 @@ class Pause:
         return has_run
 
     def end(self) -> None:
-        """Let the processes go on."""
+        """Let the processes continue."""
         signal_all(self._proc, signal.SIGCONT)
 
 
 def signal_all(proc: str, number: int) -> None:
     """Send a signal to all processes that this process has started."""
     if os.getpid() == 1:
-        # All processes of the namespace but this one, also those that are being forked.
+        # This reaches all processes of the namespace but this one, also those that are just forked.
         with suppress(ProcessLookupError):
             os.kill(-1, number)
         return
@@ -100,7 +107,7 @@ def signal_all(proc: str, number: int) -> None:
 
 
 def descendants(proc: str) -> set[int]:
-    """The processes that this process has started, and those that they have."""
+    """The processes that this process has started, and their descendants."""
     if not os.path.exists(f"{proc}/thread-self/children"):
         return _descendants_of_all(proc)
     found: set[int] = set()
@@ -120,7 +127,7 @@ def _children(threads: str) -> set[int]:
 
 
 def _descendants_of_all(proc: str) -> set[int]:
-    """The same for kernels without the files of children, by a look at all processes of the machine."""
+    """The descendants on kernels without the files of children: a look at all processes of the machine."""
     parents = {}
     for name in filter(str.isdigit, os.listdir(proc)):
         with suppress(OSError):
@@ -133,7 +140,7 @@ def _descendants_of_all(proc: str) -> set[int]:
 
 
 def run_times(proc: str) -> dict[str, bytes]:
-    """By the folder of each thread: how long it has run, in the words of the kernel."""
+    """The time that each thread has run, as the kernel's text, by the thread's folder."""
     times = {}
     for pid in descendants(proc):
         with suppress(OSError):
@@ -146,7 +153,7 @@ def run_times(proc: str) -> dict[str, bytes]:
 
 def _run_time(thread: str) -> bytes:
     with suppress(FileNotFoundError):
-        # Nanoseconds, and how often it got a processor.
+        # Nanoseconds, and the number of times that it got a processor.
         found = _read(f"{thread}/schedstat")
         if found != b"0 0 0\n":
             return found
@@ -162,14 +169,14 @@ def is_stopped(thread: str) -> bool:
 
 
 def is_exiting(thread: str) -> bool:
-    """True if a thread has ended, or only gives back its memory yet, which may take long."""
+    """True if a thread has ended, or is ending: to free its memory may take long."""
     with suppress(OSError):
         return bool(int(_stat(thread)[6]) & PF_EXITING)
     return True
 
 
 def _stat(folder: str) -> list[bytes]:
-    """The state of a process or a thread, and what follows it: 1 is the parent, 6 are flags, 11 and 12 are times."""
+    """The fields of a process or a thread from its state on: 1 is the parent, 6 are flags, 11 and 12 are times."""
     return _read(f"{folder}/stat").rpartition(b")")[2].split()
 
 

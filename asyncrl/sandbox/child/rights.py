@@ -1,4 +1,4 @@
-"""Taking from the program's process all rights that the program must not have."""
+"""Takes all rights from the program's process that the program must not have."""
 
 import ctypes
 import errno
@@ -12,7 +12,7 @@ from asyncrl.sandbox.child.options import Options
 from asyncrl.sandbox.child.system import call
 
 TRIES = 100
-"""Of user ids, before a start fails."""
+"""The number of user ids that are tried before a start fails."""
 
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION = 0x20080522
@@ -20,14 +20,14 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x50000 | errno.EPERM
 CALLS = {"x86_64": (0xC000003E, 41, 29), "aarch64": (0xC00000B7, 198, 194)}
-"""By machine: its number in a filter of system calls, and the numbers of `socket` and `shmget`."""
+"""The number of each machine in a filter of system calls, and the numbers of `socket` and `shmget` on it."""
 IO_URING_SETUP, X32_CALLS = 425, 0x40000000
 FAMILIES = (1, 2, 10, 16)
 """The families of sockets that namespaces separate: Unix, IPv4, IPv6, netlink."""
 
 
-def confine(options: Options, tell: int) -> None:
-    """Give up all rights that the program must not have. A failure ends the process, with the reason in `tell`."""
+def confine(options: Options, failure: int) -> None:
+    """Drop all rights that the program must not have. A failure ends the process, and `failure` gets the reason."""
     try:
         if options.namespaces:
             os.chroot("/jail")
@@ -44,21 +44,21 @@ def confine(options: Options, tell: int) -> None:
             drop_rights()
         set_limits(options)
     except Exception as error:  # noqa: BLE001 - the caller raises it
-        os.write(tell, f"{type(error).__name__}: {error}".encode()[:4096])
+        os.write(failure, f"{type(error).__name__}: {error}".encode()[:4096])
         os._exit(1)
-    os.close(tell)
+    os.close(failure)
 
 
 def take_user(users: range, launcher: int) -> int:
     """Become a real user that no other process has, still with the rights of root.
 
-    The kernel counts the processes of a user on the whole machine, so programs of one user would have each other's
+    The kernel counts the processes of a user on the whole machine, so programs of one user would share their
     limits, also those in other containers. It forgets a user when its last process has ended, however that ends.
     """
-    # In one namespace of processes no two launchers begin with the same.
+    # In one namespace of processes, two launchers begin with different ids.
     user = users[launcher % len(users)]
     for _ in range(TRIES):
-        # The namespace of this process may lack some.
+        # The namespace of this process may not map the id.
         with suppress(OSError):
             os.setresuid(user, user, 0)
             if is_alone():
@@ -89,8 +89,11 @@ def drop_rights() -> None:
 
 
 def refuse_calls() -> None:
-    """Refuse calls that neither namespaces nor limits hold: sockets to the host of a virtual machine (vsock), io_uring,
-    which makes sockets that no filter sees, and System V shared memory, which outlives all processes."""
+    """Refuse system calls that neither namespaces nor limits confine.
+
+    These are sockets to the host of a virtual machine (vsock); io_uring, which makes sockets that no filter sees; and
+    System V shared memory, which outlives all processes.
+    """
     known = CALLS.get(os.uname().machine)
     if known is None or sys.maxsize < 1 << 32:
         return
@@ -132,6 +135,6 @@ def set_limits(options: Options) -> None:
     for kind, value in limits:
         _, hard = resource.getrlimit(kind)
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # macOS knows some of them by name only.
+        # macOS has some of them in name only.
         with suppress(ValueError, OSError):
             resource.setrlimit(kind, (most, most))

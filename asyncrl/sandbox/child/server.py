@@ -1,8 +1,8 @@
 """Starts sessions by forking itself, which takes a fraction of the time in which Python starts.
 
-A request is one packet: JSON with `arguments`, as `Options` reads them, and `folder`. With it come the open files of
-the control socket, of the cells and of the output. The server does nothing else, so that its memory, which the sessions
-share, stays as it is. It ends with its caller.
+A request is one packet: JSON with `arguments`, as `Options` reads them, and `folder`. It carries the open files of the
+control socket, of the cells and of the output. The server does nothing else, so that the memory that it shares with the
+sessions does not change. It ends with its caller.
 """
 
 import json
@@ -17,13 +17,13 @@ from asyncrl.sandbox.child.options import Options
 
 MAX_REQUEST = 1 << 16
 NO_FILE = "-1"
-"""In place of the file of a program."""
+"""The argument of a session, which has no file of a program."""
 
 
 def main() -> None:
     ignore_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Nobody waits for its children.
+    # The kernel reaps the children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     caller = socket.socket(fileno=int(sys.argv[1]))
     find_packages()
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def start(fds: list[int], arguments: list[str], folder: str) -> None:
-    """Become the launcher of a session; in the program's process, run the cells."""
+    """Become the launcher of a session. In the program's process, run the cells."""
     control, requests, output = fds
     os.environ.update(HOME=folder, TMPDIR=folder)
     os.dup2(output, 1)

@@ -1,4 +1,4 @@
-"""Waiting for the program, and ending it with all its children."""
+"""The watcher: waits for the program, and ends it with all its children."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from asyncrl.sandbox.child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendan
 from asyncrl.sandbox.child.rights import confine
 
 STOP, GO = b"s", b"g"
-"""What the caller of a session sends: let all its processes stand still, or go on."""
+"""The orders of a session's caller: stop all processes, or let them continue."""
 
 
 def watch(options: Options) -> None:
@@ -23,7 +23,7 @@ def watch(options: Options) -> None:
     # The kernel protects the first process of a namespace only from signals for which it has no handler.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wake)
-    problem, tell = os.pipe()
+    problem, failure = os.pipe()
     program = os.fork()
     if program == 0:
         signal.set_wakeup_fd(-1)
@@ -31,9 +31,9 @@ def watch(options: Options) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for fd in (options.control, woken, wake, problem):
             os.close(fd)
-        confine(options, tell)
+        confine(options, failure)
         return
-    os.close(tell)
+    os.close(failure)
     status, reason = wait(program, woken, options)
     if not options.namespaces:
         kill_descendants()
@@ -41,15 +41,18 @@ def watch(options: Options) -> None:
     os.set_blocking(problem, False)
     with suppress(BlockingIOError):
         failed = os.read(problem, 4096)
-    # The caller may have gone.
+    # The caller may have ended.
     with suppress(OSError):
         os.write(options.control, b"failed " + failed if failed else f"status {status} {reason}".encode())
     os._exit(0)
 
 
 def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
-    """The status of `program`, as a shell gives it. That of a kill where the caller has gone, where the processes are
-    too many or take too much memory together, or where they run in a pause, which the text says."""
+    """Wait for the end of `program`. Returns its status, in a shell's form, and a reason for its kill.
+
+    The status is that of a kill in three cases: the caller has ended; the processes are too many or take too much
+    memory together; or they ran in a pause. Only the last case has a reason.
+    """
     poll = select.poll()
     poll.register(options.control, select.POLLIN)
     poll.register(woken, select.POLLIN)
@@ -67,7 +70,7 @@ def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
             if pause is not None:
                 pause.end()
             pause = Pause(options.proc) if orders.endswith(STOP) else None
-        # What stands still takes no more memory.
+        # Stopped processes take no more memory.
         is_running = pause is None or pause.look()
         if pause is not None and pause.is_broken:
             return killed, RAN_IN_PAUSE
@@ -85,7 +88,7 @@ def takes_too_much(options: Options) -> bool:
 
 
 def memory(process: str) -> int:
-    """Bytes of memory. Where the kernel allows a look, shared memory is divided among the processes that share it."""
+    """The bytes of memory of a process. If the kernel tells it, shared memory is divided among its processes."""
     with suppress(OSError, ValueError):
         with suppress(PermissionError), open(f"{process}/smaps_rollup", "rb") as rollup:
             return int(rollup.read().partition(b"\nPss:")[2].split()[0]) << 10
@@ -95,7 +98,7 @@ def memory(process: str) -> int:
 
 
 def reap(program: int) -> "int | None":
-    """Reap all children that have ended; the status of `program` if it is one of them."""
+    """Reap all children that have ended. Returns the status of `program` if it is one of them."""
     with suppress(ChildProcessError):
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -108,7 +111,7 @@ def reap(program: int) -> "int | None":
 
 
 def kill_descendants() -> None:
-    """Kill until none is left: some may start others meanwhile."""
+    """Kill all descendants until none is left, since some may start others meanwhile."""
     while True:
         for pid in descendants("/proc"):
             with suppress(ProcessLookupError, PermissionError):

@@ -1,1 +1,6 @@
 """Process reward models, one file a family."""
+
+from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel, StepScores
+from asyncrl.scoring.transcript import Passage, Transcript
+
+__all__ = ["OutcomeModel", "Passage", "ProcessRewardModel", "RewardModel", "StepScores", "Transcript"]

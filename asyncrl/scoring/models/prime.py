@@ -3,8 +3,8 @@
 Two causal models with one tokenizer: phi, at the path, and the reference model from which phi was fine-tuned. Both come
 from the policy, so they read its own text, special tokens included.
 
-Source: Cui et al. 2025, "Process Reinforcement
-through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv 2412.01981.
+Source: Cui et al. 2025, "Process Reinforcement through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv
+2412.01981.
 """
 
 from __future__ import annotations

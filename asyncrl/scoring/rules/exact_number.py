@@ -13,10 +13,10 @@ Numbers may have:
 - fractions (`3/4`, `\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`)
 - any currency before them and any unit after them: `50%` is 50, `3 million` is 3, `72 m²` is 72
 
-A minus after a digit, letter or closing bracket is an operator or a
-hyphen. These are not numbers: digits after a letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`,
-`3:30`, `1e3000`), and words. If a mark, tag, box or statement gives an expression as the answer (`√2`, `2π`, `2x`,
-`5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), it is no number; running text may contain expressions.
+A minus after a digit, letter or closing bracket is an operator or a hyphen. These are not numbers: digits after a
+letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`, `3:30`, `1e3000`), and words. If a mark, tag, box
+or statement gives an expression as the answer (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), it is no
+number; running text may contain expressions.
 """
 
 from __future__ import annotations

@@ -28,7 +28,10 @@ Function = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class EnvironmentClass:
-    """A class under the `name` of its reward. `functions` are the schemas of its tools by name."""
+    """A class of environments. `name` is that of its reward, and `functions` are the schemas of its tools by name.
+
+    `rewards` is true if it has `get_reward`.
+    """
 
     name: str
     make: Callable[[], Any]
@@ -37,8 +40,10 @@ class EnvironmentClass:
 
 
 def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
-    """The classes by the names by which tasks choose them. `actor.environment`, which every task has, stands under the
-    empty name. Raises ConfigError: one cannot be used."""
+    """The classes by the names by which tasks choose them. `actor.environment`, for every task, has the empty name.
+
+    Raises ConfigError: a class cannot be used.
+    """
     if actor.environment is not None:
         setting = f"actor.environment={actor.environment}"
         return {"": _load(actor.environment.rpartition(".")[2], actor.environment, setting)}
@@ -71,7 +76,7 @@ def _load(name: str, path: str, setting: str) -> EnvironmentClass:
 
 
 def _functions(cls: type, setting: str) -> dict[str, Function]:
-    """Raises ConfigError: a public method cannot be a tool."""
+    """The schemas of the public methods. Raises ConfigError: a public method cannot be a tool."""
     from transformers.utils.chat_template_utils import get_json_schema
 
     functions = {}
@@ -91,6 +96,6 @@ def _functions(cls: type, setting: str) -> dict[str, Function]:
 
 
 def _as_called(cls: type, name: str, function: FunctionType) -> Callable[..., Any]:
-    """The function without `self`."""
+    """The function as its caller sees it: without `self`."""
     static = isinstance(inspect.getattr_static(cls, name), staticmethod)
     return function if static else MethodType(function, object())

@@ -1,9 +1,11 @@
 """The environments of an actor, and the one in which an episode is played.
 
-An episode has an object of its own. `reset` gets the task's row, and the text or images that it returns stand at the
-end of the prompt. What a tool raises is the policy's to read, since the environment may refuse a move in this way. A
-failure of the environment itself fails the episode, whose ticket is tried again: `reset` or `get_reward` raises, or a
-call takes too long, after which nobody knows the object's state. Calls run one after another, also those of one turn.
+An episode has an object of its own. `reset` gets the task's row, and the text or images that it returns end the prompt.
+Calls run one after another, also those of one turn.
+
+If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `reset` or
+`get_reward` raises, or if a call takes too long, the environment itself has failed: the episode fails, and its ticket
+is tried again. After a call that took too long the state of the object is unknown.
 """
 
 from __future__ import annotations
@@ -45,13 +47,15 @@ CLOSE = "_close"
 Read = Callable[[Any], Any]
 
 MAX_STUCK = 1000
-"""Threads with calls that never return, above which no further episode begins: each of them holds memory."""
+"""The number of threads with calls that never return at which no further episode begins: each one holds memory."""
 
 
 @dataclass(slots=True)
 class EnvironmentCounts:
-    """Since the start: episodes that an environment began; calls of tools that raised, which the policy read; failures
-    of an environment itself. `stuck` threads have a call now that took too long."""
+    """Counts since the start: episodes begun, errors of tools that the policy read, failures of environments.
+
+    `stuck` is the present number of threads with a call that took too long.
+    """
 
     resets: int = 0
     errors: int = 0
@@ -60,8 +64,10 @@ class EnvironmentCounts:
 
 
 class Environments:
-    """The environments on offer, by the names by which tasks choose them. `limits` hold for each call, where `retries`
-    are those of `reset` with another object; `spans` get each call."""
+    """The environments on offer, by the names by which tasks choose them.
+
+    `limits` hold for each call; its `retries` are those of `reset`, each with a new object. `spans` get each call.
+    """
 
     def __init__(self, classes: Mapping[str, EnvironmentClass], limits: ToolLimits, spans: Spans | None = None) -> None:
         self.limits = limits
@@ -73,16 +79,16 @@ class Environments:
         self._lock = threading.Lock()
 
     def counters(self) -> Mapping[str, float]:
-        """What is counted, by the names of metrics."""
+        """The counts of tools and environments, by the names of metrics."""
         named = {"tool": asdict(self.tool_counts), "environment": asdict(self.counts)}
         return {f"{kind}_{name}": count for kind, each in named.items() for name, count in each.items()}
 
     async def close(self) -> None:
-        """They hold nothing beyond episodes."""
+        """Do nothing: environments hold nothing that outlives episodes."""
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenEnvironment]:
-        """The environment of one episode after its `reset`.
+        """Open the environment of one episode, after its `reset`.
 
         Raises ToolError: the task names none that is on offer, or a tool that it does not have, or `reset` failed.
         """
@@ -95,7 +101,7 @@ class Environments:
             await finish(opened.close())
 
     async def _begin(self, ticket: Ticket) -> OpenEnvironment:
-        """Raises ToolError: it failed too often."""
+        """Make and reset an environment. Raises ToolError: it failed too often."""
         cls, row = class_of(self._classes, ticket.task), row_of(ticket.task, several="" not in self._classes)
         reason = ""
         for _ in range(self.limits.retries + 1):
@@ -115,25 +121,27 @@ class Environments:
         raise ToolError(f"{reason} ({self.limits.retries + 1} tries)")
 
     def failed(self, reason: str, cause: Exception) -> ToolError:
-        """Counts and logs a failure, and returns it as an error to raise."""
+        """Count and log a failure, and return it as an error to raise."""
         self.counts.failures += 1
         self._error_logger.exception(reason, cause)
         return ToolError(reason)
 
     def raised(self, reason: str, cause: Exception) -> None:
-        """Counts and logs what a tool raised."""
+        """Count and log an error that a tool raised."""
         self.counts.errors += 1
         self._error_logger.exception(reason, cause)
 
     def change_stuck(self, by: int) -> None:
-        """Threads end where they run."""
+        """Change the number of stuck threads. Called in any thread."""
         with self._lock:
             self.counts.stuck += by
 
 
 def row_of(task: Task, several: bool) -> dict[str, Any]:
-    """What `reset` gets: the fields of `extra_info`, and the task's own under the names that they have in files. Where
-    there are several environments, the field that chooses one is left out."""
+    """The arguments of `reset`: the fields of `extra_info`, and the task's own under the names that they have in files.
+
+    If there are `several` environments, the field that chooses one is left out.
+    """
     row = {name: value for name, value in task.extra_info.items() if not (several and name == ENVIRONMENT)}
     row |= {"prompt": list(task.messages), "ground_truth": task.ground_truth, "data_source": task.data_source}
     return row
@@ -144,14 +152,14 @@ def _as_it_is(result: Any) -> Any:
 
 
 def _shown(result: Any) -> Content:
-    """What the policy sees: texts and images, or the text of anything else. Raises what `read_content` raises."""
+    """The content that the policy sees: texts and images, or the text of any other value. Raises as `read_content`."""
     content = None if isinstance(result, str) else read_content(result)
     # A class of the user may be a text of another kind.
     return str.__str__(str(result)) if content is None else content
 
 
 def _observation(result: Any) -> Content | None:
-    """Raises TypeError, and what `read_content` raises."""
+    """Read the result of `reset`. Raises TypeError, and what `read_content` raises."""
     if isinstance(result, str):
         return _shown(result)
     content = read_content(result)
@@ -161,15 +169,17 @@ def _observation(result: Any) -> Content | None:
 
 
 def _reward(result: Any) -> float:
-    """Raises TypeError; OverflowError: no float is so large."""
+    """Read the result of `get_reward`. Raises TypeError; OverflowError: no float is so large."""
     if not isinstance(result, Real) or not math.isfinite(result):
         raise TypeError(f"it returned {result!r:.100}, not a finite number")
     return float(result)
 
 
 class OpenEnvironment:
-    """One episode's object of the class `cls`. It is made by `reset`; after a call that took too long it takes no
-    further one."""
+    """The environment of one episode: an object of `cls`, which `reset` makes.
+
+    After a call that took too long, the object gets no further call.
+    """
 
     def __init__(self, cls: EnvironmentClass, ticket: Ticket, environments: Environments) -> None:
         self._cls = cls
@@ -193,23 +203,23 @@ class OpenEnvironment:
         self._observation = None if observation is None else cut_content(observation, max_chars)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages of the task, with what `reset` returned behind the last one of the user."""
-        return tuple(messages) if not self._observation else _with_behind(messages, self._observation)
+        """The messages of the task, with the result of `reset` at the end of the last one of the user."""
+        return tuple(messages) if not self._observation else _with_content_added(messages, self._observation)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
-        """The results of the calls, one after another. Raises ToolError: one took too long."""
+        """Run the calls one after another. Returns their results. Raises ToolError: one took too long."""
         self._environments.tool_counts.calls += len(calls)
         max_chars = self._environments.limits.max_chars
         return [cut_content(await self._answer(call), max_chars) for call in calls]
 
     async def rewards(self) -> dict[str, float]:
-        """What `get_reward` returns, by the environment's name; empty if it has no such method. Raises ToolError."""
+        """The result of `get_reward` by the environment's name; empty without this method. Raises ToolError."""
         if not self._cls.rewards:
             return {}
         return {self._cls.name: await self._within_limits("get_reward", self._object.get_reward, _reward)}
 
     async def close(self) -> None:
-        """Release what the object holds, once. Never raises: the episode's outcome stands."""
+        """Release the object's resources, once. Never raises, so that the episode keeps its outcome."""
         if inspect.getattr_static(self._object, CLOSE, None) is not None and not self._lost:
             try:
                 await self._within_limits(CLOSE, lambda: getattr(self._object, CLOSE)())
@@ -241,7 +251,7 @@ class OpenEnvironment:
             return f"Error: {_message_of(error)}"
 
     async def _within_limits(self, name: str, method: Callable[[], Any], read: Read = _as_it_is) -> Any:
-        """Raises ToolError: the method raised, returned what cannot be read, or took too long."""
+        """Call a method. Raises ToolError: it raised, returned a value that cannot be read, or took too long."""
         try:
             return await self._call(name, method, read)
         except ToolError:
@@ -250,7 +260,7 @@ class OpenEnvironment:
             raise self._failed(name, reason_of(error), error) from error
 
     async def _call(self, name: str, method: Callable[[], Any], read: Read) -> Any:
-        """What `read` makes of the method's result. Raises what either raises; ToolError: they took too long."""
+        """Call a method and `read` its result. Raises what either raises; ToolError: they took too long."""
         limit = asyncio.timeout(self._environments.limits.timeout_s)
         try:
             async with limit:
@@ -268,11 +278,12 @@ class OpenEnvironment:
     async def _result(self, method: Callable[[], Any], read: Read) -> Any:
         function = method.func if isinstance(method, partial) else method
         result = method() if inspect.iscoroutinefunction(function) else await self._thread.call(method)
-        if inspect.isawaitable(result):  # also of a method whose decorator hides that it is a coroutine function
+        # A decorator may hide that a method is a coroutine function.
+        if inspect.isawaitable(result):
             result = await result
         if result is None or type(result) in (str, int, float, bool):
             return read(result)
-        # Code of the user, too: it may raise, and take long.
+        # In the thread, too: code of the user reads the value, and may raise or take long.
         return await self._thread.call(partial(read, result))
 
     def _failed(self, name: str, reason: str, cause: Exception) -> ToolError:
@@ -296,8 +307,8 @@ def _offered(cls: EnvironmentClass, task: Task) -> Mapping[str, Function]:
     return schemas
 
 
-def _with_behind(messages: Sequence[Message], content: Content) -> tuple[Message, ...]:
-    """The messages with `content` at the end of the last one of the user, or as its only one."""
+def _with_content_added(messages: Sequence[Message], content: Content) -> tuple[Message, ...]:
+    """The messages with `content` at the end of the last one of the user, or in a message of its own."""
     last = max((index for index, each in enumerate(messages) if each["role"] == "user"), default=None)
     if last is None:
         return (*messages, {"role": "user", "content": content})
@@ -314,7 +325,7 @@ def _taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _message_of(error: Exception) -> str:
-    """What the error says, or else its type."""
+    """The text of an error, or else its type."""
     try:
         return str(error) or type(error).__name__
     except Exception:  # noqa: BLE001 - an error of the user may not even have a text

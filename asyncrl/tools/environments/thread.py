@@ -1,7 +1,7 @@
 """A thread of one episode, in which its synchronous methods run one after another.
 
-An environment may hold what belongs to one thread, such as a connection of sqlite3. A call that takes too long cannot
-be stopped: its thread is given up, and ends when the call returns. It never keeps the process from ending.
+An environment may hold an object that belongs to one thread, such as a connection of sqlite3. A call that takes too
+long cannot be stopped: its thread is abandoned, and ends when the call returns. It never keeps the process alive.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[_Out
 
 
 class EpisodeThread:
-    """Begins with its first call and ends after `close`. `ended` is called in the thread when it has ended."""
+    """Runs calls in one thread, from the first call until `close`. The thread calls `ended` at its end."""
 
     def __init__(self, name: str, ended: Callable[[], None] = lambda: None) -> None:
         self._name = name
@@ -39,11 +39,11 @@ class EpisodeThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call has not returned yet, such as one whose waiter was cancelled."""
+        """True if a call has not returned yet, such as one whose caller was cancelled."""
         return self._running > 0
 
     async def call(self, function: Callable[[], T]) -> T:
-        """The result of `function`. Raises what it raises; EscapeError in place of what would end the thread."""
+        """Call `function` in the thread. Raises what it raises, and EscapeError if that would end the thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -67,7 +67,7 @@ class EpisodeThread:
             while (work := self._work.get()) is not None:
                 function, loop, future = work
                 outcome = _outcome(function)
-                # A loop that was closed meanwhile has nobody left who waits.
+                # The loop may be closed by now. Then no one waits for the outcome.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(self._tell, future, outcome)
         finally:
@@ -84,5 +84,5 @@ def _outcome(function: Callable[[], Any]) -> _Outcome:
         return _Outcome(function())
     except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
         return _Outcome(error=error)
-    except BaseException as error:  # noqa: BLE001 - the thread must answer, whatever ends the call
+    except BaseException as error:  # noqa: BLE001 - the thread must answer in all cases
         return _Outcome(error=EscapeError(f"it raised {reason_of(error)}"))

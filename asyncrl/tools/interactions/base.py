@@ -1,4 +1,4 @@
-"""The protocol of a simulated user: a class that responds to the policy's answers, and scores them.
+"""The base class of simulated users, which respond to the policy's answers and score them.
 
 The methods have the names and arguments of verl's interactions.
 """
@@ -12,16 +12,21 @@ from typing import Any
 from asyncrl.tools.results import Content
 
 Response = tuple[bool, Content, float | None, Mapping[str, Any]]
-"""Whether the conversation ends, the user's message (a text, or a list of texts and images as in `results`), the score
-of the policy's turn (None: `calculate_score` gives it), and further data, which is not used."""
+"""The response of a user: true if the conversation ends, the message, the score of the policy's turn, further data.
+
+The message is a text, or a list of texts and images as in `results`. The score may be None: then `calculate_score`
+gives it. The further data is not used.
+"""
 
 
 class Interaction(ABC):
-    """One kind of simulated user. An actor has one instance for all its episodes, many of which run at once: what
-    belongs to an episode is kept under its `instance_id`.
+    """One kind of simulated user.
 
-    If a method raises or takes longer than `actor.interaction_timeout_s`, the episode fails, which is never a score of
-    zero; other episodes go on. All methods run on the event loop: use `asyncio.to_thread` for code that blocks.
+    An actor has one instance for all its episodes, many of which run at once. So keep the state of an episode under its
+    `instance_id`.
+
+    If a method raises or takes longer than `actor.interaction_timeout_s`, only its episode fails, which is never a
+    score of zero. All methods run on the event loop: use `asyncio.to_thread` for code that blocks.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -30,16 +35,18 @@ class Interaction(ABC):
         self.name = str(config.get("name", type(self).__name__))
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """An episode begins; `kwargs` are the task's `interaction_kwargs`, with the name. The result is not used."""
+        """Begin an episode. `kwargs` are the task's `interaction_kwargs`, with the name. The result is not used."""
 
     @abstractmethod
     async def generate_response(self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any) -> Response:
-        """Respond to the last of `messages`, an answer of the policy without tool calls. `messages` are copies of all
-        messages so far, tool results included; `kwargs` are as in `start_interaction`."""
+        """Respond to the last of `messages`, an answer of the policy without tool calls.
+
+        `messages` are copies of all messages so far, tool results included. `kwargs` are as in `start_interaction`.
+        """
 
     async def calculate_score(self, instance_id: str) -> float | None:
-        """The score of the policy's last turn, where `generate_response` gave None. None: it has no score."""
+        """Score the policy's last turn, if `generate_response` gave it no score. None: it has none."""
         return None
 
     async def finalize_interaction(self, instance_id: str) -> None:
-        """The episode is over: called exactly once for each `start_interaction`, also after a failure or a stop."""
+        """End an episode. Called exactly once for each `start_interaction`, also after a failure or a stop."""

@@ -1,4 +1,4 @@
-"""Simulated users by the names that tasks choose them by, as `actor.interactions` has them."""
+"""Loads the simulated users of `actor.interactions`, by the names by which tasks choose them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORM = "{class_name: module.Class, config: {...}}, or the dotted path of a class
 
 
 def load_interactions(entries: Mapping[str, Any]) -> dict[str, Interaction]:
-    """An instance of each user by name. Raises ConfigError."""
+    """Make an instance of each user, by name. Raises ConfigError."""
     return {name: _load(name, entry) for name, entry in entries.items()}
 
 
@@ -34,7 +34,7 @@ def _load(name: str, entry: Any) -> Interaction:
     cls = imported(path, f"{setting}: class_name={path}", "the dotted path of a class, such as my_users.Customer")
     if not (isinstance(cls, type) and issubclass(cls, Interaction)):
         raise ConfigError(
-            f"{setting}: {path} must be a subclass of asyncrl.tools.interactions.base.Interaction; a class written for "
+            f"{setting}: {path} must be a subclass of asyncrl.tools.Interaction; a class written for "
             f"verl is named through {EXTENSIONS['actor.interactions']} (docs/environments.md)"
         )
     try:

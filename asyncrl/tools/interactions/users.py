@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KWARGS = "interaction_kwargs"
-"""The field of a task's `extra_info` that names the user, and has its arguments."""
+"""The field of a task's `extra_info` with the name and the arguments of its user."""
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionLimits:
-    """Seconds of one call; messages of a user that an episode takes (None: any number), and characters of one."""
+    """Limits on seconds of a call, messages of a user in an episode (None: no limit), and characters of a message."""
 
     timeout_s: float = 60.0
     max_messages: int | None = None
@@ -43,7 +43,7 @@ class InteractionLimits:
 
 @dataclass(slots=True)
 class InteractionCounts:
-    """Since the start: responses of users, among them those that ended the conversation; failed calls."""
+    """Counts since the start: responses of users, those that ended the conversation, and failed calls."""
 
     responses: int = 0
     ended: int = 0
@@ -51,7 +51,7 @@ class InteractionCounts:
 
 
 class UserReply(NamedTuple):
-    """What a user made of the policy's turn: whether the conversation ends, its message, and the turn's score."""
+    """A user's reply to the policy's turn: true if the conversation `ends`, the message, and the turn's score."""
 
     ends: bool
     content: Content
@@ -59,7 +59,7 @@ class UserReply(NamedTuple):
 
 
 class Interactions:
-    """The users on offer by name."""
+    """Opens the users on offer, by name, for episodes."""
 
     def __init__(self, users: Mapping[str, Interaction], limits: InteractionLimits) -> None:
         self._users = users
@@ -69,7 +69,7 @@ class Interactions:
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenInteraction | None]:
-        """The user of one episode; None if its task has none, or if no users are on offer.
+        """Open the user of one episode. None if its task has none, or if no users are on offer.
 
         Raises InteractionError: the task's user is not on offer, or failed to start.
         """
@@ -93,7 +93,7 @@ class Interactions:
 
 
 class _Calls:
-    """Calls of users' methods: their time limit, and what is told of those that fail."""
+    """Calls users' methods within their time limit, and reports those that fail."""
 
     def __init__(self, timeout_s: float, counts: InteractionCounts, error_logger: ErrorLogger) -> None:
         self.counts = counts
@@ -101,7 +101,7 @@ class _Calls:
         self._error_logger = error_logger
 
     async def __call__(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """The result of `call`. Raises InteractionError: it raised or took too long; `what` names it."""
+        """Wait for the result of `call`. Raises InteractionError, which names `what`: it raised or took too long."""
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
@@ -113,7 +113,7 @@ class _Calls:
             raise self.failed(f"{what} failed: {reason}", error) from error
 
     def failed(self, reason: str, cause: Exception | None = None) -> InteractionError:
-        """Counts and logs a failure, and returns it as an error to raise."""
+        """Count and log a failure, and return it as an error to raise."""
         error = InteractionError(reason)
         self.counts.failures += 1
         self._error_logger.exception(reason, cause or error)
@@ -121,7 +121,7 @@ class _Calls:
 
 
 class OpenInteraction:
-    """The user `interaction` in the episode `instance_id`, whose task has the arguments `kwargs` for it."""
+    """The user `interaction` in the episode `instance_id`. `kwargs` are the task's arguments for it."""
 
     def __init__(
         self,
@@ -141,16 +141,16 @@ class OpenInteraction:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether the policy may read the last response: the limit of messages allows it."""
+        """True if the limit of messages lets the policy read the last response."""
         return self._limits.max_messages is None or self._responses <= self._limits.max_messages
 
     async def start(self) -> None:
-        """Raises InteractionError, as the other methods do."""
+        """Begin the user's episode. Raises InteractionError, as the other methods do."""
         kwargs = copied(dict(self._kwargs))
         await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
 
     async def respond(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:
-        """The user's response to the policy's turn, the last of `messages`."""
+        """Get the user's response to the policy's turn, the last of `messages`."""
         given, kwargs = copied(([dict(message) for message in messages], dict(self._kwargs)))
         result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
         reply = self._read(result)
@@ -163,7 +163,7 @@ class OpenInteraction:
         return reply
 
     async def finalize(self) -> None:
-        """Never raises: the episode's outcome stands."""
+        """End the user's episode. Never raises, so that the episode keeps its outcome."""
         try:
             await self._call("finalize_interaction", lambda user: user.finalize_interaction(self._id))
         except InteractionError:
@@ -173,10 +173,10 @@ class OpenInteraction:
         return await self._calls(f"{name} of {self._what}", lambda: call(self._interaction))
 
     def _read(self, result: Any) -> UserReply:
-        """Raises InteractionError: it is no response."""
+        """Read a response. Raises InteractionError: it is not valid."""
         match result:
-            case (ends, said, (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
-                if (content := self._content(said)) is not None:
+            case (ends, message, (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
+                if (content := self._content(message)) is not None:
                     content = cut_content(content, self._limits.max_chars)
                     return UserReply(bool(ends), content, None if score is None else float(score))
         raise self._calls.failed(
@@ -184,10 +184,10 @@ class OpenInteraction:
             "or a list of texts and images, a score that is finite as a float32 or None, and further data"
         )
 
-    def _content(self, said: Any) -> Content | None:
-        """Raises InteractionError: an image cannot be saved."""
+    def _content(self, message: Any) -> Content | None:
+        """Read a message. Raises InteractionError: an image cannot be saved."""
         try:
-            return read_content(said)
+            return read_content(message)
         except (ValueError, TypeError, OSError) as error:
             raise self._calls.failed(f"{self._what} gave an image that cannot be saved: {error}", error) from error
 
@@ -198,7 +198,7 @@ def _is_score(value: Any) -> bool:
 
 
 def _is_yes_or_no(value: Any) -> bool:
-    """False for an array, which is neither."""
+    """True if `value` has a truth value, which an array has not."""
     try:
         bool(value)
     except Exception:  # noqa: BLE001 - the caller refuses it

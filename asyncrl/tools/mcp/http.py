@@ -1,4 +1,4 @@
-"""The connection to an MCP server at a URL (streamable HTTP), which bounds what it takes from the server."""
+"""The connection to an MCP server at a URL (streamable HTTP), with bounds on the bytes of responses."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _CONNECT_S = 30.0
 
 
 class TooLargeError(httpx2.SSEError, httpx2.StreamError):
-    """A response is larger than we take. The package `mcp` answers the call with its text."""
+    """A response is too large. The package `mcp` answers the call with the text of this error."""
 
 
 class UrlLink:
-    """One connection to the server at `url`, which gets `headers` with each request."""
+    """One connection to the server at `url`. Each request has the `headers`."""
 
     remark = ""
 
@@ -30,7 +30,7 @@ class UrlLink:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Any]:
-        """Its messages, and where messages to it go. Nothing is sent yet."""
+        """Open the streams of messages from and to the server. Nothing is sent yet."""
         # The session limits how long an answer may take.
         timeout = httpx2.Timeout(_CONNECT_S, read=None)
         async with (
@@ -47,11 +47,13 @@ class UrlLink:
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Refuses compressed responses, which may be of any size when they are unpacked, and those that are too large. It
-    opens no stream for what the server says unasked: a server could make the client open it again without end."""
+    """Refuses compressed responses and too large ones, and opens no stream for messages that answer no request."""
+
+    # A compressed response may have any size when it is unpacked. A server could make the client open a stream for
+    # other messages again without end.
 
     def __init__(self, forgotten: Callable[[], None]) -> None:
-        """`forgotten` is called when the server says that there is no such session."""
+        """`forgotten` is called when the server reports that it does not know the session."""
         super().__init__()
         self._forgotten = forgotten
 
@@ -64,7 +66,7 @@ class _BoundedTransport(httpx2.AsyncHTTPTransport):
             self._forgotten()
         if response.headers.get("content-encoding", "identity") != "identity":
             await response.aclose()
-            raise httpx2.DecodingError("the server compressed its response, though it was asked not to")
+            raise httpx2.DecodingError("the server compressed its response, though the request forbids it")
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         response.stream = _BoundedStream(response.stream)
         return response

@@ -1,4 +1,4 @@
-"""What the policy reads of the result of an MCP tool."""
+"""Converts the result of an MCP tool to the content that the policy reads."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from asyncrl.tools.results import Content
 
 
 def result_content(result: CallToolResult, shows_images: bool) -> tuple[Content, int]:
-    """The result's texts, its structured content and, where the policy `shows_images`, its images; and how many of its
-    parts are not shown, which are named in the text."""
+    """Convert a result. Returns the content, and the number of parts that are only named in its text.
+
+    The content has the result's texts and its structured content. It has images if the policy `shows_images`.
+    """
     parts = [_part(block, shows_images) for block in result.content]
     texts = [part.text for part in parts if part.is_text]
     structured = result.structured_content
-    if structured is not None and not _says(texts, structured):
+    if structured is not None and not _repeat(texts, structured):
         parts.append(_Part(json.dumps(structured, ensure_ascii=False)))
     content: list[Mapping[str, Any]] = []
     for is_image, group in groupby(parts, lambda part: part.image is not None):
@@ -50,7 +52,7 @@ def text_of(content: Content) -> str:
 
 
 class _Part(NamedTuple):
-    """A text, the file of an image, or with `is_named` the name of what is not shown."""
+    """A text, the file of an image, or, with `is_named`, the name of a part that is not shown."""
 
     text: str = ""
     image: bytes | None = None
@@ -81,9 +83,10 @@ def _part(block: ContentBlock, shows_images: bool) -> _Part:
     return _Part(f"[{block.type} is not shown]", is_named=True)
 
 
-def _says(texts: Sequence[str], structured: Any) -> bool:
-    """Whether the texts say the same already. Servers repeat it as JSON; those of the package `mcp` wrap a plain result
-    as {"result": ...}, and give a list as one text for each element."""
+def _repeat(texts: Sequence[str], structured: Any) -> bool:
+    """True if the texts have the structured content already."""
+    # Servers repeat it as JSON. Those of the package `mcp` wrap a plain result as {"result": ...}, and give a list as
+    # one text for each element.
     values = [structured]
     if isinstance(structured, dict) and structured.keys() == {"result"}:
         values.append(structured["result"])
@@ -95,7 +98,7 @@ def _says(texts: Sequence[str], structured: Any) -> bool:
 
 
 def _read(text: str) -> Any:
-    """The value of a JSON text, or else the text."""
+    """Read the value of a JSON text, or else return the text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -2,10 +2,10 @@
 
 A server that keeps state has a session for each episode, which begins with the episode's first call. If it is lost
 after it has answered a call, the episode fails, since another session would answer from another state. A `shared`
-server has one session for all, which is opened again when it is lost.
+server has one session for all episodes, which is opened again when it is lost.
 
-After a failure the next start waits, longer after each further failure, until a call is answered. Only a few sessions
-start at once, since a program may take seconds of processor time to start.
+After a failure the next start waits. The wait grows with each further failure, until a call is answered. Only a few
+sessions start at once, since a program may take seconds of processor time to start.
 """
 
 from __future__ import annotations
@@ -33,9 +33,12 @@ EMPTY = "(no output)"
 
 @dataclass(slots=True)
 class McpCounts:
-    """Since the start: sessions that began; starts that failed; sessions that were lost, and among them those with
-    which the state of an episode was lost; calls that the server answered with an error; parts of results that are not
-    shown, such as images. `sessions` are open now."""
+    """Counts since the start, but for `sessions`, the number of those that are open now.
+
+    - `started` sessions; `start_failures`; `lost` sessions; `states_lost`, those of them that had an episode's state.
+    - `errors`: calls that the server answered with an error.
+    - `unshown`: parts of results that the policy does not see, such as images.
+    """
 
     sessions: int = 0
     started: int = 0
@@ -47,7 +50,7 @@ class McpCounts:
 
 
 def link_to(server: McpServer) -> Link:
-    """A way to the server. Raises ConfigError: a variable is missing."""
+    """Make a link to the server. Raises ConfigError: a variable is missing."""
     if server.url is not None:
         from asyncrl.tools.mcp.http import UrlLink
 
@@ -58,7 +61,7 @@ def link_to(server: McpServer) -> Link:
 
 
 class McpService:
-    """The sessions of `server`, for a policy that sees its images if it `shows_images`. `clock` gives seconds."""
+    """The sessions of `server`. `shows_images` is true for a policy that sees images. `clock` gives seconds."""
 
     def __init__(
         self, server: McpServer, shows_images: bool = False, clock: Callable[[], float] = time.monotonic
@@ -79,7 +82,7 @@ class McpService:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[_EpisodeSession]:
-        """The session of one episode. It begins with its first call."""
+        """Open the session of one episode. It begins with its first call."""
         if self.server.shared:
             yield self._for_all
             return
@@ -94,7 +97,7 @@ class McpService:
         await self._for_all.close()
 
     async def open(self) -> Session:
-        """A new session, as soon as one may start. Raises SessionError."""
+        """Open a new session, as soon as one may start. Raises SessionError."""
         async with self._starting:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
@@ -109,12 +112,12 @@ class McpService:
         return session
 
     def lost(self) -> None:
-        """A session was lost."""
+        """Count a lost session."""
         self.counts.lost += 1
         self._failed()
 
     def succeeded(self) -> None:
-        """A call was answered."""
+        """Note that a call was answered: the next start need not wait."""
         self._failures = 0
 
     def _failed(self) -> None:
@@ -124,15 +127,18 @@ class McpService:
 
 
 class _EpisodeSession:
-    """What tools call: one session at a time, which is opened when it is needed."""
+    """The session of an episode, for its tools. It is opened when it is needed."""
 
     def __init__(self, service: McpService) -> None:
         self._service = service
         self._opening: asyncio.Task[Session] | None = None
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        """What the policy reads of the result. Raises ToolRefusal: the server answered with an error; StateLostError;
-        SessionError, AnswerError: the call may be tried again."""
+        """Call a tool. Returns the content that the policy reads.
+
+        Raises ToolRefusal: the server answered with an error; SessionError, AnswerError: the call may be retried;
+        StateLostError.
+        """
         counts = self._service.counts
         session = await self._opened()
         try:
@@ -166,7 +172,7 @@ class _EpisodeSession:
             await session.close()
 
     async def _opened(self) -> Session:
-        """The session, which calls that come while it starts wait for together. Raises SessionError."""
+        """The session, once it has started. Calls that come meanwhile wait for the same start. Raises SessionError."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._service.open())
         opening = self._opening
@@ -178,7 +184,7 @@ class _EpisodeSession:
             raise
 
     def _give_up(self, session: Session) -> None:
-        """Several calls may tell of the same loss."""
+        """Count a lost session, once, though several calls may report it."""
         if self._opening is not None and _opened_by(self._opening) is session:
             self._opening = None
             self._service.counts.sessions -= 1

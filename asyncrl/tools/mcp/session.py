@@ -1,7 +1,7 @@
 """A session with an MCP server: its handshake, its tools and its calls, each within a time limit.
 
-A task of its own holds the connection, since the package `mcp` opens and closes one in the same task, and cancels that
-task when the connection breaks.
+Its own task holds the connection: the package `mcp` must open and close a connection in one task, and cancels that task
+when the connection breaks.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from asyncrl.tools.mcp.settings import McpServer
 from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
 
 CLOSE_S = 5.0
-"""For a connection to close; then its task is cancelled, which kills a program at once."""
+"""Seconds that a connection has to close. Then its task is cancelled, which kills a program at once."""
 
 MAX_PAGES = 100
-"""Of a list of tools, which may have MAX_MESSAGE_BYTES characters."""
+"""The most pages of a list of tools, which may have MAX_MESSAGE_BYTES characters."""
 
 CLOSED = (CONNECTION_CLOSED, "Connection closed")
-"""How the package `mcp` says that a connection is closed. Servers use the code for errors of their own, too."""
+"""The error of the package `mcp` for a closed connection. Servers use the code for errors of their own, too."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -51,29 +51,29 @@ class SessionError(Exception):
 
 
 class AnswerError(Exception):
-    """The server failed to answer a call; the session goes on."""
+    """The server failed to answer a call; the session continues."""
 
 
 class Link(Protocol):
-    """A way to a server."""
+    """A link to a server, by pipes or by HTTP."""
 
     @property
     def remark(self) -> str:
-        """What it knows of the end of the server, to stand behind a reason."""
+        """The details of the server's end, to be appended to a reason."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether the server has ended, or has forgotten the session."""
+        """True if the server has ended, or has forgotten the session."""
         ...
 
     def open(self) -> AbstractAsyncContextManager[Any]:
-        """The streams of one connection."""
+        """Open the streams of one connection."""
         ...
 
 
 class Session:
-    """A session with `server` over `link`. `answered` calls had an answer so far."""
+    """A session with `server` over `link`. `answered` counts its answered calls."""
 
     def __init__(self, link: Link, server: McpServer) -> None:
         self.answered = 0
@@ -85,7 +85,7 @@ class Session:
 
     @classmethod
     async def open(cls, link: Link, server: McpServer) -> Session:
-        """A session after its handshake. Raises SessionError."""
+        """Open a session, with its handshake. Raises SessionError."""
         session = cls(link, server)
         both: set[asyncio.Future[Any]] = {session._holding, session._ready}
         try:
@@ -102,13 +102,13 @@ class Session:
         return self._closing.is_set() or self._holding.done()
 
     async def tools(self) -> list[Tool]:
-        """All tools, page by page. Raises SessionError, AnswerError."""
+        """Request the list of all tools, page by page. Raises SessionError, AnswerError."""
         tools: list[Tool] = []
         cursor: str | None = None
         size = 0
         for _ in range(MAX_PAGES):
             request = ListToolsRequest(params=PaginatedRequestParams(cursor=cursor))
-            page = await self._ask(request, ListToolsResult, self._server.start_s)
+            page = await self._request(request, ListToolsResult, self._server.start_s)
             tools += page.tools
             size += sum(len(tool.model_dump_json()) for tool in page.tools)
             cursor = page.next_cursor
@@ -119,14 +119,14 @@ class Session:
         raise AnswerError(f"its list of tools does not end: {len(tools)} so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """The result of a call. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
+        """Call a tool. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
-        result = await self._ask(request, CallToolResult, self._server.timeout_s)
+        result = await self._request(request, CallToolResult, self._server.timeout_s)
         self.answered += 1
         return result
 
     async def close(self) -> None:
-        """End the session, and the program where it is one. Never raises."""
+        """End the session, and the server if it is a program. Never raises."""
         self._closing.set()
         if self._ready.done():
             await asyncio.wait({self._holding}, timeout=CLOSE_S)
@@ -148,26 +148,26 @@ class Session:
                 self._ready.set_result(client)
             await self._closing.wait()
 
-    async def _ask(self, request: Any, kind: type[Result], limit_s: float) -> Result:
+    async def _request(self, request: Any, kind: type[Result], limit_s: float) -> Result:
         if self.is_over:
             raise SessionError("the session is over")
         before = self.answered
-        asking = asyncio.ensure_future(self._ready.result().send_request(request, kind))
-        both: set[asyncio.Future[Any]] = {asking, self._holding}
+        sending = asyncio.ensure_future(self._ready.result().send_request(request, kind))
+        both: set[asyncio.Future[Any]] = {sending, self._holding}
         try:
             done, _ = await asyncio.wait(both, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            asking.add_done_callback(_forget_error)
-            asking.cancel()
+            sending.add_done_callback(_forget_error)
+            sending.cancel()
         # At a URL each call is a request of its own, and another session would not mend a server that hangs.
         if not done and self._server.shared and (self._server.url is not None or self.answered > before):
-            raise AnswerError(f"it did not answer within {limit_s:g} s; the calls of other episodes go on")
+            raise AnswerError(f"it did not answer within {limit_s:g} s; the calls of other episodes continue")
         if not done:
             raise await self._over(f"it did not answer within {limit_s:g} s")
-        if asking not in done:
+        if sending not in done:
             raise await self._over("")
         try:
-            return asking.result()
+            return sending.result()
         except MCPError as error:
             if TOO_LARGE in error.message:
                 self.answered += 1
@@ -184,7 +184,7 @@ class Session:
             raise await self._over(reason_of(error)) from error
 
     async def _over(self, reason: str) -> SessionError:
-        """Close the session. The error to raise, with what is known of the reason."""
+        """Close the session. Returns the error to raise, with the reason if it is known."""
         await finish(self.close())
         if self._holding.done() and not self._holding.cancelled() and (error := self._holding.exception()):
             reason = _first_reason(error)
@@ -192,7 +192,7 @@ class Session:
 
 
 def _forget_error(task: asyncio.Future[Any]) -> None:
-    """Look at the error of a task that nobody waits for, which asyncio would log."""
+    """Retrieve the error of a task that is not awaited, so that asyncio does not log it."""
     if task.done() and not task.cancelled():
         task.exception()
 

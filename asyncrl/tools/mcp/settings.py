@@ -1,5 +1,7 @@
-"""The servers that `actor.mcp_servers` names, in the form of the files in which other programs list them:
-{command, args, env} for a program, {url, headers} for a server that runs."""
+"""The servers of `actor.mcp_servers`, in the form of other programs' lists of servers.
+
+A program has {command, args, env}. A server that runs already has {url, headers}.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,12 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class McpServer:
-    """One server. It can be hashed, so that it is asked for its tools only once.
+    """One server. It is hashable, so that a cache can hold its list of tools.
 
-    command: the program and its arguments, or empty where there is a `url`. tools: those that are offered, by the
-    server's names; empty: all. prefix: stands before their names. shared: one session serves all episodes. sessions:
-    episodes that have one at once. start_s, timeout_s: seconds of a start and of a call.
+    - `command`: the program and its arguments; empty if there is a `url`.
+    - `tools`: the tools on offer, by the server's names; empty for all. `prefix` is put in front of their names.
+    - `shared`: true if one session serves all episodes. `sessions`: the most episodes that have one at once.
+    - `start_s`, `timeout_s`: the most seconds of a start and of a call.
     """
 
     name: str
@@ -39,20 +42,20 @@ class McpServer:
 
     @property
     def setting(self) -> str:
-        """Its key, for messages."""
+        """The key of the configuration, for messages."""
         return f"actor.mcp_servers.{self.name}"
 
     def filled(self, pairs: Pairs, variables: Mapping[str, str]) -> dict[str, str]:
-        """`env` or `headers` with `variables` in place of $NAME. Raises ConfigError: there is no such variable."""
+        """Fill `variables` into `env` or `headers`, in place of $NAME. Raises ConfigError: a variable is missing."""
         return {name: with_variables(text, self.setting, variables) for name, text in pairs}
 
 
 KEYS = ("command", "args", *(field.name for field in fields(McpServer)[2:]))
-"""What a server may have, in the order of the documentation."""
+"""The keys of a server, in the order of the documentation."""
 
 
 def read_servers(actor: ActorConfig) -> list[McpServer]:
-    """The servers in the order of their names. Raises ConfigError: one is not described well."""
+    """Read the servers, in the order of their names. Raises ConfigError: one has a wrong key or value."""
     return [_server(name, given, actor) for name, given in sorted(actor.mcp_servers.items())]
 
 
@@ -90,7 +93,7 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
 
 
 class _Reader:
-    """Reads the values of one server. Raises ConfigError, which names the key."""
+    """Reads the values of one server. All methods raise ConfigError, which names the key."""
 
     def __init__(self, setting: str, given: Mapping[str, Any]) -> None:
         self._setting = setting

@@ -1,9 +1,10 @@
-"""The connection to an MCP server that is a program, which speaks over its standard input and output.
+"""The connection to an MCP server that is a program, over its standard input and output.
 
-Unlike the connection of the package `mcp`, this one bounds what it takes from a server: a message that is too long is
-cut while it is read, and answers its call with an error; messages that nobody asked for end the connection when they
-are too many. The program leads a group of processes, which ends with the connection, and with this process. It has
-only PATH, the variables that are given, and the mark of its guard.
+Unlike the connection of the package `mcp`, this one has bounds. A message that is too long is cut while it is read, and
+its call gets an error. Too many messages that answer no request end the connection.
+
+The program leads a group of processes, which ends with the connection, and with this process. Its environment has PATH,
+the given variables, and the mark of its guard.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from asyncrl.text import encodable
 
 MAX_MESSAGE_BYTES = 8 << 20
 TOO_LARGE = f"the result is larger than {MAX_MESSAGE_BYTES >> 20} MiB"
-"""Part of the error with which a call is answered whose result is longer than MAX_MESSAGE_BYTES."""
+"""A part of the error of a call whose result is longer than MAX_MESSAGE_BYTES."""
 
 UNREADABLE = "the result is no message of MCP"
-"""Part of the error with which a call is answered whose result cannot be read."""
+"""A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
-"""Messages that answer no request, and lines that are no messages, since the last request."""
+"""The most messages that answer no request, and lines that are no messages, since the last request."""
 
 MAX_LINE_BYTES = 1 << 30
-"""Of one line. A program that writes a longer one is ended."""
+"""The most bytes of one line. A program that writes a longer one is ended."""
 
 GRACE_S = 1.0
-"""For a program to end by itself once its input has ended."""
+"""Seconds that a program has to end once its input has ended, before it is killed."""
 
 _REAPED_S = 2.0
 _CHUNK = 1 << 16
@@ -64,24 +65,24 @@ Streams = tuple[FromServer, ToServer]
 
 
 class Line(NamedTuple):
-    """A line without its end. One that is not `whole` has its head and its tail only."""
+    """A line without its newline. If it is not `whole`, only its head and its tail are kept."""
 
     text: bytes
     whole: bool = True
 
 
 class BoundedLines:
-    """Divides what is fed to it into lines, of which it never keeps more than `limit` bytes."""
+    """Divides chunks of bytes into lines, and never keeps more than `limit` bytes of a line."""
 
     def __init__(self, limit: int = MAX_MESSAGE_BYTES) -> None:
         self.length = 0
-        """Bytes of the line that has not ended yet."""
+        """The length of the line that has not ended yet, in bytes."""
         self._limit = limit
         self._kept = bytearray()
         self._whole = True
 
     def feed(self, chunk: bytes) -> Iterator[Line]:
-        """The lines that end within `chunk`."""
+        """Yield the lines that end within `chunk`."""
         *ended, rest = chunk.split(b"\n")
         for part in ended:
             self._add(part)
@@ -107,15 +108,15 @@ class ProgramLink:
         self._env = {"PATH": os.environ.get("PATH", os.defpath), **env}
         self._cwd = cwd
         self._stray = 0
-        self._asked = set[str]()
+        self._unanswered = set[str]()
         self._stderr = b""
         self._ended = ""
 
     @property
     def remark(self) -> str:
-        """What is known of how the program ended, and what it wrote to its standard error at last."""
-        said = self._stderr.decode(errors="replace").strip()
-        return self._ended + (f"; its standard error ends with: {said}" if said else "")
+        """The way in which the program ended, if it is known, and the end of its standard error."""
+        written = self._stderr.decode(errors="replace").strip()
+        return self._ended + (f"; its standard error ends with: {written}" if written else "")
 
     @property
     def is_over(self) -> bool:
@@ -123,7 +124,7 @@ class ProgramLink:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Streams]:
-        """Start the program; its messages, and where messages to it go. Raises OSError: it cannot be started."""
+        """Start the program. Returns the streams of messages from and to it. Raises OSError: it cannot be started."""
         async with self._running() as process, anyio.create_task_group() as tasks:
             to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
             to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
@@ -197,12 +198,13 @@ class ProgramLink:
             self._ended = "; the program ended"
 
     def _answers(self, message: SessionMessage | None) -> bool:
-        """Whether it is the first answer to a request. A client may have written the id as text."""
+        """True if it is the first answer to a request."""
         if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
             return False
+        # As text, since a server may repeat a number as text.
         id = str(message.message.id)
-        is_first = id in self._asked
-        self._asked.discard(id)
+        is_first = id in self._unanswered
+        self._unanswered.discard(id)
         return is_first
 
     async def _write(
@@ -216,7 +218,7 @@ class ProgramLink:
             async for each in from_session:
                 if isinstance(each.message, JSONRPCRequest):
                     self._stray = 0
-                    self._asked.add(str(each.message.id))
+                    self._unanswered.add(str(each.message.id))
                 text = each.message.model_dump_json(by_alias=True, exclude_unset=True)
                 process.stdin.write(text.encode(errors="replace") + b"\n")
                 try:
@@ -233,7 +235,7 @@ class ProgramLink:
 
 
 def _message(line: Line) -> SessionMessage | None:
-    """The message in a line; an error in place of one that is too long or cannot be read; None: there is none."""
+    """Read the message in a line. An error replaces one that is too long or unreadable. None if there is none."""
     if not line.whole:
         return _unread(line, TOO_LARGE)
     if not line.text.strip():
@@ -245,7 +247,7 @@ def _message(line: Line) -> SessionMessage | None:
 
 
 def _repaired(line: Line) -> SessionMessage | None:
-    """A message with text that UTF-8 cannot have, such as half of a character that its server cut through."""
+    """Read a message with invalid UTF-8, such as half of a character that its server cut."""
     try:
         value = encodable(json.loads(line.text.decode(errors="replace")))
         return SessionMessage(jsonrpc_message_adapter.validate_python(value, by_name=False))

@@ -1,4 +1,4 @@
-"""The tools of MCP servers: what they list, checked and named, and the classes of which episodes have objects."""
+"""The tools of MCP servers: requests their lists, checks and names them, and makes a class of each tool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncrl.tools.mcp.settings import McpServer, read_servers
 from asyncrl.tools.results import Content
 
 MAX_TOOLS = 128
-"""Of one server: the policy reads all of them in each prompt."""
+"""The most tools of one server: the policy reads all of them in each prompt."""
 
 MAX_NAME = 64
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -28,7 +28,7 @@ Function = Mapping[str, Any]
 
 
 class McpTool(Tool):
-    """A tool that its server knows as `listed`."""
+    """A tool of a server. `listed` is the server's own name for it."""
 
     listed: ClassVar[str]
     limits_itself = True
@@ -44,8 +44,10 @@ def mcp_functions(actor: ActorConfig) -> dict[str, Function]:
 
 
 def mcp_classes(actor: ActorConfig, shows_images: bool = False) -> dict[str, type[Tool]]:
-    """A class for each tool by the name that the policy uses; those of one server have one service.
-    `shows_images`: whether the policy sees images. Raises ConfigError."""
+    """Make a class for each tool, by the name that the policy uses. The tools of one server share a service.
+
+    `shows_images` is true if the policy sees images. Raises ConfigError.
+    """
     if not actor.mcp_servers:
         return {}
     from asyncrl.tools.mcp.service import McpService
@@ -60,7 +62,7 @@ def mcp_classes(actor: ActorConfig, shows_images: bool = False) -> dict[str, typ
 
 
 def _offered(actor: ActorConfig) -> list[tuple[McpServer, str, Function]]:
-    """For each tool its server, the server's own name of it, and what the policy is shown."""
+    """The server of each tool, the server's own name for it, and the function object for the policy."""
     offered: dict[str, tuple[McpServer, str, Function]] = {}
     for server in read_servers(actor):
         _check_installed(server)
@@ -84,16 +86,18 @@ def _check_installed(server: McpServer) -> None:
 
 @cache
 def _listed(server: McpServer) -> Mapping[str, Function]:
-    """What the policy is shown of each tool, by the server's own names. A process asks a server once: it starts it,
-    and ends it again. Raises ConfigError."""
-    # In a thread, for this one may have an event loop already.
+    """The function object of each tool, by the server's own names. Raises ConfigError.
+
+    A process starts a server for this once, and ends it again.
+    """
+    # In another thread, since this one may have a running event loop.
     with ThreadPoolExecutor(1) as thread:
-        tools = thread.submit(lambda: asyncio.run(_ask(server))).result()
+        tools = thread.submit(lambda: asyncio.run(_request_tools(server))).result()
     chosen = _chosen(server, tools)
     return {name: _function(server, name, chosen[name]) for name in chosen}
 
 
-async def _ask(server: McpServer) -> Sequence[Any]:
+async def _request_tools(server: McpServer) -> Sequence[Any]:
     from asyncrl.tools.mcp.service import link_to
     from asyncrl.tools.mcp.session import AnswerError, Session, SessionError
 
@@ -109,7 +113,7 @@ async def _ask(server: McpServer) -> Sequence[Any]:
 
 
 def _chosen(server: McpServer, tools: Iterable[Any]) -> dict[str, Any]:
-    """The tools that are offered, by the server's own names."""
+    """The tools on offer, by the server's own names."""
     listed = {tool.name: tool for tool in tools}
     names = server.tools or tuple(listed)
     if unknown := [name for name in names if name not in listed]:
@@ -126,7 +130,7 @@ def _chosen(server: McpServer, tools: Iterable[Any]) -> dict[str, Any]:
 
 
 def _function(server: McpServer, name: str, tool: Any) -> Function:
-    """The tool as an OpenAI function object. Raises ConfigError: no message or no template can carry it."""
+    """Make an OpenAI function object of a tool. Raises ConfigError: no message or no template can carry it."""
     shown = _NO_NAME.sub("_", server.prefix + name)
     if len(shown) > MAX_NAME:
         raise ConfigError(f"{server.setting}: the name {shown} has more than {MAX_NAME} letters; choose other tools")

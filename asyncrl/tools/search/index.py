@@ -1,8 +1,8 @@
 """Full-text search (BM25, by bm25s) in a corpus of the user, which is indexed once a host.
 
 - An index is a folder of the cache whose name has the digest of the corpus' bytes: a changed corpus gets another one.
-- Whoever needs an index that is not there locks its name and writes it under a hidden one, which becomes the name when
-  it is whole. The others wait, and then find it. After a kill the next process begins anew.
+- A process that needs a missing index locks its name, and writes a folder with a hidden name, which is renamed when it
+  is complete. Other processes wait for the lock. After a kill the next process starts over.
 - An index is memory-mapped: all processes of a host share its pages. Only the vocabulary is in the memory of each.
 
 The score is Lucene's variant of BM25 with k1 = 1.5 and b = 0.75. Passages of the same score keep their order in the
@@ -43,7 +43,7 @@ SHIPPED = Path(__file__).with_name("facts.jsonl")
 
 DEFAULT_PLACE = "~/.cache/asyncrl/search"
 FORM = 1
-"""Of an index. Another one has other files, or finds other passages."""
+"""The version of the form of an index: another one has other files, or finds other passages."""
 
 ROWS_AT_ONCE = 1 << 14
 _PASSAGES = "passages.arrow"
@@ -52,7 +52,7 @@ _WORD = re.compile(r"\w+")
 
 
 def words(text: str) -> list[str]:
-    """The words of a text as the index has them: in lower case, without accents."""
+    """The words of a text in the form of the index: in lower case, without accents."""
     if not text.isascii():
         text = "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
     return _WORD.findall(text.casefold())
@@ -66,8 +66,10 @@ class CorpusIndex:
         self._place = Path(place or DEFAULT_PLACE).expanduser()
 
     def prepare(self) -> None:
-        """Build the index, unless this host has it. Raises ConfigError: the corpus cannot be read or has no words, or
-        the index cannot be written."""
+        """Build the index, unless this host has it.
+
+        Raises ConfigError: the corpus cannot be read or has no words, or the index cannot be written.
+        """
         if importlib.util.find_spec("bm25s") is None:
             raise ConfigError("actor.tools: search needs the extra: pip install 'asyncrl[search]'")
         try:
@@ -81,11 +83,11 @@ class CorpusIndex:
             raise ConfigError(f"actor.search.corpus: {self._corpus} cannot be indexed: {error}") from error
 
     async def find(self, query: str, topk: int) -> Sequence[TitledPassage]:
-        """As `PassageSource`."""
+        """Find passages, see `PassageSource`."""
         return await asyncio.to_thread(self.search, query, topk)
 
     def search(self, query: str, topk: int) -> list[TitledPassage]:
-        """At most `topk` passages that have a word of the query, the best first."""
+        """Find at most `topk` passages that have a word of the query, the best first."""
         bm25, passages = self._opened
         ids = bm25.get_tokens_ids(words(query))
         if not ids:
@@ -116,7 +118,7 @@ def best(scores: np.ndarray, topk: int) -> np.ndarray:
 
 
 def _digest(corpus: Path, place: Path) -> str:
-    """Of the bytes of a corpus. It is computed again only if the file's size or time of change is another one."""
+    """The digest of a corpus' bytes. It is computed again only if the file's size or its time of change differs."""
     path = str(corpus.resolve())
     known = place / f"{hashlib.sha256(path.encode()).hexdigest()[:16]}.json"
     with _locked(known.with_suffix(".lock"), corpus):
@@ -146,7 +148,7 @@ def _locked(path: Path, corpus: Path) -> Iterator[None]:
 
 
 def _build(corpus: Path, folder: Path) -> None:
-    """Raises DataError, OSError."""
+    """Build an index. Raises DataError, OSError."""
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -167,7 +169,7 @@ def _build(corpus: Path, folder: Path) -> None:
 
 
 def _write_passages(corpus: Path, path: Path, vocabulary: dict[str, int]) -> list[list[int]]:
-    """The numbers of the words of each passage, by a vocabulary that grows meanwhile."""
+    """Write the passages. Returns the numbers of the words of each, and adds its new words to `vocabulary`."""
     from bm25s.stopwords import STOPWORDS_EN
 
     stop, ids, rows = frozenset(STOPWORDS_EN), list[list[int]](), _passages(corpus)
@@ -182,7 +184,7 @@ def _write_passages(corpus: Path, path: Path, vocabulary: dict[str, int]) -> lis
 
 
 def _passages(corpus: Path) -> Iterator[TitledPassage]:
-    """Raises DataError."""
+    """Yield the passages of a corpus. Raises DataError: one has no text."""
     for place, row in published_rows(str(corpus)):
         text = text_of(row.get("text"))
         passage = TitledPassage(text_of(row.get("title")), text) if text else passage_of(text_of(row.get("contents")))

@@ -1,4 +1,4 @@
-"""Passages, where they come from, and how the policy reads them."""
+"""Passages of text, the interface of their sources, and the form in which the policy reads them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,36 @@ NOTHING = "No passages found."
 
 
 class TitledPassage(NamedTuple):
+    """A passage with its title, which may be empty."""
+
     title: str
     text: str
 
 
 class PassageSource(Protocol):
-    """What finds passages for all episodes of an actor."""
+    """Finds passages for all episodes of an actor."""
 
     def prepare(self) -> None:
-        """Called when an actor starts, and before a run does. Raises ConfigError: it cannot be used."""
+        """Check the source, when an actor starts and before a run. Raises ConfigError: it cannot be used."""
         ...
 
     async def find(self, query: str, topk: int) -> Sequence[TitledPassage]:
-        """At most `topk` passages, the best first. Whatever is raised is a failure of the tool."""
+        """Find at most `topk` passages, the best first. Any exception is a failure of the tool."""
         ...
 
 
 def passage_of(contents: str) -> TitledPassage:
-    """A passage whose first line is its title, as FlashRAG and Search-R1 write it."""
+    """Read a passage whose first line is its title, the form of FlashRAG and Search-R1."""
     title, _, text = contents.partition("\n")
     return TitledPassage(title, text) if text else TitledPassage("", title)
 
 
 def shown(passages: Sequence[TitledPassage], max_chars: int) -> str:
-    """The passages in the form of Search-R1, a line each: `Doc 1(Title: T) text`. All together have at most `max_chars`
-    characters, of which each passage gets an equal share, so that none of them is lost to a long one."""
+    """The passages in the form of Search-R1, a line each: `Doc 1(Title: T) text`.
+
+    All together have at most `max_chars` characters. Each passage gets an equal share, so that a long one displaces no
+    other.
+    """
     if not passages:
         return NOTHING[:max_chars]
     share = max(1, max_chars // len(passages) - 1)

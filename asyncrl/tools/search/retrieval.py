@@ -1,11 +1,11 @@
-"""A retrieval server in the format of Search-R1, asked for many episodes at once.
+"""The client of a retrieval server in the format of Search-R1, for many episodes at once.
 
     POST URL {"queries": [...], "topk": 3, "return_scores": true}
     200 {"result": [[{"document": {"contents": "TITLE\\nTEXT"}, "score": 0.5}, ...], ...]}, one list a query
 
 Queries that wait while all connections are in use are sent together, so a slow server gets few large requests, and a
-fast one many small ones. Each query gets its own answer or error: where a server refuses several queries together, each
-of them is sent alone.
+fast one many small ones. Each query gets its own answer or error: if a server refuses several queries together, each of
+them is sent alone.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 CONNECTIONS = 4
 QUERIES_AT_ONCE = 64
 OVERLOADED = (429, 503)
-"""Statuses of a server that wants fewer requests, and not more with one query each."""
+"""The HTTP statuses of an overloaded server, to which queries must not be sent again one by one."""
 
 MAX_BYTES = 64 << 20
-"""Of one answer."""
+"""The most bytes of one answer."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class _Query:
 
 
 class RetrievalServer:
-    """The server at `url`, which must answer within `timeout_s`."""
+    """Requests passages of the server at `url`, which must answer within `timeout_s` seconds."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         self._url = url
@@ -48,11 +48,14 @@ class RetrievalServer:
         self._senders: set[asyncio.Task[None]] = set()
 
     def prepare(self) -> None:
-        """The server may start later than the actor."""
+        """Do nothing: the server may start later than the actor."""
 
     async def find(self, query: str, topk: int) -> Sequence[TitledPassage]:
-        """As `PassageSource`. Raises UnavailableError: the server cannot be reached, or answers something else;
-        RefusedError: it refused the query."""
+        """Find passages, see `PassageSource`.
+
+        Raises UnavailableError: the server cannot be reached, or its answer is invalid; RefusedError: it refused the
+        query.
+        """
         answer: asyncio.Future[list[TitledPassage]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Query(query, topk, answer))
         if len(self._senders) < CONNECTIONS:
@@ -62,14 +65,14 @@ class RetrievalServer:
         return await answer
 
     async def _send_all(self) -> None:
-        """Send what waits over one connection, which is closed when nothing does."""
+        """Send the waiting queries over one connection, and close it when none is left."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
             while queries := self._next():
                 await self._answer(session, queries)
 
     def _next(self) -> list[_Query]:
-        """Queries that want the same number of passages, without those that nobody waits for any more."""
+        """Take waiting queries that want the same number of passages, and drop those whose caller was cancelled."""
         queries: list[_Query] = []
         while self._waiting and len(queries) < QUERIES_AT_ONCE:
             if not self._waiting[0].answer.done():
@@ -81,22 +84,24 @@ class RetrievalServer:
 
     async def _answer(self, session: aiohttp.ClientSession, queries: Sequence[_Query]) -> None:
         try:
-            found = await self._asked(session, [query.text for query in queries], queries[0].topk)
+            found = await self._request(session, [query.text for query in queries], queries[0].topk)
         except RefusedError as error:
             if len(queries) == 1:
                 _fail(queries, error)
                 return
             for query in queries:
                 await self._answer(session, [query])
-        except Exception as error:  # noqa: BLE001 - whoever waits gets it
+        except Exception as error:  # noqa: BLE001 - it is raised in the callers
             _fail(queries, error)
         else:
             for query, passages in zip(queries, found, strict=True):
                 if not query.answer.done():
                     query.answer.set_result(passages)
 
-    async def _asked(self, session: aiohttp.ClientSession, queries: list[str], topk: int) -> list[list[TitledPassage]]:
-        """Raises RefusedError: a status of 400 or above; UnavailableError."""
+    async def _request(
+        self, session: aiohttp.ClientSession, queries: list[str], topk: int
+    ) -> list[list[TitledPassage]]:
+        """Send one request. Raises RefusedError: a status of 400 or above; UnavailableError."""
         body = {"queries": queries, "topk": topk, "return_scores": True}
         try:
             async with session.post(self._url, json=body, allow_redirects=False) as response:
@@ -125,8 +130,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def read_result(answer: Any, queries: int, topk: int) -> list[list[TitledPassage]]:
-    """The passages for each query, also of a server that sends no scores. Raises ValueError: the answer has another
-    form."""
+    """Read the passages for each query, with or without scores. Raises ValueError: the answer has another form."""
     result = answer.get("result") if isinstance(answer, Mapping) else None
     if not isinstance(result, list) or len(result) != queries:
         raise ValueError(f"it has no `result` with a list for each of {queries} queries")

@@ -1,4 +1,4 @@
-"""The tool `search`: the passages that fit a query, from a corpus on this host or from a retrieval server."""
+"""The tool `search`: finds passages for a query, in a corpus on this host or at a retrieval server."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ BETWEEN = "\n---\n"
 
 
 class SearchPassages(Tool):
-    """A task with a schema of its own may call it with `query_list`, several queries at once, as tasks written for verl
-    do."""
+    """Finds passages for one query, or for a `query_list`, which the schemas of tasks written for verl have."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "search",
@@ -50,22 +49,21 @@ class SearchPassages(Tool):
         cls.source.prepare()
 
     async def create(self, topk: int | None = None, **kwargs: Any) -> None:
-        """`topk` passages a query in place of `actor.search.topk`. Other entries, as tasks for verl have, are left
-        alone."""
+        """Set the passages a query, in place of `actor.search.topk`. Other entries, as in verl's tasks, are ignored."""
         if topk is not None and not (isinstance(topk, int) and topk >= 1):
             raise ValueError(f"tools_kwargs.search.topk is {topk!r}; it must be a whole number from 1")
         self._topk = topk or self.topk
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         queries = _queries(arguments)
-        # Those of one call reach a server together.
+        # At once, so that the queries of one call reach a server together.
         found = await asyncio.gather(*(self.source.find(query, self._topk) for query in queries))
         max_chars = max(1, self.max_chars // len(queries) - len(BETWEEN))
         return BETWEEN.join(shown(passages, max_chars) for passages in found)
 
 
 def _queries(arguments: Mapping[str, Any]) -> list[str]:
-    """Raises ToolRefusal."""
+    """Read the queries of a call. Raises ToolRefusal."""
     queries = arguments["query_list"] if "query_list" in arguments else [arguments.get("query")]
     if not isinstance(queries, list) or not all(isinstance(query, str) for query in queries):
         raise ToolRefusal("Error: give a query.")

@@ -1,4 +1,4 @@
-"""An agent's side of an episode over the real endpoint, with a scripted engine behind it."""
+"""An agent's side of an episode over the real endpoint, which has a scripted engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from asyncrl.agents.chat_api.agent import AgentPlayer, AgentResult
+from asyncrl.agents import AgentResult
+from asyncrl.agents.chat_api.agent import AgentPlayer
 from asyncrl.agents.chat_api.server import Bounds
 from asyncrl.chat.chat import Chat
 from asyncrl.episode.episode import EpisodeRunner

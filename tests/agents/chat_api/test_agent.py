@@ -1,4 +1,4 @@
-"""An agent that speaks the chat-completions API becomes an episode, token for token, whatever it does to its past."""
+"""An agent that uses the chat-completions API becomes an exact episode, even if it rewrites its history."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer, AgentResult, load_agent
-from asyncrl.agents.chat_api.result import MAX_METRICS
+from asyncrl.agents import AgentResult
+from asyncrl.agents.chat_api.agent import AgentPlayer, load_agent
+from asyncrl.agents.chat_api.result import MAX_METRICS, AgentError
 from asyncrl.agents.chat_api.server import MAX_REQUEST_BYTES
 from asyncrl.engine.base import Generation
 from asyncrl.episode.episode import EpisodeRunner
@@ -344,7 +345,7 @@ class Polite:
 
     def __init__(self, how: int) -> None:
         if how > 9:
-            raise ValueError("nobody is so polite")
+            raise ValueError("no agent is so polite")
         self.how = how
 
     def __call__(self, task: Task, base_url: str, api_key: str) -> dict[str, float]:
@@ -370,7 +371,7 @@ async def test_an_agent_gets_its_options_and_is_refused_with_others(name: str):
     assert await agent(make_ticket("t/1").task, "", "") == {"polite": 3.0}
     with pytest.raises(ConfigError, match=r"loud.*agent_options|agent_options.*loud"):
         load_agent(path, {"how": 3, "loud": True})
-    with pytest.raises(ConfigError, match=r"agent_options.*nobody is so polite"):
+    with pytest.raises(ConfigError, match=r"agent_options.*no agent is so polite"):
         load_agent("tests.agents.chat_api.test_agent.Polite", {"how": 10})
 
 

@@ -1,4 +1,4 @@
-"""What one client can take from the endpoint: connections, time and memory are bounded."""
+"""Connections, time and memory of one client of the endpoint are bounded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Agents that are programs play episodes in processes of their own, which harm nobody else, whatever they do."""
+"""Agents that are programs play in processes of their own. One that misbehaves fails only its own episode."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from typing import Any
 import psutil
 import pytest
 
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer
+from asyncrl.agents.chat_api.agent import AgentPlayer
 from asyncrl.agents.chat_api.program import LAST_STDERR, MAX_LINE, AgentProgram, AgentPrograms
+from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.errors import ConfigError
 from asyncrl.machine import guard

@@ -1,4 +1,4 @@
-"""Agents elsewhere ask for episodes over HTTP, play them, and tell what came of them."""
+"""Agents elsewhere request episodes over HTTP, play them, and report the results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import aiohttp
 import pytest
 from yarl import URL
 
-from asyncrl.agents.chat_api.agent import AgentError, AgentPlayer
+from asyncrl.agents.chat_api.agent import AgentPlayer
+from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.agents.chat_api.sessions import Sessions
 from asyncrl.episode.episode import EpisodeRunner
 from asyncrl.types import Trajectory

@@ -14,8 +14,8 @@ import sys
 from itertools import count
 from pathlib import Path
 
-from asyncrl.observe.lines import read_lines
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.runs.lines import read_lines
 
 FAILS, WAITS, STOPPED, KILLED = 1.0, 2.0, 3.0, 4.0
 STEPS = 4

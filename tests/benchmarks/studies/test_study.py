@@ -91,7 +91,7 @@ def test_settings_become_words_of_the_command_line() -> None:
         "algorithm.correction": [{"name": "mask", "params": {"low": 0.5, "high": 5.0}}],
     }
     assert overrides(settings, RUNGS["undo"], "folder/policy") == [
-        "actor.tools=[asyncrl.commands.demo.ladder.tools.LadderCalculator,asyncrl.commands.demo.ladder.tools.Undo]",
+        "actor.tools=[asyncrl.commands.demo.ladder.LadderCalculator,asyncrl.commands.demo.ladder.Undo]",
         "actor.max_turns=12",
         "replay.sampler.kind=fifo",
         "replay.spare_batches=null",

@@ -19,7 +19,7 @@ from asyncrl.commands.demo.arithmetic import (
 from asyncrl.commands.demo.step_scorer import GSM8K
 from asyncrl.commands.demo.tool import StepCalculator
 from asyncrl.commands.demo.transcripts import demonstration, judged
-from asyncrl.tools.base import ToolRefusal
+from asyncrl.tools import ToolRefusal
 
 expressions = st.integers().map(lambda seed: random_expression(random.Random(seed)))
 numbers = st.integers(-999, 999)

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from asyncrl.commands.demo.arithmetic import random_expression
-from asyncrl.commands.demo.prepare import HELD_OUT_TASKS, TRAINING_TASKS, Effort, prepare
+from asyncrl.commands.demo.prepare import HELD_OUT_TASKS, TRAINING_TASKS, Effort, prepare_demo
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.commands.demo.transcripts import batch, demonstration
 from asyncrl.commands.demo.warm_start import warm_start
@@ -61,8 +61,8 @@ def test_preparing_makes_what_a_run_needs_starts_again_if_it_was_killed_and_find
 
     effort = Effort(warm_start=2, step_scorer=2, judged=4)
     with pytest.raises(KeyboardInterrupt):
-        prepare(tmp_path, 0, kill, effort)
-    prepared = prepare(tmp_path, 0, lines.append, effort)
+        prepare_demo(tmp_path, 0, kill, effort)
+    prepared = prepare_demo(tmp_path, 0, lines.append, effort)
     train, held_out = TaskFile(prepared.train), TaskFile(prepared.held_out)
     assert (len(train), len(held_out)) == (TRAINING_TASKS, HELD_OUT_TASKS)
     assert not {task.messages[1]["content"] for task in train} & {task.messages[1]["content"] for task in held_out}
@@ -72,5 +72,5 @@ def test_preparing_makes_what_a_run_needs_starts_again_if_it_was_killed_and_find
     scorer = load_prm(ScoringModelConfig(path=str(prepared.step_scorer)))
     assert scorer.name.startswith("step_scorer@")
     lines.clear()
-    assert prepare(tmp_path, 0, lines.append, effort) == prepared
+    assert prepare_demo(tmp_path, 0, lines.append, effort) == prepared
     assert lines == []

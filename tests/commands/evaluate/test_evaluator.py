@@ -18,7 +18,7 @@ from asyncrl.config.schema import ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError, TooManyFailuresError
 from asyncrl.learner import from_config
 from asyncrl.learner.batch import from_config as batches
-from asyncrl.learner.from_config import canary_settings
+from asyncrl.learner.from_config import run_settings
 from asyncrl.learner.model.canary import canary_of, canary_of_model
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.policy import load_policy
@@ -120,8 +120,8 @@ def test_the_canary_of_a_plain_model_is_that_of_the_policy(kind: str, ranks: Ran
     saved[kind](tmp_path / "model")
     config = make_config(tmp_path / "model", tmp_path)
     config.model.dtype = "float32"
-    plain = canary_of_model(read_model(config.model), config.model.path, canary_settings(config))
-    learners = canary_of(load_policy(config.model, 1.0, ranks, 64), 0, canary_settings(config), ranks)
+    plain = canary_of_model(read_model(config.model), config.model.path, run_settings(config).canary)
+    learners = canary_of(load_policy(config.model, 1.0, ranks, 64), 0, run_settings(config).canary, ranks)
     assert plain is not None
     assert learners is not None
     assert (plain.tokens, plain.dtype) == (learners.tokens, learners.dtype)
@@ -137,8 +137,8 @@ def test_a_canary_leaves_room_for_a_token_in_the_context_of_a_server(
     config.actor.max_tokens = max_tokens
     policy = load_policy(config.model, 1.0, ranks, 64)
     for canary in (
-        canary_of_model(read_model(config.model), config.model.path, canary_settings(config)),
-        canary_of(policy, 0, canary_settings(config), ranks),
+        canary_of_model(read_model(config.model), config.model.path, run_settings(config).canary),
+        canary_of(policy, 0, run_settings(config).canary, ranks),
     ):
         assert canary is not None
         assert len(canary.tokens) == length
@@ -150,7 +150,7 @@ def test_a_model_without_finite_log_probs_is_not_evaluated(tmp_path: Path) -> No
     with torch.no_grad():
         next(model.parameters()).fill_(torch.nan)
     with pytest.raises(ConfigError, match="not finite"):
-        canary_of_model(model, config.model.path, canary_settings(config))
+        canary_of_model(model, config.model.path, run_settings(config).canary)
 
 
 async def test_an_engine_that_fails_its_canary_for_good_ends_a_run_that_has_no_other_version() -> None:

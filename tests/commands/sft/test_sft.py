@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +27,8 @@ from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.ranks.ranks import Ranks, joined
 from asyncrl.machine.activity import Activity
-from asyncrl.runs.inspect.run import find
-from asyncrl.runs.report.run import read_run
+from asyncrl.runs.finding import run_with_store
+from asyncrl.runs.report.reported import read_run
 from tests.helpers import FakeMetrics, until
 from tests.learner.support import (
     assert_weights_close,
@@ -155,7 +154,7 @@ def test_a_fine_tuning_that_may_not_resume_renders_nothing(model: Path, tmp_path
     assert not (tmp_path / config.run.name / "demonstrations").exists()
 
 
-@pytest.mark.parametrize("look", [partial(find, store=None), read_run, words_of])
+@pytest.mark.parametrize("look", [run_with_store, read_run, words_of])
 def test_commands_about_episodes_say_what_to_do_with_a_fine_tuning(look: Callable[[str], Any], tmp_path: Path) -> None:
     (tmp_path / CONFIG_FILE).write_text("{}")
     (tmp_path / FINE_TUNING_FILE).touch()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from asyncrl.config.refusals import refusals
 from asyncrl.config.schema import LearnerConfig, ModelConfig, TrainConfig
+from asyncrl.data.from_config import run_tasks
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.epochs import count_steps, steps_of
@@ -32,7 +33,7 @@ def tasks(tmp_path: Path) -> Path:
 def test_the_start_of_a_run_makes_steps_of_epochs_and_tells_them(tasks: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = config_of(tasks, epochs=2)
     with caplog.at_level(logging.INFO):
-        count_steps(config)
+        count_steps(config.learner, config.replay.shards, run_tasks(config))
     assert (config.learner.total_steps, config.learner.epochs) == (7, None)
     assert "learner.epochs=2 of 10 tasks are learner.steps=7, each of 3 groups (2.1 epochs" in caplog.text
     assert refusals(config) == []
@@ -43,7 +44,7 @@ def test_without_epochs_the_steps_are_those_that_are_set_or_a_hundred(
     tasks: Path, steps: int | None, counted: int
 ) -> None:
     config = config_of(tasks, steps=steps)
-    count_steps(config)
+    count_steps(config.learner, config.replay.shards, run_tasks(config))
     assert config.learner.steps == config.learner.total_steps == counted
 
 

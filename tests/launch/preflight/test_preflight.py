@@ -29,7 +29,7 @@ from asyncrl.data.rendered import read_rendered
 from asyncrl.errors import ConfigError, DataError, UnavailableError
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports
 from asyncrl.launch.preflight.preflight import preflight
-from asyncrl.tools.base import Tool, ToolRefusal
+from asyncrl.tools import Tool, ToolRefusal
 from tests.engine.sglang.pythons import python_with
 from tests.engine.support import tiny_model
 from tests.templates.families import tokenizer
@@ -410,7 +410,7 @@ def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[st
 
 
 def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(tmp_path: Path):
-    users = {"checker": "asyncrl.commands.demo.answer_checker.AnswerChecker"}
+    users = {"checker": "asyncrl.commands.demo.AnswerChecker"}
     right = {"name": "checker", "ground_truth": "2"}
     preflight(config_with_users(tmp_path, users, {}, right, right))
     for name, kwargs, reason in (
@@ -427,7 +427,7 @@ def test_each_user_starts_with_the_first_row_that_names_it_before_the_run_does(t
 
 
 def test_users_whom_no_task_names_do_not_start_except_in_an_evaluation(tmp_path: Path):
-    config = config_with_users(tmp_path, {"checker": "asyncrl.commands.demo.answer_checker.AnswerChecker"}, {})
+    config = config_with_users(tmp_path, {"checker": "asyncrl.commands.demo.AnswerChecker"}, {})
     with pytest.raises(ConfigError, match=r"actor\.interactions: no task names one of the users"):
         preflight(config)
     preflight(replace(config, learner=replace(config.learner, steps=0)))

@@ -63,7 +63,7 @@ def test_tasks_with_long_prompts_are_left_out_and_counted_alike_by_every_role(
     assert [tasks.place(row).rpartition(": ")[2] for row in range(3)] == ["row 0", "row 2", "row 4"]
     assert (list(tasks.by_roles()), list(tasks.by_source())) == ([0], [0])
     config.learner.batch_size, config.learner.group_size = 2, 2
-    count_steps(config)
+    count_steps(config.learner, config.replay.shards, run_tasks(config))
     assert config.learner.steps == 3
     config.replay.shards = 2
     assert [task.id for task in replay_settings(config).feed.tasks] == [task.id for task in tasks]

@@ -14,7 +14,7 @@ from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.learner.batch.local_batch import build_episodes, build_local_batch
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import lag_counts
-from asyncrl.observe.kept.reading import KeptEpisodes
+from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import DEMONSTRATED, BatchPlan, Labels
 from tests.learner.support import PlannedReplay, Run, assert_weights_equal, make_config, with_group_demonstrations
 from tests.learner.test_trainer import Setup, padded_logprobs

@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from asyncrl.config.schema import PartConfig, TrainConfig
+from asyncrl.config.schema import ObserveConfig, PartConfig
 from asyncrl.dashboard.episode_list import EpisodeQuery
 from asyncrl.errors import RefusedError
 from asyncrl.learner.batch.from_config import keep_settings
 from asyncrl.learner.batch.keeping import BYTES_A_TOKEN, EpisodeKeeper, choose
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.kept.episode import HELD_OUT
-from asyncrl.observe.kept.reading import EVALUATED_FOLDER, KeptEpisodes
+from asyncrl.observe.kept.format import EVALUATED_FOLDER
 from asyncrl.observe.kept.recording import KeptRecorder
 from asyncrl.observe.kept.writing import KeptWriter, remove_kept
+from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import BatchPlan, Labels, Task, Trajectory
 from tests.helpers import make_labels, make_task, make_trajectory
 from tests.learner.support import Run, assert_weights_equal, make_config
@@ -198,7 +199,7 @@ def test_held_out_episodes_are_kept_apart_from_trained_ones_and_marked(ranks: Ra
     KeptWriter(tmp_path, ROOM).add(example_step(4))
     episodes = [make_trajectory(id=f"e2-{row:06d}.0.0", group_id=f"e2-{row:06d}", version=2) for row in range(2)]
     recorder = KeptRecorder(tmp_path, ROOM, folder=EVALUATED_FOLDER)
-    keeper = EpisodeKeeper(keep_settings(TrainConfig()), ranks, None, recorder)
+    keeper = EpisodeKeeper(keep_settings(ObserveConfig(), seed=0), ranks, None, recorder)
     keeper.keep_evaluated(4, 2, [each.id for each in episodes], Evaluated(*episodes))  # type: ignore[arg-type]
     keeper.keep_evaluated(6, 3, ["e3-000000.0.0"], Evaluated())  # type: ignore[arg-type]
     keeper.close()

@@ -16,8 +16,8 @@ import torch
 from asyncrl.learner.checkpoint.export import export_checkpoint
 from asyncrl.learner.ranks.launcher import run_ranks
 from asyncrl.learner.ranks.ranks import Ranks
-from asyncrl.observe.kept.reading import KeptEpisodes
 from asyncrl.observe.spans import spans_file
+from asyncrl.runs.kept import KeptEpisodes
 from tests.learner.support import Run, assert_weights_close, assert_weights_equal
 from tests.learner.two_ranks import (
     COPIED,

@@ -17,7 +17,7 @@ from asyncrl.config.exits import EXIT_STOPPED
 from asyncrl.errors import StoppedError
 from asyncrl.learner.ranks.launcher import Timeouts, run_ranks
 from asyncrl.learner.ranks.stopping import Stopping
-from asyncrl.observe.lines import read_lines
+from asyncrl.runs.lines import read_lines
 from tests.helpers import until
 from tests.learner.support import assert_weights_equal
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncrl.agents.chat_api.agent import ChatCounts
+from asyncrl.agents.chat_api.server import ChatCounts
 from asyncrl.observe.registry import BY_WRITER, describe
 from asyncrl.observe.registry.page import SECTIONS, page
 from asyncrl.replay.counters import COUNTERS, DEPTHS
@@ -41,6 +41,9 @@ PLACES = {
 }
 """The functions that name metrics, by who writes these, with what is put before their names."""
 
+OF_ACTORS = ("engine", "tools", "episode", "agents", "actor")
+"""The rooms whose metrics an actor writes."""
+
 
 def test_the_page_is_current() -> None:
     assert PAGE.read_text() == page(), "run `make docs`"
@@ -56,7 +59,8 @@ def test_the_names_in_the_sources_are_known(writer: str, prefix: str) -> None:
 
 
 def test_whatever_is_given_to_a_sink_has_known_names() -> None:
-    rooms = {"learner": ["learner", "evaluation"], "actor": ["actor"], "scoring": ["scoring"], "replay": ["replay"]}
+    rooms = {"learner": ["learner", "evaluation"], "scoring": ["scoring"], "replay": ["replay"]}
+    rooms |= {room: ["actor"] for room in OF_ACTORS}
     found = {room: logged(room) for room in rooms}
     assert {"learner/reporting.py", "learner/step_metrics.py"} <= found["learner"].keys()
     assert {"actor/rollout_metrics.py"} <= found["actor"].keys()
@@ -68,7 +72,7 @@ def test_whatever_is_given_to_a_sink_has_known_names() -> None:
 
 def test_each_measured_phase_has_a_row_of_its_own() -> None:
     learner = [f"seconds/{name}" for name in phases("learner", "phases")]
-    actor = [f"{name}_s" for name in phases("actor", "timed")]
+    actor = [f"{name}_s" for room in OF_ACTORS for name in phases(room, "timed")]
     assert {"seconds/wait", "seconds/train"} <= set(learner)
     assert {"generate_s", "tools_s"} <= set(actor)
     for writer, names in (("learner", learner), ("actor", actor)):

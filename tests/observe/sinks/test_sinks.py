@@ -13,12 +13,13 @@ import pytest
 
 from asyncrl.config.schema import ObserveConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, InvariantError
-from asyncrl.observe.lines import read_lines
+from asyncrl.observe.from_config import source_of
 from asyncrl.observe.metrics import Fanout, Histogram, Sink, Value
 from asyncrl.observe.sinks import JsonLines, open_metrics
 from asyncrl.observe.sinks.background import Background
 from asyncrl.observe.sinks.opening import SERVICES
 from asyncrl.observe.sinks.source import Source
+from asyncrl.runs.lines import read_lines
 from tests.helpers import until
 
 
@@ -37,7 +38,8 @@ def test_lines_are_appended_over_restarts_and_half_written_ones_are_left_out(tmp
 
 @pytest.mark.parametrize("role", ["actor-0", "replay", "scorer-0"])
 def test_a_role_writes_each_row_once(tmp_path: Path, role: str) -> None:
-    sink = open_metrics(TrainConfig(run=RunConfig(dir=str(tmp_path), name="run")), role)
+    config = TrainConfig(run=RunConfig(dir=str(tmp_path), name="run"))
+    sink = open_metrics(source_of(config, role), config.observe)
     sink.log(0, {"seconds": 1.0})
     sink.close()
     assert len(read_lines(tmp_path / "run" / "metrics" / f"{role}.jsonl")) == 1
@@ -55,7 +57,7 @@ def test_services_are_not_told_the_secrets_of_the_configuration(
     monkeypatch.setitem(SERVICES, "wandb", open_service)
     config = TrainConfig(run=RunConfig(dir=str(tmp_path), name="run"), observe=ObserveConfig(sinks=["wandb"]))
     config.engine.server.environment = {"OPENAI_API_KEY": "s3cr3t"}
-    open_metrics(config, "actor-0").close()
+    open_metrics(source_of(config, "actor-0"), config.observe).close()
     assert "s3cr3t" not in repr(told[0].config)
     assert "OPENAI_API_KEY" in repr(told[0].config)
 
@@ -75,7 +77,7 @@ def test_a_sink_without_its_extra_is_refused_naming_the_extra(
     monkeypatch.setitem(sys.modules, package, None)
     config = TrainConfig(run=RunConfig(dir=str(tmp_path)), observe=ObserveConfig(sinks=[sink]))
     with pytest.raises(ConfigError, match=rf"asyncrl\[{sink}\]"):
-        open_metrics(config, "learner")
+        open_metrics(source_of(config, "learner"), config.observe)
 
 
 class Broken(Sink):

@@ -15,7 +15,8 @@ from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.replay.store import ENDPOINT_FILE
-from asyncrl.runs.inspect.run import find, read_config
+from asyncrl.runs.finding import run_with_store
+from asyncrl.runs.from_config import read_config
 from tests.helpers import status_of
 from tests.observe.kept.examples import example_step
 from tests.runs.inspect.support import make_run, run_episodes, write_config
@@ -90,14 +91,14 @@ def test_the_status_of_a_run_that_has_ended_says_how_and_what_to_do(call: Call, 
 def test_a_configuration_of_a_version_whose_data_was_one_file_is_refused_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("{model: {path: m}, data: {train: train.parquet, eval: null}}")
     with pytest.raises(ConfigError, match="of another version of asyncrl"):
-        read_config(tmp_path / "config.yaml")
+        read_config(tmp_path)
 
 
 def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote(call: Call) -> None:
-    assert find("mine", None).endpoints == []
+    run = run_with_store("mine")
+    assert run.endpoints() == []
     Path("runs/mine/replay", ENDPOINT_FILE).write_text("tcp://127.0.0.1:7")
-    assert find("mine", None).endpoints == ["tcp://127.0.0.1:7"]
-    assert find("mine", None, ["tcp://127.0.0.1:8"]).endpoints == ["tcp://127.0.0.1:8"]
+    assert run.endpoints() == ["tcp://127.0.0.1:7"]
 
 
 def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
@@ -146,6 +147,13 @@ def test_an_error_names_its_fix_and_ends_with_status_1_or_2(call: Call, argument
     code, out, err = call(*arguments)
     assert (code in (1, 2), out) == (True, "")
     assert fix in err
+
+
+@pytest.mark.parametrize("command", ["inspect", "status"])
+def test_a_run_that_is_not_there_is_a_wrong_usage_as_for_every_command(call: Call, command: str) -> None:
+    words = ["list", "yours"] if command == "inspect" else ["yours"]
+    code, out, err = call(*words, command=command)
+    assert (code, out, "yours is no run" in err) == (2, "", True)
 
 
 def test_an_episode_is_shown_as_text_by_the_runs_own_tokenizer_and_as_ids_without(
@@ -235,7 +243,7 @@ def test_a_step_whose_text_is_gone_ends_with_what_the_learner_kept(call: Call) -
             for member in range(2):
                 tx.delete("data", f"t00000000{group}.{member}.0")
     core.store.close()
-    assert "its text is gone" in call("step", "mine", "0", "--best", "1")[1]
+    assert "its text was removed" in call("step", "mine", "0", "--best", "1")[1]
     step = example_step(0, members=2, groups=1)
     KeptWriter(Path("runs/mine"), 1 << 30).add(step)
     found = json.loads(call("step", "mine", "0", "--best", "4", "--json")[1])

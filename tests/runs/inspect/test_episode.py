@@ -127,7 +127,7 @@ def test_an_episode_without_labels_and_one_without_data_show_what_is_left(tmp_pa
     with closing(StoredRun(tmp_path / "replay")) as stored:
         waiting = stored.record(ticket.id)
     assert "efgh" in shown(waiting)
-    assert "gone; replay.retention=all" in shown(StoredTrajectory(waiting.id, waiting.facts, None, None, None))
+    assert "removed; replay.retention=all" in shown(StoredTrajectory(waiting.id, waiting.facts, None, None, None))
     letter = DeadLetter("out of patience", "t000000000", 0, 1, 7, scoring=False)
     failed = shown(StoredTrajectory(NAME, None, None, None, letter))
     assert "attempt 2: out of patience" in failed

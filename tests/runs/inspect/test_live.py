@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import pytest
 
+from asyncrl.config.locations import record_config
 from asyncrl.config.schema import DataConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import RefusedError, UnavailableError
@@ -23,11 +24,12 @@ from asyncrl.replay.client import ReplayClient
 from asyncrl.replay.from_config import replay_settings
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.inspect.changes import Change, ChangeResult, change_all, discard, requeue, skip_plan
-from asyncrl.runs.inspect.run import InspectedRun, LiveReplay
-from asyncrl.runs.inspect.status import describe, sample
 from asyncrl.runs.inspect.table import dead_letter_table, describe_dead_letters, status_table
-from asyncrl.runs.inspect.watch import Stalls
+from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress
+from asyncrl.runs.run import Run
+from asyncrl.runs.status import describe, sample
+from asyncrl.runs.watch import Stalls
 from tests.helpers import GENEROUS_S, make_labels, make_task, make_trajectory
 from tests.replay.support import Core
 from tests.runs.inspect.serve import OWN_RUN
@@ -53,19 +55,22 @@ class AtWork:
         )
         assert self._replay.stdout is not None
         endpoint = self._replay.stdout.readline().strip()
-        self.run = InspectedRun(folder, None, [endpoint])
+        self.run, self.endpoints = Run(folder.parent, folder), [endpoint]
         self.worker = ReplayClient(endpoint, "worker", "1", run=OWN_RUN)
 
     def status(self) -> dict[str, Any]:
         with closing(StoredRun(self.folder)) as stored:
-            live = LiveReplay(self.run, stored, WAIT_S)
+            live = self.live(stored)
             before = sample(stored, live, 0.0)
-            now, progress = sample(stored, live, 2.0), RunProgress(self.folder.parent)
-            return describe(self.folder, now, before, progress, None) | Stalls().values()
+            now, progress = sample(stored, live, 2.0), RunProgress(self.run)
+            return describe(self.run, now, before, progress, None) | Stalls().values()
+
+    def live(self, stored: StoredRun) -> LiveReplay:
+        return LiveReplay(self.run, stored, WAIT_S, self.endpoints)
 
     def change(self, change: Change, *names: str) -> list[ChangeResult]:
         with closing(StoredRun(self.folder)) as stored:
-            return [*change_all(LiveReplay(self.run, stored, WAIT_S), names, change)]
+            return [*change_all(self.live(stored), names, change)]
 
     def end(self) -> None:
         self.worker.close()
@@ -81,7 +86,7 @@ def at_work(tmp_path: Path) -> Iterator[AtWork]:
 
 def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     with closing(StoredRun(at_work.folder)) as stored:
-        live = LiveReplay(at_work.run, stored, WAIT_S)
+        live = at_work.live(stored)
         before = sample(stored, live, 10.0)
         tickets = at_work.worker.tickets([], 3)
         at_work.worker.put(make_trajectory(tickets[0]))
@@ -97,8 +102,8 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
         learner.log(6, {"reward/mean": 0.75, "idle": 0.25})
         for actor in actors:  # Nothing runs as actor-1 any more.
             actor.log(0, {"tokens_per_s": 512.0, "idle": 0.5})
-        now, progress = sample(stored, live, 12.0), RunProgress(at_work.folder.parent)
-        status = json.loads(json.dumps(describe(at_work.folder, now, before, progress, 40) | Stalls().values()))
+        now, progress = sample(stored, live, 12.0), RunProgress(at_work.run)
+        status = json.loads(json.dumps(describe(at_work.run, now, before, progress, 40) | Stalls().values()))
     assert status["running"]
     assert status["processes"] == told
     assert status["admission"] == {"committed": 4, "capacity": 8}
@@ -133,7 +138,8 @@ def test_the_status_names_the_shards_that_do_not_run_and_reads_their_stores(tmp_
     make_run(tmp_path / "other").store.close()
     (tmp_path / "other" / "replay").rename(tmp_path / "replay" / "1")
     at_work.folder = tmp_path / "replay"
-    at_work.run = InspectedRun(at_work.folder, None, [*at_work.run.endpoints, "tcp://127.0.0.1:6"])
+    at_work.run = Run(tmp_path, at_work.folder)
+    at_work.endpoints.append("tcp://127.0.0.1:6")
     at_work.worker.tickets([], 1)
     status = at_work.status()
     assert status["running"]
@@ -176,11 +182,11 @@ def test_nothing_is_asked_where_no_replay_or_that_of_another_run_answers(
     name = at_work.worker.tickets([], 1)[0].id
     at_work.worker.fail(name, "broken")
     other = AtWork(tmp_path / "other")
-    run = InspectedRun(other.folder, None, at_work.run.endpoints if known else [])
+    endpoints = at_work.endpoints if known else []
     if known is None:
         other.end()
-    with closing(StoredRun(run.folder)) as stored, pytest.raises(UnavailableError, match=why):
-        list(change_all(LiveReplay(run, stored, WAIT_S), [name], discard))
+    with closing(StoredRun(other.folder)) as stored, pytest.raises(UnavailableError, match=why):
+        list(change_all(LiveReplay(other.run, stored, WAIT_S, endpoints), [name], discard))
     if known is not None:
         other.end()
     assert at_work.worker.status()["depth_dead"] == 1
@@ -193,12 +199,12 @@ def test_a_plan_is_skipped_through_the_replay_that_serves_it(at_work: AtWork) ->
     at_work.worker.label([make_labels(lease.trajectory.id) for lease in leases])
     plan = at_work.worker.plan(0)
     assert plan is not None
-    assert skip_plan(at_work.run, 0, "poison", WAIT_S) == len(plan.ids)
+    assert skip_plan(at_work.run, 0, "poison", at_work.live) == len(plan.ids)
     again = at_work.worker.plan(0)
     assert again is not None
     assert again.skipped == "poison"
     with pytest.raises(RefusedError, match="step 7 has no recorded plan"):
-        skip_plan(at_work.run, 7, "poison", WAIT_S)
+        skip_plan(at_work.run, 7, "poison", at_work.live)
 
 
 def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) -> None:
@@ -214,9 +220,10 @@ def test_a_plan_is_skipped_in_the_store_of_a_run_that_has_ended(tmp_path: Path) 
     plan = core.plan(0)
     assert plan is not None
     core.store.close()
-    target = InspectedRun(tmp_path / "run" / "replay", config, ["tcp://127.0.0.1:9"])
-    assert skip_plan(target, 0, "poison", give_up_s=WAIT_S) == 4
-    with closing(StoredRun(target.folder)) as stored:
+    record_config(config)
+    run = Run(tmp_path / "run")
+    assert skip_plan(run, 0, "poison", lambda stored: LiveReplay(run, stored, WAIT_S, ["tcp://127.0.0.1:9"])) == 4
+    with run.stored() as stored:
         recorded = stored.plan(0)
         assert recorded == replace(plan, skipped="poison")
         assert len(stored.dead_letters()) == 4
@@ -232,5 +239,5 @@ def test_shards_that_do_not_answer_cost_a_look_one_wait_together(monkeypatch: py
 
     monkeypatch.setattr(LiveReplay, "call", call)
     stored = cast("StoredRun", SimpleNamespace(shards=shards, each=lambda ask: [None] * shards))
-    found = LiveReplay(InspectedRun(Path("run"), None, []), stored, WAIT_S).statuses()
+    found = LiveReplay(Run(Path("run")), stored, WAIT_S).statuses()
     assert found == ([None] * 3, "; ".join(f"no answer from shard {shard}" for shard in range(shards)))

@@ -18,17 +18,18 @@ from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.errors import ConfigError
 from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.observe.sinks import metrics_file
+from asyncrl.runs.card import card, trained_model
+from asyncrl.runs.environment import record_environment
 from asyncrl.runs.report import episodes
-from asyncrl.runs.report.command import write_report
-from asyncrl.runs.report.compare_command import comparison_page
+from asyncrl.runs.report.compare import comparison_page
 from asyncrl.runs.report.comparison import compare
-from asyncrl.runs.report.run import read_run
-from asyncrl.runs.results.card import card, trained_model
-from asyncrl.runs.results.environment import record_environment
-from asyncrl.runs.results.summary import report
+from asyncrl.runs.report.page import write_report
+from asyncrl.runs.report.reported import read_run
+from asyncrl.runs.run import Run
+from asyncrl.runs.summary import write_summary
 from tests.helpers import status_of
 from tests.observe.kept.examples import from_utf8, write_examples
-from tests.runs.results.support import learner_row, write_run
+from tests.runs.support import learner_row, write_run
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m‮ </pre></style>"
 
@@ -63,7 +64,7 @@ def page_of(run: Path) -> Tags:
 def test_the_page_of_a_finished_run_has_results_plots_configuration_and_versions(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1, 0.5, 0.9], {"learner.lr": 0.125, "learner.batch_size": 8})
     record_environment(run)
-    report(run, 3, "done", "", "asyncrl resume run")
+    write_summary(Run(run), 3, "done", "", "asyncrl resume run")
     page = page_of(run)
     for text in (
         "done after 3 of 3 steps",
@@ -84,10 +85,10 @@ def test_the_page_of_a_finished_run_has_results_plots_configuration_and_versions
 
 def test_hostile_text_shows_as_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = write_run(tmp_path / "run", [0.1], {"model.path": HOSTILE, "run.name": HOSTILE})
-    report(run, 1, "failed", HOSTILE, "asyncrl resume run")
+    write_summary(Run(run), 1, "failed", HOSTILE, "asyncrl resume run")
     # Groups of four members, the last of which are hostile: the best of a step is member 3 of its last group.
     write_examples(run, steps=1)
-    monkeypatch.setattr("asyncrl.runs.report.page.decoder", lambda run, path: from_utf8)
+    monkeypatch.setattr("asyncrl.runs.report.page.decoder", lambda run: from_utf8)
     page = page_of(run)
     assert "Step 0, reward 1.02" in " ".join(page.text.split())
     assert "<script>alert(1)</script>\\u001b[31m\\u202e" in page.text
@@ -134,7 +135,7 @@ def test_a_run_of_many_steps_has_a_small_page_that_says_how_it_was_thinned(tmp_p
     run = write_run(tmp_path / "run", [0.5])
     rows = (json.dumps({"step": step, "time": 100.0 + step, **learner_row(step, 0.5)}) for step in range(40_000))
     metrics_file(run, "learner").write_text("\n".join(rows) + "\n")
-    report(run, 40_000, "done", "", "")
+    write_summary(Run(run), 40_000, "done", "", "")
     page = write_report(str(run))
     assert page.stat().st_size < 1_000_000
     assert re.search(r"mean of \d+ rows", page.read_text())
@@ -154,8 +155,8 @@ def test_any_value_of_any_metric_leaves_report_comparison_card_and_summary(tmp_p
         path.write_text("".join(f"{as_line(row, value)}\n" for row in (*rows, *odd)))
     page_of(run)
     assert comparison_page(compare([read_run(str(run)), read_run(str(other))]))
-    assert card(trained_model(run))
-    assert report(run, 20, "stopped", "", "asyncrl resume run")
+    assert card(trained_model(Run(run)))
+    assert write_summary(Run(run), 20, "stopped", "", "asyncrl resume run")
 
 
 def as_line(row: dict[str, Any], value: str | None) -> str:
@@ -198,5 +199,5 @@ def test_neither_report_nor_comparison_nor_card_tells_a_secret(
     assert "HF_TOKEN" in pages[0]
     out = tmp_path / "comparison.html"
     assert status_of("compare", *runs, "--html", out) == 0
-    pages += [out.read_text(), capsys.readouterr().out, card(trained_model(runs[0]))]
+    pages += [out.read_text(), capsys.readouterr().out, card(trained_model(Run(runs[0])))]
     assert not any("s3cr3t" in page for page in pages)

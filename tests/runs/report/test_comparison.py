@@ -9,12 +9,12 @@ import pytest
 
 from asyncrl.errors import ConfigError
 from asyncrl.observe.sinks import metrics_file
-from asyncrl.runs.report.compare_command import as_plain, comparison_page, main
+from asyncrl.runs.environment import record_environment
+from asyncrl.runs.report.compare import as_plain, comparison_page, main
 from asyncrl.runs.report.comparison import Comparison, compare, spread
-from asyncrl.runs.report.run import read_run
-from asyncrl.runs.results.environment import record_environment
+from asyncrl.runs.report.reported import read_run
 from tests.runs.report.test_command import Tags
-from tests.runs.results.support import write_run
+from tests.runs.support import write_run
 
 
 def compared(*runs: Path) -> Comparison:

@@ -12,9 +12,10 @@ from asyncrl.commands.hub.hub import HubError, files_of, model_folder, push
 from asyncrl.commands.hub.push_to_hub import main
 from asyncrl.errors import ConfigError, UnavailableError
 from asyncrl.machine.ports import free_ports
-from asyncrl.runs.results.card import CARD, PICTURE, card, trained_model
+from asyncrl.runs.card import CARD, PICTURE, card, trained_model
+from asyncrl.runs.run import Run
 from tests.runs.report.fake_hub import FakeHub, serving
-from tests.runs.results.support import write_run
+from tests.runs.support import write_run
 
 REPO = "someone/calculator"
 
@@ -42,7 +43,7 @@ def run(tmp_path: Path) -> Path:
     (model / "model.safetensors").write_bytes(bytes(range(256)) * 64)
     (model / ".hidden").write_text("")
     (model / PICTURE).write_bytes(b"a picture")
-    (model / CARD).write_text(card(trained_model(run)))
+    (model / CARD).write_text(card(trained_model(Run(run))))
     return run
 
 

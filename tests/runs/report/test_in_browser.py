@@ -13,16 +13,17 @@ from asyncrl.observe.kept.episode import KeptStep
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay import protocol
-from asyncrl.runs.report.command import write_report
-from asyncrl.runs.report.compare_command import comparison_page
+from asyncrl.runs.environment import record_environment
+from asyncrl.runs.report.compare import comparison_page
 from asyncrl.runs.report.comparison import compare
-from asyncrl.runs.report.run import read_run
-from asyncrl.runs.results.environment import record_environment
-from asyncrl.runs.results.summary import report
+from asyncrl.runs.report.page import write_report
+from asyncrl.runs.report.reported import read_run
+from asyncrl.runs.run import Run
+from asyncrl.runs.summary import write_summary
 from tests.dashboard.browser import Browser, browse, needs_chromium
 from tests.observe.kept.examples import example_episode, from_utf8, utf8
 from tests.runs.inspect.support import make_run as make_store
-from tests.runs.results.support import write_run
+from tests.runs.support import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 
@@ -74,7 +75,7 @@ def hostile_run(folder: Path) -> Path:
     file = run / "environment.json"
     odd = {"host": HOSTILE, "cpu": HOSTILE, "gpus": [HOSTILE] * 8, "packages": {HOSTILE: HOSTILE}}
     file.write_text(json.dumps({"starts": [{**json.loads(file.read_text())["starts"][0], **odd}]}))
-    report(run, 4, "failed", HOSTILE, HOSTILE)
+    write_summary(Run(run), 4, "failed", HOSTILE, HOSTILE)
 
     def encode(text: str) -> list[int]:
         return utf8(HOSTILE * 100 if text.startswith("tool") else text)
@@ -90,7 +91,7 @@ def hostile_run(folder: Path) -> Path:
 def test_hostile_texts_run_nothing_ask_for_nothing_and_fit(
     tmp_path: Path, width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("asyncrl.runs.report.page.decoder", lambda run, path: from_utf8)
+    monkeypatch.setattr("asyncrl.runs.report.page.decoder", lambda run: from_utf8)
     run, other = hostile_run(tmp_path / NAME), write_run(tmp_path / "other", [0.3, 0.4])
     pages = [tmp_path / "report.html", tmp_path / "comparison.html"]
     write_report(str(run), pages[0])

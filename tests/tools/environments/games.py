@@ -71,7 +71,7 @@ class AsyncReward:
 
 
 class Hanging:
-    """Its call waits for `release`."""
+    """An environment whose call waits for `release`."""
 
     release: ClassVar[threading.Event] = threading.Event()
 
@@ -102,7 +102,7 @@ class NoNumber:
 
 
 class Ending:
-    """Its tool would end the program."""
+    """An environment whose tool would end the program."""
 
     def reset(self) -> None: ...
 
@@ -135,7 +135,7 @@ class NeedsArguments:
 
 
 class _Odd:
-    """Its text tells the thread that asked for it, or is none."""
+    """An error. Its text is the name of the thread that makes the text, or it has none."""
 
     def __init__(self, text: bool) -> None:
         self._text = text
@@ -149,7 +149,7 @@ class _Odd:
 
 
 class OddResults:
-    """What it returns is code of the user, too."""
+    """An environment that returns objects with code of the user."""
 
     def __init__(self) -> None:
         self.reward: Any = 0.0
@@ -169,7 +169,7 @@ class OddResults:
         return _Odd(text)
 
     def hidden(self) -> Any:
-        """Is a coroutine function behind a decorator."""
+        """Returns a coroutine, though a decorator hides that."""
 
         async def hidden() -> str:
             return "awaited"

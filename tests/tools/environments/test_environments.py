@@ -11,9 +11,10 @@ import pytest
 
 from asyncrl.chat.chat import Chat
 from asyncrl.config.schema import ActorConfig
-from asyncrl.episode.episode import EpisodeRunner, ToolPlayer
+from asyncrl.episode.episode import EpisodeRunner
+from asyncrl.episode.tool_player import ToolPlayer
 from asyncrl.errors import ConfigError, ToolError
-from asyncrl.tools.base import Tool
+from asyncrl.tools import Tool
 from asyncrl.tools.environments.classes import environment_classes
 from asyncrl.tools.environments.environments import Environments
 from asyncrl.tools.toolbox import Toolbox, ToolLimits

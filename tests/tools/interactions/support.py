@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from asyncrl.tools.interactions.base import Interaction
+from asyncrl.tools import Interaction
 from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 from asyncrl.types import Ticket
 from tests.episode.fakes import make_ticket

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from asyncrl.errors import ConfigError
-from asyncrl.tools.interactions.base import Interaction
+from asyncrl.tools import Interaction
 from asyncrl.tools.interactions.registry import load_interactions
 
 HERE = __name__

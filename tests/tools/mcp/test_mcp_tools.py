@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from asyncrl.actor.runner import open_toolbox
+from asyncrl.actor.from_config import open_toolbox
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError, ToolError
 from asyncrl.machine import guard
@@ -44,7 +44,7 @@ def actor(_tools: list[str] | None = None, **servers: Any) -> ActorConfig:
 
 
 def run(config: ActorConfig, act: Callable[[Toolbox], Awaitable[Any]]) -> tuple[Any, dict[str, float]]:
-    """What `act` returns, and what was counted."""
+    """Open the tools and call `act`. Returns its result, and the counters."""
 
     async def main() -> Any:
         toolbox = open_toolbox(config)

@@ -1,4 +1,4 @@
-"""What the policy reads of results."""
+"""Results of MCP tools become the content that the policy reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How servers are described, and what is refused before one starts."""
+"""Descriptions of servers are read, and wrong ones are refused before a server starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`python -m asyncrl.commands.evaluate.evaluator`: takes the learner's place in an evaluation, on the CPU.
 
 It publishes the weights of model.path as version 0, has the replay evaluate them, and ends when every attempt is scored
-or failed. A second start goes on with the same evaluation.
+or failed. A second start resumes the same evaluation.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def run(config: TrainConfig) -> None:
     process.limit_threads(config.cluster.learner_threads)
     from asyncrl.learner.batch.from_config import open_batches
     from asyncrl.learner.checkpoint.gathering import gather, plan_gather
-    from asyncrl.learner.from_config import canary_settings, open_publisher
+    from asyncrl.learner.from_config import open_publisher, run_settings
     from asyncrl.learner.model.canary import canary_of_model
     from asyncrl.learner.model.loading import read_model
     from asyncrl.learner.ranks.ranks import Ranks
@@ -42,7 +42,7 @@ def run(config: TrainConfig) -> None:
         model = read_model(config.model)
         weights = WeightFormat(model)
         steps = plan_gather(weights, DTYPES[config.model.dtype], config.weights.bucket_mb << 20)
-        canary = canary_of_model(model, config.model.path, canary_settings(config))
+        canary = canary_of_model(model, config.model.path, run_settings(config).canary)
         publisher.publish(VERSION, [step.bucket for step in steps], gather(model, steps, weights, alone), canary)
         replay.published(VERSION)
         replay.evaluate(VERSION)

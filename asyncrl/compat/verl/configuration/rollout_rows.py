@@ -18,7 +18,7 @@ VALIDATION = f"{ROLLOUT}.val_kwargs"
 FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
 TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
 """The tools of verl, each with the tool of asyncrl that does its work."""
-ANSWER_CHECKER = "asyncrl.commands.demo.answer_checker.AnswerChecker"
+ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 UNBOUNDED_TURNS = 64

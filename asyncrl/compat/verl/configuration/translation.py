@@ -36,8 +36,8 @@ class Translated:
     - `without`: the rows of the table that have no counterpart
     - `unknown`: the keys that the table does not know
 
-    `off` are keys of rows without a
-    counterpart that turn something off."""
+    `off` are keys of rows without a counterpart that turn something off.
+    """
 
     settings: Mapping[str, Any]
     differs: tuple[str, ...]

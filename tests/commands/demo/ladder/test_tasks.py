@@ -29,7 +29,7 @@ from asyncrl.data.reading import TaskFile
 from asyncrl.data.writing import write_tasks
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring.transcript import Passage
-from asyncrl.tools.base import Tool, ToolRefusal
+from asyncrl.tools import Tool, ToolRefusal
 from asyncrl.types import Task
 
 

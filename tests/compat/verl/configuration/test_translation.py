@@ -172,11 +172,11 @@ def test_interactions_become_simulated_users(tmp_path: Path) -> None:
     config, report = loaded("multi_turn.yaml", tmp_path, [users, f"{turns}.max_user_turns=3"])
     quiz = {"class_name": "tests.data.verl.quiz_interaction.QuizInteraction", "max_hints": 2}
     assert config.actor.interactions == {
-        "gsm8k": {"class_name": "asyncrl.commands.demo.answer_checker.AnswerChecker", "config": {"strict": True}},
+        "gsm8k": {"class_name": "asyncrl.commands.demo.AnswerChecker", "config": {"strict": True}},
         "quiz": {"class_name": "asyncrl.compat.verl.VerlInteraction", "config": quiz},
     }
     assert (config.actor.max_turns, config.actor.max_user_turns) == (5, 3)
-    assert has(report, "verl's Gsm8kInteraction is asyncrl.commands.demo.answer_checker.AnswerChecker here")
+    assert has(report, "verl's Gsm8kInteraction is asyncrl.commands.demo.AnswerChecker here")
     assert has(report, "the policy's last turn is scored too")
     load_interactions({"gsm8k": config.actor.interactions["gsm8k"]})
     _, report = loaded("multi_turn.yaml", tmp_path, [f"{turns}.interaction_config_path=nowhere.yaml"])

@@ -12,12 +12,16 @@ from asyncrl.compat.verl.controller.operators.from_config import (
     RewardModelWorker,
     open_algorithm,
 )
+from asyncrl.config.compose import read as read_config
+from asyncrl.config.schema import TrainConfig
 
 __all__ = [
     "ActorRolloutRefWorker",
     "CriticWorker",
     "PromptFeed",
     "RewardModelWorker",
+    "TrainConfig",
     "compute_advantage",
     "open_algorithm",
+    "read_config",
 ]

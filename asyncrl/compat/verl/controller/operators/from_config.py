@@ -10,7 +10,7 @@ import threading
 from contextlib import AsyncExitStack
 from functools import partial
 
-from asyncrl.actor.runner import open_runner
+from asyncrl.actor.from_config import open_runner
 from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.from_config import label_needs
 from asyncrl.compat.verl.controller.operators.critic import CriticParts, ValueWorker

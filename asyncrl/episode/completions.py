@@ -1,0 +1,68 @@
+"""One completion: what the policy sampled, read as a turn, and cut at a stop text of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asyncrl.chat.chat import Chat
+from asyncrl.chat.history import Message
+from asyncrl.chat.parsing import ParsedTurn
+from asyncrl.chat.template import answer, calling, with_reasoning
+from asyncrl.engine.base import Generation
+from asyncrl.episode.recorder import CompletionRequest
+
+ReadTurn = Callable[[str, bool], ParsedTurn]
+"""Reads a turn's text. The second argument is true if the policy ended the turn itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One turn of the policy, after the tokens `prompt`.
+
+    `message` is the turn in the form that templates take. It is all text if one of the calls of `turn` is malformed.
+    `finish_reason` is stop or length. If the policy wrote one of the request's stop texts, that is `stop`, and message
+    and turn end before it. The episode records all that was `sampled`.
+    """
+
+    message: Message
+    turn: ParsedTurn
+    finish_reason: str
+    prompt: NDArray[np.int32]
+    sampled: Generation
+    stop: str = ""
+
+
+class ReadText(NamedTuple):
+    """A turn, `whole` and as it is `shown`, up to the text `stop`. `only_stop`: the cut took nothing but that text."""
+
+    whole: ParsedTurn
+    shown: ParsedTurn
+    stop: str = ""
+    only_stop: bool = False
+
+
+def read_sampled(chat: Chat, request: CompletionRequest, sampled: Generation, read_turn: ReadTurn) -> ReadText:
+    """Read sampled tokens as a turn, and as the shorter turn that the caller gets if they contain a stop text."""
+    ended = sampled.finish_reason == "stop"
+    text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
+    read = (lambda part, _: ParsedTurn(part)) if request.grammar is not None else read_turn
+    whole = read(text, ended)
+    found = [(at, stop) for stop in request.stop if (at := text.find(stop)) >= 0]
+    if not found:
+        return ReadText(whole, whole)
+    at, stop = min(found)
+    return ReadText(whole, read(text[:at], True), stop, text[at:].strip() == stop.strip())
+
+
+def message_of(turn: ParsedTurn) -> Message:
+    """The turn in the form that templates take."""
+    if made := turn.made:
+        message = calling([call.arguments for call in made], [call.name for call in made], turn.content, turn.ids)
+    else:
+        message = answer(turn.content)
+    return with_reasoning(message, turn.reasoning)

@@ -1,0 +1,33 @@
+"""The rendered demonstrations of a run, as the configuration describes them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from asyncrl.chat.from_config import open_chat
+from asyncrl.config.schema import TrainConfig
+from asyncrl.data.demonstrations import DemonstrationFile
+from asyncrl.data.from_config import run_demonstrations
+from asyncrl.data.rendered import RenderedDemonstrations
+from asyncrl.episode.demonstrations import found_or_rendered, render_file
+from asyncrl.modelling.tokenizer import tokenizer_source
+from asyncrl.tools.offered import Offer
+
+
+def prepare_demonstrations(
+    config: TrainConfig, sources: Sequence[str], stop: threading.Event | None = None
+) -> RenderedDemonstrations:
+    """Render the demonstrations of `sources` into the run's folder, or find them there.
+
+    Raises DataError: as `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool cannot be used;
+    StoppedError: `stop` was set meanwhile.
+    """
+    run, overlong = run_demonstrations(config), config.algorithm.sft.overlong
+    tokenizer = Path(tokenizer_source(config.model).path)
+
+    def render(file: DemonstrationFile) -> RenderedDemonstrations:
+        return render_file(open_chat(config), file, Offer(config.actor).always, run.max_tokens, overlong, stop)
+
+    return found_or_rendered(run.folder(sources), sources, tokenizer, render, stop)

@@ -1,0 +1,131 @@
+"""The player of our own tools: leads a conversation between the policy, its tools or environment, and a simulated user.
+
+The policy takes a turn. Its tool calls are answered. A turn without calls is for the user, if the task has one. So it
+continues until the user ends it, until there is no one to respond, or until a limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from asyncrl.chat.history import Message
+from asyncrl.chat.parsing import ParsedTurn
+from asyncrl.chat.template import result
+from asyncrl.episode.completions import Completion
+from asyncrl.episode.episode import Episode
+from asyncrl.episode.images import TooManyImagesError
+from asyncrl.episode.recorder import CompletionRequest, LimitError
+from asyncrl.grammar import KEY, read_grammar
+from asyncrl.tools.environments.environments import Environments, OpenEnvironment
+from asyncrl.tools.interactions.users import InteractionLimits, Interactions, OpenInteraction
+from asyncrl.tools.toolbox import OpenTools, Toolbox
+from asyncrl.types import Grammar
+
+Watch = Callable[[Sequence[Message]], None]
+"""Gets the messages of a conversation: first the prompt's, then each that follows."""
+
+
+def unwatched(messages: Sequence[Message]) -> None:
+    """Do nothing: a `Watch` for conversations that are not shown."""
+
+
+@dataclass(frozen=True)
+class ToolPlayer:
+    """Plays episodes with the tools of `toolbox`, or of the task's environment.
+
+    The task's user among `interactions` responds to a turn without calls. Turns are sampled under the grammar of the
+    task, or under `grammar` if it names none. `watch` gets the messages of each conversation.
+    """
+
+    toolbox: Toolbox | Environments
+    grammar: Grammar | None = None
+    interactions: Interactions = field(default_factory=lambda: Interactions({}, InteractionLimits()))
+    watch: Watch = unwatched
+
+    async def __call__(self, episode: Episode) -> Mapping[str, float]:
+        """Play one episode. Returns the rewards of its tools. Raises ToolError and InteractionError."""
+        ticket = episode.ticket
+        async with self.toolbox.open(ticket) as tools, self.interactions.open(ticket) as user:
+            await self._converse(episode, tools, user)
+            return await tools.rewards()
+
+    def counters(self) -> Mapping[str, float]:
+        """The counts of tools and users, by the names of metrics."""
+        of_users = {f"interaction_{name}": count for name, count in asdict(self.interactions.counts).items()}
+        return {**self.toolbox.counters(), **of_users}
+
+    async def _converse(
+        self, episode: Episode, tools: OpenTools | OpenEnvironment, user: OpenInteraction | None
+    ) -> None:
+        """Let policy and tools or user take turns until the conversation ends."""
+
+        def read_turn(text: str, ended: bool) -> ParsedTurn:
+            return episode.chat.parse(text, tools.functions) if ended else ParsedTurn(text)
+
+        task, recorder = episode.ticket.task, episode.recorder
+        messages = await episode.images.show(tools.prompt(task.messages))
+        form = task.extra_info.get(KEY)
+        grammar = self.grammar if form is None else read_grammar(form)
+        self.watch(messages)
+        while True:
+            try:
+                request = CompletionRequest(messages, tuple(tools.shown), grammar=grammar)
+                completion = await episode.complete(request, read_turn)
+            except LimitError:
+                if not recorder.completions:
+                    raise
+                return
+            messages = (*messages, completion.message)
+            self.watch(messages[-1:])
+            try:
+                following = await self._response(episode, tools, user, messages, completion)
+            except TooManyImagesError:
+                recorder.truncated = True
+                return
+            if not following:
+                return
+            self.watch(following)
+            messages += following
+
+    async def _response(
+        self,
+        episode: Episode,
+        tools: OpenTools | OpenEnvironment,
+        user: OpenInteraction | None,
+        messages: tuple[Message, ...],
+        completion: Completion,
+    ) -> tuple[Message, ...]:
+        """The messages that follow `completion`, the last of `messages`. None follow if the episode is over."""
+        if completion.turn.calls:
+            return await self._tool_results(episode, tools, completion)
+        if user is None or completion.finish_reason != "stop":
+            return ()
+        return await self._user_message(episode, user, messages)
+
+    async def _tool_results(
+        self, episode: Episode, tools: OpenTools | OpenEnvironment, completion: Completion
+    ) -> tuple[Message, ...]:
+        if not episode.recorder.turns_left:
+            episode.recorder.truncated = True
+            return ()
+        calls, ids = completion.turn.calls, completion.turn.ids
+        with episode.timed("tools"):
+            results = await tools.answer(calls)
+        answered = zip(calls, results, ids, strict=True)
+        return await episode.images.show([result(content, call.name, id) for call, content, id in answered])
+
+    async def _user_message(
+        self, episode: Episode, user: OpenInteraction, messages: tuple[Message, ...]
+    ) -> tuple[Message, ...]:
+        recorder = episode.recorder
+        with episode.timed("user"):
+            reply = await user.respond(messages)
+        if reply.score is not None:
+            recorder.score(reply.score)
+        if reply.ends:
+            return ()
+        if not (recorder.turns_left and user.may_go_on):
+            recorder.truncated = True
+            return ()
+        return await episode.images.show([{"role": "user", "content": reply.content}])

@@ -1,0 +1,143 @@
+"""Advice for a run, from the shares of time in which its parts were idle.
+
+Each piece of advice names its numbers, and is given only where the numbers support it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from asyncrl.config.schema import ReplayConfig
+from asyncrl.runs.settings import ViewSettings
+from asyncrl.runs.shares import IdleShares
+
+STARVED, SERVED = 0.2, 0.05
+"""The learner waits too much above the first share of its steps, and hardly ever below the second."""
+BUSY = 0.1
+"""Actors or scorers are the limit while they are idle for a smaller share of their time."""
+ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
+"""More actors, or scorers, run than are needed: they are idle for a larger share, and the learner does not wait."""
+EVICTED = 0.05
+LONG_PHASE = 0.2
+"""A phase of a step that trains nothing should take a smaller share of it."""
+MOST_OF = 0.5
+"""A reason for more than this share of the learner's waiting is its cause."""
+
+FINE = "nothing waits longer than it should"
+
+
+def advise(seen: IdleShares, settings: ViewSettings) -> list[str]:
+    """Give advice in sentences, the most important first; empty where nothing is to be changed."""
+    return [
+        *_starved(seen, settings),
+        *_served(seen, settings),
+        *_too_old(seen, settings),
+        *_long_phases(seen, settings),
+    ]
+
+
+def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
+    """Advice for a learner that waits too much."""
+    if seen.learner_idle <= STARVED or not seen.waited:
+        return
+    cause, share = max(seen.waited.items(), key=lambda each: each[1])
+    if share < MOST_OF * seen.learner_idle:
+        return
+    idle = f"the learner was idle for {seen.learner_idle:.0%} of the last {seen.steps} steps, {share:.0%} waiting for"
+    if cause == "labels":
+        yield from _more_scorers(f"{idle} labels", seen)
+    elif cause == "store":
+        yield (
+            f"{idle} room in the store: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep less "
+            "by replay.retention"
+        )
+    else:
+        yield from _more_episodes(f"{idle} episodes", seen, settings)
+
+
+def _more_scorers(waits: str, seen: IdleShares) -> Iterator[str]:
+    if seen.scorers_idle is None:
+        return
+    busy = f"{waits}, while scorers were busy for {1 - seen.scorers_idle:.0%}"
+    if seen.scorers_idle < BUSY:
+        yield f"{busy}: set cluster.scorers={seen.scorers + 1}"
+    elif seen.scorers_idle > ACTORS_IDLE:
+        yield f"{busy}: more scorers do not help; a single label takes long, so look at the slowest part of the reward"
+
+
+def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
+    if seen.actors_idle is None:
+        return
+    lag = settings.replay.max_lag
+    larger_lag = f"raise replay.max_lag from {lag} to {lag + 1}"
+    engines = f"{waits}, while engines were busy for {1 - seen.actors_idle:.0%}"
+    if seen.actors_idle < BUSY:
+        yield f"{engines}: add engines ({_more_engines(seen, settings)})"
+    elif seen.pending >= 1:
+        more = 2 * settings.concurrency
+        yield (
+            f"{engines} and {seen.pending:.0f} tickets waited for an actor: raise actor.concurrency from "
+            f"{settings.concurrency} to {more}"
+        )
+    elif not settings.is_colocated:
+        yield f"{engines}, since admission let them start no more: {larger_lag}"
+
+
+def _more_engines(seen: IdleShares, settings: ViewSettings) -> str:
+    if settings.engine == "embedded":
+        return f"cluster.actors={seen.actors + 1}"
+    if settings.servers is not None:
+        return f"engine.server.count={settings.servers + 1}"
+    return "engine.urls, or cluster.actors where the run starts its servers"
+
+
+def _served(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
+    """Advice for a run with more actors or scorers than the learner needs."""
+    if seen.learner_idle >= SERVED:
+        return
+    waits = f"the learner waited for {seen.learner_idle:.0%} of the last {seen.steps} steps"
+    if seen.actors_idle is not None and seen.actors_idle > ACTORS_IDLE:
+        fewer = f"cluster.actors={seen.actors - 1}" if seen.actors > 1 else "fewer servers or GPUs for generation"
+        yield (
+            f"{waits}, while engines were idle for {seen.actors_idle:.0%}: use {fewer}, or give the learner more; a "
+            f"larger learner.batch_size than {settings.batch_size} also uses them"
+        )
+    if seen.scorers_idle is not None and seen.scorers_idle > SCORERS_IDLE and seen.scorers > 1:
+        yield (
+            f"{waits}, while {seen.scorers} scorers were idle for {seen.scorers_idle:.0%}: "
+            f"cluster.scorers={seen.scorers - 1} is enough"
+        )
+
+
+def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
+    if seen.evicted <= EVICTED:
+        return
+    lag, replay = settings.replay.max_lag, settings.replay
+    thrown = f"{seen.evicted:.0%} of the episodes were thrown away as too old"
+    larger = f"raise replay.max_lag from {lag} to {lag + 1}"
+    if replay.oversample > 1:
+        yield f"{thrown}: lower replay.oversample from {replay.oversample:g}"
+    elif seen.learner_idle > STARVED:
+        yield (
+            f"{thrown}: {larger}; or lower actor.concurrency from {settings.concurrency}, if engines make as many "
+            "tokens a second with fewer requests at once"
+        )
+    elif _could_pace(replay):
+        yield f"{thrown}, while the learner hardly waits: set replay.sampler.kind=oldest replay.spare_batches=0.5"
+    else:
+        yield f"{thrown}: {larger}, or lower actor.concurrency from {settings.concurrency}"
+
+
+def _could_pace(replay: ReplayConfig) -> bool:
+    """True if pacing, or its sampler, is off and could be on."""
+    return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
+
+
+def _long_phases(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
+    for phase, what, key, value in (
+        ("publish", "publishing weights", "learner.publish_every", settings.publish_every),
+        ("checkpoint", "waiting for checkpoints", "learner.checkpoint_every", settings.checkpoint_every),
+    ):
+        share = seen.phases.get(phase, 0.0)
+        if share > LONG_PHASE:
+            yield f"{what} took {share:.0%} of the last {seen.steps} steps: raise {key} from {value} to {2 * value}"

@@ -1,0 +1,141 @@
+"""The environment of a run: host, cores, GPUs, and the versions of asyncrl and of the packages that it computes with.
+
+`asyncrl train` adds a record to `environment.json` in the run's folder at each start. Other hosts of the learner have a
+file of their own in `host-N/`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import psutil
+
+import asyncrl
+from asyncrl.machine.files import write_whole
+from asyncrl.machine.gpus import driver_gpus
+
+ENVIRONMENT_FILE = "environment.json"
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "numpy", "safetensors", "pyzmq", "lmdb", "msgpack", "msgspec", "pyarrow"),
+    *("triton", "flash-attn", "torchao", "sglang", "vllm", "ray"),
+)
+"""Packages whose version may change what a run computes, or how fast. Those that are not installed have no version."""
+MOST_STARTS = 50
+GIT_S = 10.0
+CPU_INFO = Path("/proc/cpuinfo")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """One start of a run on one host.
+
+    - `time` of the start is in seconds since 1970; `memory` is in bytes; `cores` are those that the process may use.
+    - `gpus` has a line for each GPU: its name and its memory.
+    - `commit` is that of asyncrl's checkout, followed by `+changes` where files in it differ from the commit; empty
+      where asyncrl was not started from a checkout.
+    - `packages` are versions by name, without packages that are missing.
+    """
+
+    time: float = 0.0
+    host: str = ""
+    system: str = ""
+    python: str = ""
+    asyncrl: str = ""
+    commit: str = ""
+    cpu: str = ""
+    cores: int = 0
+    memory: int = 0
+    gpus: Sequence[str] = ()
+    driver: str = ""
+    packages: dict[str, str] | None = None
+
+
+def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> None:
+    """Add this start to the record in a run's folder. A file that cannot be written is logged, and ends nothing."""
+    starts = [*read_environments(folder), this_environment(clock())][-MOST_STARTS:]
+    try:
+        text = json.dumps({"starts": [asdict(each) for each in starts]}, indent=2)
+        write_whole(folder / ENVIRONMENT_FILE, f"{text}\n")
+    except OSError as error:
+        log.warning("%s was not written: %s", folder / ENVIRONMENT_FILE, error)
+
+
+def read_environments(folder: Path) -> list[Environment]:
+    """The recorded starts, the oldest first; none where nothing was recorded, or the file cannot be read."""
+    try:
+        starts = json.loads((folder / ENVIRONMENT_FILE).read_text())["starts"]
+        # Another version of asyncrl may have written more of a start, or less.
+        return msgspec.convert(starts, list[Environment])
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        log.warning("%s cannot be read: %s", folder / ENVIRONMENT_FILE, error)
+        return []
+
+
+def environments_of(run_dir: Path) -> list[Environment]:
+    """The newest start of a run on each of its hosts, the first host's first."""
+    folders = [run_dir, *sorted(run_dir.glob("host-*"))]
+    return [starts[-1] for folder in folders if (starts := read_environments(folder))]
+
+
+def this_environment(now: float) -> Environment:
+    """The environment of this process on this host."""
+    gpus, driver, _ = driver_gpus()
+    return Environment(
+        time=now,
+        host=socket.gethostname(),
+        system=f"{platform.system()} {platform.release()}",
+        python=platform.python_version(),
+        asyncrl=asyncrl.__version__,
+        commit=_commit(Path(asyncrl.__file__).parents[1]),
+        cpu=_cpu(),
+        cores=len(os.sched_getaffinity(0)),
+        memory=psutil.virtual_memory().total,
+        gpus=[f"{gpu.name}, {gpu.memory / 1024:.0f} GiB" for gpu in gpus],
+        driver=driver,
+        packages={name: found for name in PACKAGES if (found := _version(name))},
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _commit(checkout: Path) -> str:
+    if not (checkout / ".git").exists():
+        return ""
+    commit = _git(checkout, "rev-parse", "HEAD")
+    changed = _git(checkout, "status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if commit and changed else commit
+
+
+def _git(checkout: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(checkout), *arguments]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return output.stdout.strip() if output.returncode == 0 else ""
+
+
+def _cpu() -> str:
+    lines = CPU_INFO.read_text().splitlines() if CPU_INFO.is_file() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

@@ -1,0 +1,385 @@
+"""`asyncrl inspect SUBCOMMAND`: look at the replay of a run, finished or running, and move its trajectories."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import lmdb
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from asyncrl.config.commands import command_name
+from asyncrl.config.exits import exit_status
+from asyncrl.errors import ConfigError, RefusedError, StoreError
+from asyncrl.machine.long_work import long_work, print_line
+from asyncrl.replay.records import TrajectoryState
+from asyncrl.replay.stored import StoredRun
+from asyncrl.replay.transaction import Transaction
+from asyncrl.runs.decoding import Decode, decoder, ids_as_text
+from asyncrl.runs.finding import run_with_store
+from asyncrl.runs.inspect import changes, episode
+from asyncrl.runs.inspect.episodes import SORT_KEYS, answer, list_episodes, required_plan, step_row
+from asyncrl.runs.inspect.kept import KeptOfRun, filled
+from asyncrl.runs.inspect.table import (
+    change_table,
+    dead_letter_table,
+    describe_dead_letters,
+    episode_table,
+    status_table,
+    step_view,
+)
+from asyncrl.runs.live import LiveReplay
+from asyncrl.runs.progress import RunProgress
+from asyncrl.runs.run import Run
+from asyncrl.runs.status import StatusSample, describe, sample
+from asyncrl.runs.watch import StallReader
+
+EXAMPLES = """examples:
+  asyncrl inspect status runs/NAME                watch it; Ctrl-C ends
+  asyncrl inspect list runs/NAME --sort reward    one line an episode, the best first
+  asyncrl inspect step runs/NAME 5                the best and the worst of a learner step
+  asyncrl inspect show runs/NAME t000000012.3.0   one episode, turn by turn
+  asyncrl inspect export runs/NAME --to DIR       Parquet for pandas, polars and duckdb
+  asyncrl inspect import --from DIR --to STORE    and back; then: asyncrl inspect show ID --store STORE
+  asyncrl inspect requeue runs/NAME --all
+RUN is the folder of a run or its name. docs/replay.md describes the subcommands.
+"""
+FOLLOWS = (
+    " It says how far a run is, whom it waits for and what to change. On a terminal it follows the run until Ctrl-C, "
+    "which ends nothing else; --once prints it once. `asyncrl status` and `asyncrl inspect status` are one command."
+)
+SAMPLES = 6
+"""The number of samples kept; rates are measured since the oldest."""
+SUGGESTIONS = 8
+WIDE = 300
+LEAST_WIDTH = 120
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the subcommand and return the exit status. Raises StoreError: the store cannot be read."""
+    parsed = parser().parse_args(argv)
+    try:
+        status: int = parsed.act(parsed)
+    except lmdb.Error as error:
+        raise StoreError(str(error)) from error
+    return status
+
+
+def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, ArgumentParser]:
+    """The options that several subcommands have: which run; this and --json; the state of episodes; the tokenizer."""
+    run = ArgumentParser(add_help=False)
+    run.add_argument("named", nargs="?", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
+    run.add_argument("--run", help="the same as an option")
+    run.add_argument("--store", help="folder of its store instead, such as runs/NAME/replay or an imported one")
+    run.add_argument(
+        "--endpoint",
+        action="append",
+        default=[],
+        metavar="tcp://HOST:PORT",
+        help="address of the replay, once for each shard, in place of those that the replay wrote at its store",
+    )
+    run.add_argument("--keys", metavar="DIR", help="keys to connect with, where the run's folder has no config.yaml")
+    run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
+    plain = ArgumentParser(add_help=False, parents=[run])
+    plain.add_argument("--json", action="store_true", help="print JSON for programs")
+    tokenizer = ArgumentParser(add_help=False)
+    tokenizer.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is missing")
+    state = ArgumentParser(add_help=False)
+    state.add_argument(
+        "--state", action="append", default=[], help="only those in this state, such as evicted; may be repeated"
+    )
+    return run, plain, state, tokenizer
+
+
+def parser() -> ArgumentParser:
+    """The command line of all subcommands."""
+    top = ArgumentParser(
+        prog=command_name(),
+        description=__doc__,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = top.add_subparsers(dest="command", required=True, metavar="SUBCOMMAND")
+    run, plain, state, tokenizer = _shared_options()
+
+    def add(
+        name: str, act: Callable[[Namespace], int], meaning: str, *parents: ArgumentParser, more: str = ""
+    ) -> ArgumentParser:
+        about = f"{meaning[0].upper()}{meaning[1:]}.{more}"
+        command = commands.add_parser(name, parents=parents, help=meaning, description=about)
+        command.set_defaults(act=act)
+        return command
+
+    command = add("status", status, "rates, depths, lags, leases and disk, live", plain, more=FOLLOWS)
+    command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
+    command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
+    command = add("list", list_rows, "one line an episode", plain, state)
+    which = command.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, help="only those that this learner step trains")
+    which.add_argument("--evaluation", type=int, metavar="VERSION", help="only held-out ones of this policy version")
+    command.add_argument("--sort", choices=SORT_KEYS, help="the largest first; without it the newest ids first")
+    command.add_argument("--reverse", action="store_true", help="the smallest, or the oldest ids, first")
+    command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (20); 0: all")
+    command = add("step", step, "a learner step: its best and its worst episodes, and how they end", plain, tokenizer)
+    command.add_argument("step", type=int, metavar="STEP", help="its number")
+    command.add_argument("--best", type=_count, default=3, metavar="N", help="so many of the best and of the worst (3)")
+    command = add("show", show, "one episode, turn by turn", plain, tokenizer)
+    command.add_argument("id", metavar="ID", help="its id, such as t000000012.3.0")
+    add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
+    add("dead-letters", dead_letters, "attempts that were given up, and why", plain)
+    command = add("export", export, "all episodes, steps, plans and dead letters to Parquet", run, state, tokenizer)
+    command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
+    command = add("import", import_back, "an exported run to a new store")
+    command.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder of the export")
+    command.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")
+    for name, change, meaning in (
+        ("requeue", changes.requeue, "try dead letters again; the run must be running"),
+        ("discard", changes.discard, "forget dead letters; the run must be running"),
+    ):
+        command = add(name, change_dead_letters, meaning, run)
+        command.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
+        command.add_argument("--all", action="store_true", help="every dead letter")
+        command.set_defaults(change=change)
+    command = add("skip-plan", skip_plan, "make a step train nothing, if its training fails every time", run)
+    command.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
+    command.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
+    return top
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise ArgumentTypeError("it must be 0 or more")
+    return int(text)
+
+
+@contextmanager
+def _opened(arguments: Namespace) -> Iterator[tuple[Run, StoredRun]]:
+    run = _run(arguments)
+    with run.stored() as stored:
+        yield run, stored
+
+
+def _run(arguments: Namespace) -> Run:
+    """The run that the arguments name. Raises ConfigError or StoreError: there is none, or another version wrote it."""
+    if arguments.named and (arguments.run or arguments.store):
+        raise ConfigError(f"the run is named twice: leave out {arguments.named}, or --run and --store")
+    run = run_with_store(arguments.named or arguments.run, arguments.store)
+    # A store of another version is refused before anything of it is read.
+    run.settings()
+    return run
+
+
+def _live(arguments: Namespace, run: Run, stored: StoredRun) -> LiveReplay:
+    return LiveReplay(run, stored, arguments.wait, arguments.endpoint, arguments.keys)
+
+
+def status(arguments: Namespace) -> int:
+    """A live table on a terminal; one print elsewhere, with --once and with --json."""
+    console = Console()
+    with _opened(arguments) as (run, stored):
+        views = _views(run, _live(arguments, run, stored), stored, arguments.interval)
+        if console.is_terminal and not (arguments.once or arguments.json):
+            with suppress(KeyboardInterrupt), Live(console=console, auto_refresh=False) as table:
+                for view in views:
+                    table.update(status_table(view), refresh=True)
+            return 0
+        view = next(views)
+        # Rates need a second look. A shard that does not answer would be waited for again.
+        if view["running"] and not view["problem"]:
+            view = next(views)
+    # A file or a pipe takes lines of any length, and a command within one stays whole.
+    return _print(arguments, view, lambda: status_table(view), console, soft_wrap=not console.is_terminal)
+
+
+def _views(run: Run, live: LiveReplay, stored: StoredRun, interval: float) -> Iterator[dict[str, Any]]:
+    """The status now, and again after every interval."""
+    samples: deque[StatusSample] = deque(maxlen=SAMPLES)
+    progress, stalls, settings = RunProgress(run), StallReader(run), run.settings()
+    steps = settings.steps if settings else None
+    while True:
+        samples.append(sample(stored, live, time.monotonic()))
+        before = samples[0] if len(samples) > 1 else None
+        found = stalls.read(samples[-1], settings)
+        yield describe(run, samples[-1], before, progress, steps) | found.values()
+        time.sleep(interval)
+
+
+def list_rows(arguments: Namespace) -> int:
+    """A line an episode."""
+    _check_states(arguments.state)
+    with _opened(arguments) as (_, stored):
+        rows = list_episodes(
+            stored,
+            step=arguments.step,
+            evaluation=arguments.evaluation,
+            states=arguments.state,
+            sort=arguments.sort,
+            reverse=arguments.reverse,
+            limit=arguments.limit or None,
+        )
+    more = f"the first {len(rows)}; --limit N shows more, --limit 0 all" if len(rows) == arguments.limit else ""
+    table = episode_table(rows) if rows else "no such episodes"
+    lines = Group(table, *([Text(more, "dim")] if more else []))
+    return _print(arguments, [asdict(row) for row in rows], lambda: lines, _wide_console())
+
+
+def step(arguments: Namespace) -> int:
+    """A learner step, with the ends of its best and worst episodes."""
+    with _opened(arguments) as (run, stored):
+        summary = step_row(stored, required_plan(stored, arguments.step))
+        rows = list_episodes(stored, step=arguments.step, sort="reward")
+        best, worst = rows[: arguments.best], rows[max(arguments.best, len(rows) - arguments.best) :][::-1]
+        decode = decoder(run, arguments.tokenizer)
+        kept = KeptOfRun(run)
+        parts = {
+            name: [(row, _answer(stored, kept, row.id, decode)) for row in part]
+            for name, part in (("best", best), ("worst", worst))
+        }
+        groups = kept.groups(arguments.step)
+    found = {name: [{**asdict(row), "answer": text} for row, text in part] for name, part in parts.items()}
+    values = {**asdict(summary), **found, "kept_groups": groups}
+    return _print(arguments, values, lambda: step_view(summary, parts, groups), soft_wrap=True)
+
+
+def _answer(stored: StoredRun, kept: KeptOfRun, name: str, decode: Decode) -> str | None:
+    trajectory = stored.trajectory(name)
+    if trajectory is None and (found := kept.find(name)) is not None:
+        trajectory = found.trajectory
+    return None if trajectory is None else answer(trajectory, decode)
+
+
+def _check_states(states: Sequence[str]) -> None:
+    unknown = sorted(set(states) - set(TrajectoryState))
+    if unknown:
+        raise ConfigError(f"--state {unknown[0]}: use one of {', '.join(TrajectoryState)}")
+
+
+def _wide_console() -> Console:
+    """A console for rows of any length.
+
+    A file or a pipe gets each row as one line. A narrow terminal breaks lines, since a table that fits would lack the
+    ends of ids.
+    """
+    console = Console()
+    return Console(width=max(LEAST_WIDTH, console.width) if console.is_terminal else WIDE)
+
+
+def show(arguments: Namespace) -> int:
+    """One episode."""
+    name = arguments.id
+    with _opened(arguments) as (run, stored):
+        record = stored.record(name)
+        kept = KeptOfRun(run).find(name)
+        record = filled(record, kept)
+        if record.facts is None and record.dead_letter is None and record.trajectory is None:
+            raise RefusedError(f"there is no trajectory {name}; {_others(stored, name)}")
+    decode = decoder(run, arguments.tokenizer) if record.trajectory else ids_as_text
+    described = episode.describe(record, decode, kept) if arguments.json else {}
+    return _print(arguments, described, lambda: episode.readable(record, decode, kept), soft_wrap=True)
+
+
+def _others(stored: StoredRun, name: str) -> str:
+    begin_like_it = [each for each in islice(stored.ids(after=name), SUGGESTIONS) if each.startswith(name)]
+    others = begin_like_it or list(islice(stored.ids(), SUGGESTIONS))
+    return f"do you mean {', '.join(others)}?" if others else "the store holds none; replay.retention=all keeps them"
+
+
+def export(arguments: Namespace) -> int:
+    """Write a run to Parquet."""
+    from asyncrl.runs.inspect.parquet import export_run
+
+    _check_states(arguments.state)
+    with (
+        _opened(arguments) as (run, stored),
+        long_work(
+            "exporting", sum(stored.each(Transaction.count, "trajectories")), "episodes", say=print_line
+        ) as progress,
+    ):
+        decode = decoder(run, arguments.tokenizer)
+        texts = None if decode is ids_as_text else decode
+        rows, planned = export_run(stored, arguments.to, arguments.state, progress, decode=texts), stored.steps()
+    sys.stdout.write(f"wrote {rows} trajectories and {planned} steps to {arguments.to}\n")
+    return 0
+
+
+def import_back(arguments: Namespace) -> int:
+    """Make a store of an exported run."""
+    from asyncrl.runs.inspect.importing import count_rows, import_run
+
+    with long_work("importing", count_rows(arguments.source), "episodes", say=print_line) as progress:
+        rows = import_run(arguments.source, arguments.to, progress)
+    sys.stdout.write(f"imported {rows} trajectories to {arguments.to}\n")
+    return 0
+
+
+def config_changes(arguments: Namespace) -> int:
+    """The changes of a run's configuration."""
+    with _opened(arguments) as (_, stored):
+        found = stored.changes()
+    return _print(arguments, [asdict(each) for each in found], lambda: change_table(found))
+
+
+def dead_letters(arguments: Namespace) -> int:
+    """The dead letters of a run."""
+    with _opened(arguments) as (_, stored):
+        letters = stored.dead_letters()
+    return _print(arguments, describe_dead_letters(letters), lambda: dead_letter_table(letters))
+
+
+def change_dead_letters(arguments: Namespace) -> int:
+    """Requeue or discard dead letters; status 1 where one was refused."""
+    # Together with --run or --store, all other words are ids.
+    if arguments.named and (arguments.run or arguments.store):
+        arguments.ids, arguments.named = [arguments.named, *arguments.ids], None
+    if bool(arguments.ids) == arguments.all:
+        raise ConfigError("name dead letters by their ids, or all by --all")
+    with _opened(arguments) as (run, stored):
+        names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
+        live = _live(arguments, run, stored)
+    if not names:
+        sys.stdout.write("there are no dead letters\n")
+    refused = False
+    for result in changes.change_all(live, names, arguments.change):
+        (sys.stderr if result.refused else sys.stdout).write(f"{result.id} {result.text}\n")
+        refused |= result.refused
+    return int(refused)
+
+
+def skip_plan(arguments: Namespace) -> int:
+    """Make a recorded plan train nothing."""
+    run = _run(arguments)
+    dead = changes.skip_plan(run, arguments.step, arguments.reason, partial(_live, arguments, run))
+    sys.stdout.write(f"step {arguments.step} trains nothing; {dead} of its trajectories are dead letters now\n")
+    return 0
+
+
+def _print(
+    arguments: Namespace,
+    values: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+    readable: Callable[[], RenderableType],
+    console: Console | None = None,
+    soft_wrap: bool = False,
+) -> int:
+    """Print plain values as JSON with `--json`, else the readable form. Returns the exit status."""
+    if arguments.json:
+        sys.stdout.write(json.dumps(values) + "\n")
+    else:
+        (console or Console()).print(readable(), soft_wrap=soft_wrap)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(partial(main, sys.argv[1:]), "asyncrl inspect"))

@@ -1,0 +1,79 @@
+"""Reads the kept episodes of a run, finished or running."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from pathlib import Path
+
+from asyncrl.errors import RefusedError
+from asyncrl.ids import is_evaluation
+from asyncrl.observe.kept.episode import KeptEpisode, KeptRow
+from asyncrl.observe.kept.format import EVALUATED_FOLDER, FOLDER, StepFile, file_name
+from asyncrl.observe.kept.index import IndexReader
+
+
+class KeptEpisodes:
+    """The kept episodes of the run in `run_dir`. Several threads may use it. A run without any has no rows."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folders = (run_dir / FOLDER, run_dir / EVALUATED_FOLDER)
+        self._indices = [IndexReader(folder) for folder in self._folders]
+        self._lock = threading.Lock()
+        self._rows: Sequence[KeptRow] = ()
+
+    def rows(self) -> Sequence[KeptRow]:
+        """The rows of all kept episodes by step, and within a step as they were planned. Held-out ones follow those
+        that the same step trained. Cheap to call again: it reads only new lines, and returns the same object where
+        there are none.
+
+        Raises StoreError: the index is damaged, or of another version of asyncrl; OSError: it cannot be read.
+        """
+        with self._lock:
+            if sum(index.refresh() for index in self._indices):
+                lines = [line for index in self._indices for line in index.steps.values()]
+                # The sort is stable, so held-out episodes come last.
+                self._rows = tuple(row for line in sorted(lines, key=attrgetter("step")) for row in line.rows)
+            return self._rows
+
+    def read(self, step: int, name: str) -> KeptEpisode:
+        """The episode of that id that was kept of a step. Raises RefusedError: it is not kept, or no longer;
+        StoreError: its file is damaged."""
+        found = self._read(step, name, lambda row: row.id == name)
+        if not found:
+            raise self._not_kept(f"{name} of step {step}")
+        return found[0]
+
+    def group(self, step: int, group_id: str) -> list[KeptEpisode]:
+        """All members of a group that was kept of a step, in their order. Raises as `read` does."""
+        found = self._read(step, group_id, lambda row: row.group_id == group_id)
+        if not found:
+            raise self._not_kept(f"group {group_id} of step {step}")
+        return sorted(found, key=lambda each: each.row.member)
+
+    def find(self, name: str) -> KeptRow | None:
+        """The row of the episode of that id, of the newest step that kept it; None: it is not kept. Raises as `rows`
+        does."""
+        return next((row for row in reversed(self.rows()) if row.id == name), None)
+
+    def step(self, step: int) -> list[KeptEpisode]:
+        """All kept episodes that a step trained. Raises StoreError: its file is damaged."""
+        return self._read(step, "", lambda row: True)
+
+    def _read(self, step: int, name: str, wanted: Callable[[KeptRow], bool]) -> list[KeptEpisode]:
+        """Read the wanted episodes in the file of a step. `name` is an episode or a group, and says which of two files
+        is meant."""
+        path = self._folders[is_evaluation(name)] / file_name(step)
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            return []
+        file = StepFile(content, path)
+        return [file.episode(index) for index, row in enumerate(file.rows) if wanted(row)]
+
+    def _not_kept(self, what: str) -> RefusedError:
+        return RefusedError(
+            f"{what} is not kept: observe.keep_episodes says how many groups of a step are, observe.keep_evaluated how "
+            "many episodes of an evaluation, and observe.keep_episodes_mb for how many bytes"
+        )

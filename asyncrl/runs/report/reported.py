@@ -1,0 +1,104 @@
+"""All that a report and a comparison read of one run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from asyncrl.config.changes import by_key
+from asyncrl.config.locations import refuse_fine_tuning
+from asyncrl.runs.environment import Environment
+from asyncrl.runs.finding import require_run
+from asyncrl.runs.lines import Row
+from asyncrl.runs.run import Run
+from asyncrl.runs.summary import RunSummary, resume_command, summarise
+
+RUNNING, UNFINISHED = "running", "unfinished"
+OF_LEARNER = ("learner", "evaluation")
+NO_ADDRESS = ("network.", "run.dir")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedRun:
+    """The values of a run that a report shows.
+
+    `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
+    text of its file. Secrets are masked in both. `steps` and `evaluations` are sampled rows of the learner; `roles` has
+    the rows of the other processes by name. `state` is the summary's, or "running", or "unfinished" for a run that
+    ended without a summary.
+    """
+
+    run: Run
+    values: Mapping[str, Any]
+    written: str
+    steps: Sequence[Row]
+    evaluations: Sequence[Row]
+    roles: Mapping[str, Sequence[Row]]
+    environments: Sequence[Environment]
+    state: str
+    summary: RunSummary
+
+    @property
+    def folder(self) -> Path:
+        return self.run.folder
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    def differing(self) -> list[tuple[str, Any, Any]]:
+        """The keys whose value is not the default: key, value, default. Addresses are left out."""
+        defaults = by_key({})
+        return [
+            (key, value, defaults[key])
+            for key, value in self.values.items()
+            if value != defaults[key] and not key.startswith(NO_ADDRESS)
+        ]
+
+    def start(self) -> float:
+        """The time at which the first process wrote its first row, in seconds since 1970; 0 without any."""
+        return min((rows[0]["time"] for rows in (self.steps, *self.roles.values()) if rows), default=0.0)
+
+
+def read_run(name: str) -> ReportedRun:
+    """The run that `name` names, by its folder or by its name in runs/. Raises ConfigError: there is none, it is
+    a fine-tuning, or its configuration cannot be read."""
+    run = require_run(name)
+    refuse_fine_tuning(run.folder)
+    values, written = run.values(), run.written_config()
+    steps, evaluations = (run.sampled_rows(role) for role in OF_LEARNER)
+    state, summary = _summary(run, values["learner.steps"], steps[-1]["step"] + 1 if steps else 0)
+    return ReportedRun(
+        run=run,
+        values=values,
+        written=written,
+        steps=[row for row in steps if "reward/mean" in row],
+        evaluations=sorted(evaluations, key=lambda row: row["step"]),
+        roles={role: run.sampled_rows(role) for role in run.roles() if role not in OF_LEARNER},
+        environments=run.environments(),
+        state=state,
+        summary=summary,
+    )
+
+
+def _summary(run: Run, planned: int | None, done: int) -> tuple[str, RunSummary]:
+    """The state of a run that has done `done` steps, and its summary: the written one if it covers all of them, else a
+    new one. A learner that was killed with its launcher has more steps than the summary of an earlier end.
+    """
+    running, written = run.is_running(), run.summary()
+    if written and not running:
+        try:
+            found = msgspec.convert(written, RunSummary)
+            if found.steps == done:
+                return found.result, found
+        except msgspec.ValidationError as error:
+            log.info("the summary of %s is of another version of asyncrl, and made again: %s", run.folder, error)
+    state = RUNNING if running else UNFINISHED
+    return state, summarise(run, planned or 0, state, "", resume_command(run))

@@ -1,0 +1,210 @@
+"""The one reader of a run: configuration, state, end, rows of metrics, spans, store and kept episodes of a folder.
+
+Every view reads through it. The run may be running, have ended, or be a copy from another machine. It changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from asyncrl.config.changes import by_key
+from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SUMMARY_FILE
+from asyncrl.config.secrets import masked
+from asyncrl.errors import ConfigError, StoreError
+from asyncrl.machine.owner import owner_of
+from asyncrl.observe.sinks import metrics_file
+from asyncrl.replay.store import ENDPOINT_FILE
+from asyncrl.replay.stored import StoredRun, shard_paths
+from asyncrl.runs.environment import Environment, environments_of
+from asyncrl.runs.from_config import read_config, settings_of
+from asyncrl.runs.kept import KeptEpisodes
+from asyncrl.runs.lines import LineFile, Row, Tail, each_line, each_row, measured, newest_rows, open_lines, sampled_rows
+from asyncrl.runs.settings import ViewSettings
+from asyncrl.runs.trace.reading import Trace
+
+STORE = "replay"
+"""The folder in a run's folder with the stores of its replay."""
+
+_FileState = tuple[int, int, int]
+
+
+class Run:
+    """The run in `folder`. Several threads may use it.
+
+    `store` is the folder of its replay's stores. An imported store may lie elsewhere, and then has no configuration.
+    """
+
+    def __init__(self, folder: Path, store: Path | None = None) -> None:
+        self.folder = folder
+        self.store = store or folder / STORE
+        self._settings: tuple[_FileState, ViewSettings] | None = None
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def owns_store(self) -> bool:
+        """True if the folder is that of the store's run; False for a store that was imported alone."""
+        return self.store.name == STORE
+
+    # The configuration.
+
+    @property
+    def config_file(self) -> Path:
+        return self.folder / CONFIG_FILE
+
+    def settings(self) -> ViewSettings | None:
+        """The settings that views need; None without a configuration, which `asyncrl train` writes. Cheap to call
+        again: a file that has not changed is not parsed again.
+
+        Raises ConfigError: the configuration is damaged, or of another version of asyncrl; OSError.
+        """
+        if not self.owns_store or not self.config_file.is_file():
+            return None
+        status = self.config_file.stat()
+        state = status.st_ino, status.st_size, status.st_mtime_ns
+        if self._settings is None or self._settings[0] != state:
+            self._settings = state, settings_of(read_config(self.folder))
+        return self._settings[1]
+
+    def values(self) -> dict[str, Any]:
+        """The value of every key, for people: with masked secrets, and defaults for keys that the run's version lacked.
+        Raises ConfigError: the file cannot be read."""
+        return masked(self.real_values())
+
+    def real_values(self) -> dict[str, Any]:
+        """The same for programs: secrets are not masked."""
+        with self._readable():
+            return by_key(self._written())
+
+    def written_config(self) -> str:
+        """The text of the configuration, with masked secrets. Raises ConfigError: the file cannot be read."""
+        with self._readable():
+            return yaml.safe_dump(masked(self._written()), sort_keys=False, allow_unicode=True)
+
+    def _written(self) -> Any:
+        return yaml.safe_load(self.config_file.read_text())
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{self.config_file} cannot be read: {error}") from error
+
+    # The state and the end.
+
+    def is_running(self) -> bool:
+        """True if a launcher runs the folder now."""
+        with suppress(OSError):
+            return owner_of(self.folder) is not None
+        return False
+
+    def end(self) -> str:
+        """The result that the launcher wrote at the end of the run: done, stopped or failed. Empty while the run is
+        running, and if no launcher wrote one.
+        """
+        result = "" if self.is_running() else self.summary().get("result")
+        return result if isinstance(result, str) else ""
+
+    def summary(self) -> Mapping[str, Any]:
+        """The summary that the launcher wrote at the end of its last start; empty where there is none."""
+        return _json(self.folder / SUMMARY_FILE)
+
+    def processes(self) -> dict[str, dict[str, Any]]:
+        """The host, the process and the restarts of each role, as the supervisor wrote them; empty where the roles were
+        started by hand."""
+        found = _json(self.folder / PROCESSES_FILE)
+        return {name: role for name, role in found.items() if isinstance(role, dict)}
+
+    def environments(self) -> list[Environment]:
+        """The newest start of the run on each of its hosts."""
+        return environments_of(self.folder)
+
+    # The rows of metrics: each role has a file.
+
+    def metrics_files(self) -> dict[str, str]:
+        """The roles that have written metrics, each with a word that changes when its file does."""
+        try:
+            with os.scandir(metrics_file(self.folder, "").parent) as entries:
+                files = [entry for entry in entries if entry.name.endswith(".jsonl") and entry.is_file()]
+                found = [(entry.name, entry.stat()) for entry in files]
+        except FileNotFoundError:
+            return {}
+        return {name.removesuffix(".jsonl"): f"{status.st_ino}:{status.st_size}" for name, status in sorted(found)}
+
+    def roles(self, pattern: str = "*") -> list[str]:
+        """The roles that have written metrics and whose name fits the pattern, such as `actor-*`."""
+        return [name for name in self.metrics_files() if fnmatchcase(name, pattern)]
+
+    def lines(self, role: str) -> Iterator[bytes]:
+        """Every line of a role's file, which may have any content."""
+        return each_line(metrics_file(self.folder, role))
+
+    def rows(self, role: str) -> Iterator[Row]:
+        """Every row of a role, one at a time in memory, with its numbers only."""
+        return measured(each_row(metrics_file(self.folder, role)))
+
+    def raw_rows(self, role: str) -> Iterator[Row]:
+        """Every row of a role with any content that it has."""
+        return each_row(metrics_file(self.folder, role))
+
+    def sampled_rows(self, role: str) -> list[Row]:
+        """Rows of a role, evenly spread over its file, with their numbers only."""
+        return list(measured(sampled_rows(metrics_file(self.folder, role))))
+
+    def newest_rows(self, role: str, count: int) -> list[Row]:
+        """The rows among the last lines of a role, with their numbers only."""
+        return list(measured(newest_rows(metrics_file(self.folder, role), count)))
+
+    def newest_values(self, role: str) -> Row:
+        """The last row of a role with all of its values, texts too; empty where there is none."""
+        return next(iter(newest_rows(metrics_file(self.folder, role), 1)), {})
+
+    def tail(self, role: str, recent: int = 1) -> Tail:
+        """A reader of the values that a role writes from now on and wrote before. It keeps the `recent` rows."""
+        return Tail(metrics_file(self.folder, role), recent)
+
+    def open_rows(self, role: str) -> AbstractContextManager[LineFile | None]:
+        """The open file of a role, for parts of it; None where there is none."""
+        return open_lines(metrics_file(self.folder, role))
+
+    # What the replay, the learner and the tracing of all roles recorded.
+
+    @contextmanager
+    def stored(self) -> Iterator[StoredRun]:
+        """The stores, open as long as the block lasts. Raises StoreError: there are none, or they cannot be read."""
+        with closing(StoredRun(self.store)) as stored:
+            yield stored
+
+    def endpoints(self) -> Sequence[str]:
+        """The addresses that the shards of the replay wrote when they started; none if one is missing."""
+        with suppress(StoreError, FileNotFoundError):
+            return [(path / ENDPOINT_FILE).read_text() for path in shard_paths(self.store)]
+        return []
+
+    def kept(self) -> KeptEpisodes:
+        """The episodes that the learner kept for people."""
+        return KeptEpisodes(self.folder)
+
+    def trace(self) -> Trace:
+        """The spans of all roles. Raises ConfigError: there are none."""
+        return Trace(self.folder)
+
+
+def _json(path: Path) -> Mapping[str, Any]:
+    """The object in a file of JSON; empty where there is none."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_text())
+        return found if isinstance(found, dict) else {}
+    return {}

@@ -1,0 +1,32 @@
+"""The values of a run's configuration that its views show or judge by. `from_config` makes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncrl.config.schema import AlgorithmConfig, ModelConfig, ReplayConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ViewSettings:
+    """A run's settings.
+
+    `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is None
+    where the configuration gives no number of them. `keys` is the folder of the keys to connect with.
+    """
+
+    steps: int
+    batch_size: int
+    group_size: int
+    learning_rate: float
+    publish_every: int
+    checkpoint_every: int
+    concurrency: int
+    is_colocated: bool
+    hang_s: float
+    engine: str
+    servers: int | None
+    keys: str | None
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    replay: ReplayConfig

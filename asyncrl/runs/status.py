@@ -1,0 +1,247 @@
+"""`asyncrl inspect status`: the contents and the work of a run's replay, as plain values. `table` makes them readable.
+
+The cost grows with the trajectories in progress and the dead letters, not with the length of the run.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from asyncrl.config.locations import steps_in_newest_checkpoint
+from asyncrl.ids import opening_order
+from asyncrl.replay.counters import counters, unreported
+from asyncrl.replay.planning import recorded_plan
+from asyncrl.replay.records import (
+    ENDS,
+    LIVE,
+    DeadLetter,
+    GroupRecord,
+    ReadyGroup,
+    TicketRecord,
+    TrajectoryRecord,
+    TrajectoryState,
+)
+from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
+from asyncrl.replay.transaction import Transaction
+from asyncrl.runs.live import LiveReplay
+from asyncrl.runs.progress import RunProgress
+from asyncrl.runs.run import Run
+
+RECENT_PLANS = 10
+TOO_OLD = "too old"
+"""The only reason for which a trajectory is evicted: it exceeds `replay.max_lag`."""
+FLOW = (
+    *("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"),
+    *("failures", "scoring_failures", "refused", "tokens_thrown_away"),
+)
+TOKENS = ("accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead")
+DEPTHS = ("pending", "tickets", "groups", "ready", "again")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSummary:
+    """A store at one moment.
+
+    - `counters` include `live_bytes`, the bytes of its pages in use.
+    - `counts` of trajectories: `states` by state, `planned_trajectories` of the newest plans by lag, `scorers` by their
+      scorer, `evicted` by reason.
+    - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`, the open ones, by what they wait
+      for: `playing`, `scoring`, and the same of held-out tasks.
+    - Other `counts`: `actors`, tickets by their actor; `dead_letters`, the kept ones, by what failed.
+    - `steps` is the number of recorded plans, and `learner_step` the step that the learner requested last.
+      `oldest_ticket` is the open ticket whose group was opened first, with its actor.
+    """
+
+    counters: dict[str, int]
+    counts: dict[str, Counter[Any]]
+    steps: int
+    oldest_ticket: tuple[str, str] | None
+    learner_step: int = 0
+
+
+def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
+    """Summarise one shard's store. Trajectories that a checkpoint of `kept_steps` covers count as trained, although the
+    replay has not heard of it."""
+    version, steps = tx.counter("version"), tx.count("plans")
+    states, groups = _open_groups(tx)
+    kept = unreported(tx, kept_steps)
+    at_work = [(name, ticket.worker) for name, ticket in TicketRecord.all(tx) if ticket.worker]
+    states |= {state.value: tx.counter(state) for state in ENDS}
+    states[TrajectoryState.PLANNED] -= kept["trained"]
+    states[TrajectoryState.TRAINED] += kept["trained"]
+    counts: dict[str, Counter[Any]] = {
+        "states": Counter(states),
+        "ready_groups": Counter(version - ready.oldest for _, ready in tx.items("ready", ReadyGroup)),
+        "planned_trajectories": _planned_lags(tx),
+        "actors": Counter(tx.holders("held")),
+        "scorers": Counter(tx.holders("leased")),
+        "dead_letters": Counter(_what_failed(tx, name, dead) for name, dead in DeadLetter.all(tx)),
+        "evicted": Counter({TOO_OLD: tx.counter(TrajectoryState.EVICTED)}),
+        "filtered": Counter({name.partition("/")[2]: count for name, count in tx.counters("filtered/").items()}),
+        "groups": groups,
+    }
+    totals = {**counters(tx), "live_bytes": tx.live_bytes()}
+    totals |= {name: totals[name] + count for name, count in kept.items()}
+    return StoreSummary(totals, counts, steps, _oldest(at_work), tx.counter("learner_step"))
+
+
+def _what_failed(tx: Transaction, name: str, dead: DeadLetter) -> str:
+    if dead.scoring:
+        return "scoring"
+    return "skipped plan" if tx.size(TrajectoryRecord.table, name) else "episode"
+
+
+def join(shards: Sequence[StoreSummary]) -> StoreSummary:
+    """All shards as one."""
+    counts: dict[str, Counter[Any]] = {name: Counter() for name in shards[0].counts}
+    for shard in shards:
+        for name, found in shard.counts.items():
+            counts[name].update(found)
+    oldest = _oldest([each.oldest_ticket for each in shards if each.oldest_ticket])
+    steps, learner_step = min(each.steps for each in shards), min(each.learner_step for each in shards)
+    return StoreSummary(sum_counters([each.counters for each in shards]), counts, steps, oldest, learner_step)
+
+
+def _oldest(tickets: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
+    return min(tickets, key=lambda ticket: opening_order(ticket[0]), default=None)
+
+
+def _open_groups(tx: Transaction) -> tuple[dict[str, int], Counter[str]]:
+    """Count the trajectories in each state that is no end, and the open groups by what they wait for. A trajectory that
+    is not at its end belongs to an open group, or to a plan that no checkpoint covers."""
+    facts: dict[str, TrajectoryRecord | None] = {}
+    groups: Counter[str] = Counter()
+    for key, group in GroupRecord.all(tx):
+        members = {name: TrajectoryRecord.load(tx, name) for name in group.ids(key)}
+        facts |= members
+        if not all(group.labelled):
+            waits_for = "scoring" if all(members.values()) else "playing"
+            groups[waits_for if group.training else f"held_out_{waits_for}"] += 1
+    for step in range(tx.counter("released_steps"), tx.count("plans")):
+        facts |= {name: TrajectoryRecord.load(tx, name) for name in recorded_plan(tx, step).ids if name not in facts}
+    counts = Counter(each.state for each in facts.values() if each is not None)
+    return {state.value: counts[state] for state in LIVE}, groups
+
+
+def _planned_lags(tx: Transaction) -> Counter[int]:
+    lags: Counter[int] = Counter()
+    steps = tx.count("plans")
+    for step in range(max(0, steps - RECENT_PLANS), steps):
+        plan = recorded_plan(tx, step)
+        facts = [TrajectoryRecord.load(tx, name) for name in plan.ids]
+        lags.update(each.lag_at(plan.version) for each in facts if each is not None and not each.is_demonstration)
+    return lags
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSample:
+    """A run at `at` seconds: all stores as one, the store and the status of each shard, and the `problem` of the shards
+    that do not answer. Such a shard has None as its status."""
+
+    at: float
+    store: StoreSummary
+    shards: Sequence[StoreSummary]
+    answers: Sequence[dict[str, Any] | None]
+    problem: str
+
+    @property
+    def live(self) -> list[dict[str, Any]]:
+        """The statuses of the shards that answer."""
+        return [each for each in self.answers if each is not None]
+
+
+def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
+    """All shards, now."""
+    answers, problem = live.statuses()
+    shards = stored.each(summarise, steps_in_newest_checkpoint(stored.folder.parent))
+    return StatusSample(at, join(shards), shards, answers, problem)
+
+
+def describe(
+    run: Run, now: StatusSample, before: StatusSample | None, progress: RunProgress, steps: int | None
+) -> dict[str, Any]:
+    """Give the sample `now` as plain values; rates are per second since `before`. `steps` are those of the
+    configuration. Keys that need explanation:
+
+    - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
+    - `running`: at least one shard answers. `problem`: why not all do, or how the run ended.
+    - `steps`: plans so far. `tokens`: sampled ones, by the end of their trajectories.
+    - `rates`: None without `before`. `admission` and `failed_handshakes`: None unless the run is running.
+    - `readers`: processes that have read one snapshot for too long. `failing`: why tickets are few.
+    - `processes`: host, pid and restarts of each role, while the run is running; a pid of 0 waits for its start.
+    """
+    store, live = now.store, now.live
+    ticket, actor = store.oldest_ticket or (None, "")
+
+    def running(name: str) -> int:
+        return sum(each[name] for each in live)
+
+    processes = run.processes() if live else {}
+    return {
+        "progress": {**progress.values(processes), "steps": steps},
+        "store": str(run.store),
+        "running": bool(live),
+        "problem": (now.problem if live else _ended(run) or now.problem) or None,
+        "version": store.counters["version"],
+        "steps": store.steps,
+        "totals": {name: store.counters[name] for name in FLOW},
+        "tokens": {name: store.counters[f"tokens_{name}"] for name in TOKENS},
+        "rates": None if before is None else _rates(before, now),
+        **{name: dict(store.counts[name]) for name in ("states", "dead_letters", "evicted", "filtered")},
+        "depths": {name: store.counters[f"depth_{name}"] for name in DEPTHS},
+        "admission": {name: running(name) for name in ("committed", "capacity")} if live else None,
+        "failed_handshakes": running("failed_handshakes") if live else None,
+        "lags": {name: dict(sorted(store.counts[name].items())) for name in ("ready_groups", "planned_trajectories")},
+        "leases": [lease for kind in ("actors", "scorers") for lease in _leases(now, kind)],
+        "oldest_ticket": ticket and {"id": ticket, "actor": actor, "silence_s": _silence(live, "actors").get(actor)},
+        "disk": {
+            "file_bytes": sum((path / "data.mdb").stat().st_size for path in shard_paths(run.store)),
+            "live_bytes": store.counters["live_bytes"],
+            "high_water_bytes": None if now.problem else running("high_water_bytes"),
+        },
+        "readers": [reader for each in live for reader in each["readers"]],
+        "failing": [each["failing"] for each in live if each["failing"]],
+        "processes": processes,
+    }
+
+
+def _ended(run: Run) -> str:
+    """The end of the run and the next commands, for people; empty while the run is running, and without a summary."""
+    folder = shlex.quote(str(run.folder))
+    report = f"asyncrl report {folder} shows what came of it"
+    match run.end():
+        case "done":
+            return f"the run is done: {report}"
+        case "stopped" | "failed" as result:
+            ended = "has stopped" if result == "stopped" else "failed"
+            return f"the run {ended}: asyncrl resume {folder} goes on with it, and {report}"
+    return ""
+
+
+def _rates(before: StatusSample, now: StatusSample) -> dict[str, float]:
+    """Changes a second of the totals and of the steps."""
+    seconds = max(now.at - before.at, 1e-9)
+    totals = {name: (now.store.counters[name] - before.store.counters[name]) / seconds for name in FLOW}
+    return {**totals, "steps": (now.store.steps - before.store.steps) / seconds}
+
+
+def _leases(now: StatusSample, kind: str) -> list[dict[str, Any]]:
+    """The leases of every worker, and the seconds since its last request where the replay runs."""
+    holds, silence = now.store.counts[kind], _silence(now.live, kind)
+    return [
+        {"kind": kind, "worker": worker, "holds": holds[worker], "silence_s": silence.get(worker)}
+        for worker in sorted(holds.keys() | silence.keys())
+    ]
+
+
+def _silence(live: list[dict[str, Any]], kind: str) -> Mapping[str, float]:
+    """The shortest silence of each worker towards any shard."""
+    found: dict[str, float] = {}
+    for status in live:
+        for worker, seconds in status["silence_s"][kind].items():
+            found[worker] = min(seconds, found.get(worker, seconds))
+    return found

@@ -1,0 +1,288 @@
+"""The summary of a run, from its metrics files and its store. It covers all starts of a resumed run.
+
+The console shows it at the end of `asyncrl train`, however that ends. `summary.json` in the run's folder has it for
+programs.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from statistics import fmean
+
+import msgspec
+
+from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
+from asyncrl.errors import StoreError
+from asyncrl.machine.files import write_whole
+from asyncrl.replay.counters import unreported
+from asyncrl.replay.records import ENDS, TrajectoryState
+from asyncrl.runs.lines import decoded, finite, measured, parsed
+from asyncrl.runs.run import Run
+from asyncrl.runs.shares import totals, waited_for
+from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
+from asyncrl.text import json_text
+
+log = logging.getLogger(__name__)
+
+HELD_OUT = ("outcome", "accuracy", "reward", "failed")
+MOST_REASONS = 5
+MOST_STEPS = 10
+"""The most steps over which the first and the last reward are averaged."""
+LONGEST_REASON = 200
+_EXPORTS = ("model", "adapter", "critic")
+_FOLDERS = (*_EXPORTS, "checkpoints", "metrics", "replay", "logs")
+_ENGINE = ("tokens", "seconds", "idle_seconds")
+_WAITED = waited_for("labels")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A value at the beginning and at the end of a run."""
+
+    first: float
+    last: float
+
+    def __str__(self) -> str:
+        return f"{self.first:.3g} -> {self.last:.3g}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The results of a run.
+
+    - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
+    - `steps` were trained. A run that resumes repeats those after the `steps_kept` that the newest checkpoint covers.
+    - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
+    - `held_out` has the first and the last evaluation: outcome, accuracy and reward. If any episode failed, it has how
+      many these means leave out. It is empty without an evaluation.
+    - `trajectories` counts those of training by their end; `unused` have none. `failures` counts failed attempts at
+      episodes and at their scoring. `reasons` counts those that are kept as dead letters, the most frequent first.
+    - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It has shares, too:
+      those of the steps' time in which the learner was idle or waited for labels, and that in which the engines were
+      idle.
+    - `files` are the folders that exist, by what they hold; `next` has the commands to use next.
+    """
+
+    run: str
+    result: str
+    reason: str
+    steps: int
+    steps_kept: int
+    planned_steps: int
+    averaged: int
+    reward: Change | None
+    outcome: Change | None
+    held_out: dict[str, Change]
+    trajectories: dict[str, int]
+    failures: dict[str, int]
+    reasons: dict[str, int]
+    warnings: list[str]
+    speed: dict[str, float]
+    files: dict[str, str]
+    next: list[str]
+
+
+class _Step(msgspec.Struct):
+    """The values that a summary needs of a row of the learner. A row without a reward trained nothing."""
+
+    step: int
+    reward: float | None = msgspec.field(default=None, name="reward/mean")
+    outcome: float = msgspec.field(default=0.0, name="outcome/mean")
+    lag: int | float = msgspec.field(default=0, name="lag/max")
+    seconds: float = msgspec.field(default=0.0, name="seconds/step")
+    idle: float = 0.0
+
+
+_STEP = msgspec.json.Decoder(_Step)
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The steps of a run, of which there may be millions: sums, and the first and the last few."""
+
+    done: int = 0
+    trained: int = 0
+    seconds: float = 0.0
+    idle_seconds: float = 0.0
+    max_lag: float = 0
+    first: list[_Step] = field(default_factory=list)
+    last: deque[_Step] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
+    newest_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+    def add(self, line: bytes) -> None:
+        """Count a line of the learner's metrics."""
+        if (row := decoded(_STEP, line)) is None:
+            return
+        self.done = row.step + 1
+        if row.reward is None:
+            return
+        self.trained += 1
+        self.seconds += row.seconds
+        self.idle_seconds += row.idle * row.seconds
+        self.max_lag = max(self.max_lag, finite(row.lag) or 0)
+        if len(self.first) < MOST_STEPS:
+            self.first.append(row)
+        self.last.append(row)
+        self.newest_lines.append(line)
+
+    def change(self, name: str, averaged: int) -> Change | None:
+        """The means of a value over the first and over the last steps."""
+        if not self.trained:
+            return None
+        first, last = ([getattr(row, name) for row in rows] for rows in (self.first, self.last))
+        return Change(fmean(first[:averaged]), fmean(last[-averaged:]))
+
+
+def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
+    """The summary of the run in a folder. `resume` is the command that continues it."""
+    run_dir, steps = run.folder, _Steps()
+    for line in run.lines("learner"):
+        steps.add(line)
+    averaged = max(1, min(MOST_STEPS, steps.trained // 4))
+    newest_steps = filter(None, map(parsed, steps.newest_lines))
+    warnings = list(learning_warnings(list(measured(newest_steps)), str(run_dir)).values())
+    if not steps.trained:
+        warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
+    trajectories: dict[str, int] = {}
+    failures: dict[str, int] = {}
+    reasons: dict[str, int] = {}
+    try:
+        with run.stored() as stored:
+            counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
+            kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
+    except StoreError as error:
+        warnings.append(f"the store tells nothing: {error}")
+    else:
+        trajectories = _by_end(counts, sum(each["trained"] for each in kept))
+        failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
+        reasons = _frequent(letter.reason for letter in letters)
+        newest = _first_line(max(letters, key=lambda letter: letter.order).reason) if letters else ""
+        if failing := failure_warning(counts, newest, str(run_dir)):
+            warnings.append(failing)
+    return RunSummary(
+        run=str(run_dir),
+        result=result,
+        reason=reason,
+        steps=steps.done,
+        steps_kept=steps_in_newest_checkpoint(run_dir),
+        planned_steps=planned_steps,
+        averaged=averaged,
+        reward=steps.change("reward", averaged),
+        outcome=steps.change("outcome", averaged),
+        held_out=_held_out(run),
+        trajectories=trajectories,
+        failures=failures,
+        reasons=reasons,
+        warnings=warnings,
+        speed=_speed(run, steps) if steps.trained else {},
+        files=_files(run, result == "done"),
+        next=_next(run, result == "done", bool(reasons), resume),
+    )
+
+
+def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
+    ends = {state.value: counts[state] for state in ENDS if state is not TrajectoryState.EVALUATED}
+    ends[TrajectoryState.TRAINED.value] += kept
+    return {**ends, "unused": counts["accepted"] - sum(ends.values())}
+
+
+def _frequent(reasons: Iterable[str]) -> dict[str, int]:
+    return dict(Counter(map(_first_line, reasons)).most_common(MOST_REASONS))
+
+
+def _first_line(reason: str) -> str:
+    return reason.partition("\n")[0][:LONGEST_REASON]
+
+
+def _held_out(run: Run) -> dict[str, Change]:
+    rows = sorted(run.rows("evaluation"), key=lambda row: row["step"])
+    known = {name: [row[f"eval/{name}"] for row in rows if f"eval/{name}" in row] for name in HELD_OUT}
+    if not any(known["failed"]):
+        del known["failed"]
+    return {name: Change(values[0], values[-1]) for name, values in known.items() if values}
+
+
+def _speed(run: Run, steps: _Steps) -> dict[str, float]:
+    actors = [totals(run.rows(role), _ENGINE) for role in run.roles("actor-*")]
+    waited = [totals(run.rows(role), [_WAITED])[_WAITED] for role in run.roles("replay*")]
+    actors = [actor for actor in actors if any(actor.values())]
+    actor_seconds = max(1e-9, sum(actor["seconds"] for actor in actors))
+    return {
+        "seconds": round(max((actor["seconds"] for actor in actors), default=0.0), 1),
+        "tokens_per_s": round(sum(actor["tokens"] for actor in actors) / actor_seconds * len(actors), 1),
+        "max_lag": steps.max_lag,
+        "learner_idle": round(steps.idle_seconds / max(1e-9, steps.seconds), 4),
+        "rollout_idle": round(sum(actor["idle_seconds"] for actor in actors) / actor_seconds, 4),
+        "waited_for_labels": round(max(waited, default=0.0) / max(1e-9, steps.seconds), 4),
+    }
+
+
+def _files(run: Run, done: bool) -> dict[str, str]:
+    # Before its last step, a run has no exports but those of an earlier end, if it had fewer learner.steps then.
+    names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
+    return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
+
+
+def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
+    folder = shlex.quote(str(run.folder))
+    look = [f"list {folder} --sort reward", *([f"dead-letters {folder}"] if failures else [])]
+    use = [f"asyncrl evaluate {folder} --data FILE", f"asyncrl export {folder}"]
+    looks = [f"asyncrl report {folder}", *(f"asyncrl inspect {command}" for command in look)]
+    return [*([] if done else [resume]), *looks, *(use if done else [])]
+
+
+def resume_command(run: Run) -> str:
+    """The command that continues a run."""
+    return shlex.join(["asyncrl", "resume", str(run.folder)])
+
+
+def as_text(summary: RunSummary) -> str:
+    """The summary for people, one fact a line."""
+    return "".join(f"  {name:<19}{text}\n" for name, text in summary_rows(summary))
+
+
+def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
+    """The facts of a summary for people, with their names; the name is empty where a fact belongs to the one before."""
+    steps = f"{summary.steps} of {summary.planned_steps} steps"
+    if summary.result in ("stopped", "failed"):
+        if summary.steps_kept < summary.steps:
+            steps += f", {summary.steps_kept} of them in the newest checkpoint"
+        steps += "; the same command resumes it"
+    rows = [("result", f"{summary.result} after {steps}")]
+    if summary.reward and summary.outcome:
+        span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
+        rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]
+    for name, change in summary.held_out.items():
+        missing = "; the means leave these out" if name == "failed" else ""
+        rows.append((f"held-out {name}", f"{change} (first and last{missing})"))
+    if summary.trajectories:
+        rows.append(("trajectories", ", ".join(f"{count} {end}" for end, count in summary.trajectories.items())))
+    if any(summary.failures.values()):
+        rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
+        rows += [("", f"{count} x {reason}") for reason, count in summary.reasons.items()]
+    if speed := summary.speed:
+        rows.append(
+            (
+                "speed",
+                f"{speed['seconds']:.0f} s, {speed['tokens_per_s']:.0f} tokens/s, largest lag {speed['max_lag']:.0f}, "
+                f"learner idle {speed['learner_idle']:.0%}, rollout idle {speed['rollout_idle']:.0%}",
+            )
+        )
+    rows += [("warning", text) for text in summary.warnings]
+    rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
+    return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]
+
+
+def write_summary(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> str:
+    """Write the summary into the run's folder, and return it as text."""
+    summary = summarise(run, planned_steps, result, reason, resume)
+    try:
+        write_whole(run.folder / SUMMARY_FILE, f"{json_text(asdict(summary))}\n")
+    except OSError as error:
+        log.warning("%s was not written: %s", run.folder / SUMMARY_FILE, error)
+    return as_text(summary)

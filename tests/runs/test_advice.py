@@ -1,0 +1,128 @@
+"""Advice follows from the numbers, and there is none without them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema.run import ModelConfig
+from asyncrl.runs.advice import advise
+from asyncrl.runs.from_config import settings_of
+from asyncrl.runs.shares import IdleShares
+
+WAITS = "the learner was idle for 42% of the last 20 steps, 38% waiting for"
+SERVED = "the learner waited for 1% of the last 20 steps"
+
+
+def shares(**changes: Any) -> IdleShares:
+    given: dict[str, Any] = {
+        "steps": 20,
+        "learner_idle": 0.1,
+        "waited": {"labels": 0.0, "episodes": 0.0, "store": 0.0},
+        "phases": {"train": 0.9},
+        "actors": 2,
+        "actors_idle": 0.3,
+        "scorers": 1,
+        "scorers_idle": 0.5,
+    }
+    return IdleShares(**{**given, **changes})
+
+
+def starved(cause: str, **changes: Any) -> IdleShares:
+    return shares(learner_idle=0.42, waited={"labels": 0.01, "episodes": 0.02, cause: 0.38}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("seen", "says"),
+    [
+        (shares(), []),
+        (
+            starved("episodes", actors_idle=0.03),
+            [f"{WAITS} episodes, while engines were busy for 97%: add engines (cluster.actors=3)"],
+        ),
+        (
+            starved("episodes", actors_idle=0.5),
+            [
+                f"{WAITS} episodes, while engines were busy for 50%, since admission let them start no more: raise "
+                "replay.max_lag from 2 to 3"
+            ],
+        ),
+        (
+            starved("episodes", actors_idle=0.5, pending=12.0),
+            [
+                f"{WAITS} episodes, while engines were busy for 50% and 12 tickets waited for an actor: raise "
+                "actor.concurrency from 64 to 128"
+            ],
+        ),
+        (
+            starved("labels", scorers_idle=0.01),
+            [f"{WAITS} labels, while scorers were busy for 99%: set cluster.scorers=2"],
+        ),
+        (
+            starved("labels", scorers_idle=0.7),
+            [
+                f"{WAITS} labels, while scorers were busy for 30%: more scorers do not help; a single label takes "
+                "long, so look at the slowest part of the reward"
+            ],
+        ),
+        (starved("labels", scorers_idle=None), []),
+        (
+            starved("store"),
+            [f"{WAITS} room in the store: raise replay.max_store_gb from 64, or keep less by replay.retention"],
+        ),
+        (shares(learner_idle=0.42, waited={"labels": 0.1, "episodes": 0.1, "store": 0.0}), []),
+        (
+            shares(learner_idle=0.01, actors_idle=0.6),
+            [
+                f"{SERVED}, while engines were idle for 60%: use cluster.actors=1, or give the learner more; a larger "
+                "learner.batch_size than 128 also uses them"
+            ],
+        ),
+        (
+            shares(learner_idle=0.01, scorers=3, scorers_idle=0.9),
+            [f"{SERVED}, while 3 scorers were idle for 90%: cluster.scorers=2 is enough"],
+        ),
+        (
+            shares(evicted=0.14),
+            [
+                "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3, or lower "
+                "actor.concurrency from 64"
+            ],
+        ),
+        (
+            shares(evicted=0.14, learner_idle=0.42),
+            [
+                "14% of the episodes were thrown away as too old: raise replay.max_lag from 2 to 3; or lower "
+                "actor.concurrency from 64, if engines make as many tokens a second with fewer requests at once"
+            ],
+        ),
+        (
+            shares(phases={"publish": 0.3}),
+            ["publishing weights took 30% of the last 20 steps: raise learner.publish_every from 1 to 2"],
+        ),
+    ],
+)
+def test_advice_names_its_numbers_and_keys(seen: IdleShares, says: list[str]) -> None:
+    config = TrainConfig(model=ModelConfig(path="model"))
+    config.engine.kind = "embedded"
+    config.learner.batch_size = 128
+    assert advise(seen, settings_of(config)) == says
+
+
+def test_servers_are_added_by_their_own_key() -> None:
+    config = TrainConfig(model=ModelConfig(path="model"))
+    config.engine.kind, config.engine.server.count = "sglang", 4
+    assert "engine.server.count=5" in advise(starved("episodes", actors_idle=0.0), settings_of(config))[0]
+
+
+def test_a_learner_that_hardly_waits_and_does_not_pace_is_told_to() -> None:
+    config = TrainConfig(model=ModelConfig(path="model"))
+    config.replay.spare_batches = None
+    assert advise(shares(evicted=0.14), settings_of(config)) == [
+        "14% of the episodes were thrown away as too old, while the learner hardly waits: set "
+        "replay.sampler.kind=oldest replay.spare_batches=0.5"
+    ]
+    config.replay.sampler.max_times_sampled = 2
+    assert "spare_batches" not in advise(shares(evicted=0.14), settings_of(config))[0], "it would have no effect"

@@ -1,0 +1,30 @@
+"""Each start of a run records on what it ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncrl
+from asyncrl.runs.environment import ENVIRONMENT_FILE, environments_of, read_environments, record_environment
+
+
+def test_each_start_is_added_and_the_newest_of_each_host_counts(tmp_path: Path) -> None:
+    record_environment(tmp_path, lambda: 1.0)
+    record_environment(tmp_path, lambda: 2.0)
+    record_environment(tmp_path / "host-1", lambda: 3.0)
+    assert [start.time for start in read_environments(tmp_path)] == [1.0, 2.0]
+    assert [start.time for start in environments_of(tmp_path)] == [2.0, 3.0]
+    newest = environments_of(tmp_path)[0]
+    assert newest.asyncrl == asyncrl.__version__
+    assert newest.cores > 0
+    assert newest.packages is not None
+    assert "torch" in newest.packages
+
+
+def test_a_record_that_cannot_be_read_or_written_ends_nothing(tmp_path: Path) -> None:
+    (tmp_path / ENVIRONMENT_FILE).write_text('{"starts": [3]}')
+    assert read_environments(tmp_path) == []
+    (tmp_path / ENVIRONMENT_FILE).write_text('{"starts": [{"host": "a", "from_a_later_version": 1}]}')
+    assert [start.host for start in read_environments(tmp_path)] == ["a"]
+    (tmp_path / "file").touch()
+    record_environment(tmp_path / "file")

@@ -1,0 +1,129 @@
+"""The summary of a run is read from its folder."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.replay.admission import Admission
+from asyncrl.runs.run import Run
+from asyncrl.runs.summary import SUMMARY_FILE, summarise, write_summary
+from tests.replay.support import Core, make_settings
+
+RESUME = "asyncrl train run.name=run"
+
+
+def write_metrics(run_dir: Path, rewards: list[float], failed: int = 0) -> None:
+    learner, evaluation, actor = (
+        JsonLines(metrics_file(run_dir, name)) for name in ("learner", "evaluation", "actor-0")
+    )
+    for step, reward in enumerate(rewards):
+        seconds = {"seconds/step": 2.0, "idle": 0.25}
+        spread = {"reward/min": 0.0, "reward/max": 1.0, "groups/zero_variance": 0.0, "grad_norm": 1.0}
+        learner.log(
+            step, {"reward/mean": reward, "outcome/mean": 0.5, "lag/max": 1, "updates_skipped": 0, **spread, **seconds}
+        )
+    for step, accuracy in ((0, 0.5), (len(rewards), 0.75)):
+        means = {"eval/outcome": accuracy, "eval/accuracy": accuracy, "eval/reward": 0.0}
+        evaluation.log(step, {**means, "eval/count": 50 - failed, "eval/failed": failed})
+    # An actor that was restarted counts from 0 again.
+    for tokens in (100, 300, 20):
+        actor.log(0, {"tokens": tokens, "seconds": tokens / 10, "idle_seconds": tokens / 40})
+
+
+def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.1, 0.3, *[0.5] * 4, 0.7, 0.9])
+    core = Core(tmp_path / "replay", make_settings())
+    core.fail(core.tickets(1)[0].id)
+    core.deliver(core.tickets(4))
+    core.label_all(1.0)
+    core.planned(0)
+    core.store.close()
+    text = write_summary(Run(tmp_path), 8, "done", "", RESUME)
+    for line in (
+        "result             done after 8 of 8 steps",
+        "reward             0.2 -> 0.8 (first and last 2 steps)",
+        "held-out accuracy  0.5 -> 0.75 (first and last)",
+        "failures           1 episodes, 0 scorings",
+        "1 x broken",
+        "speed              32 s, 10 tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
+        f"episodes           {tmp_path / 'replay'}",
+        f"asyncrl inspect dead-letters {tmp_path}",
+        f"asyncrl export {tmp_path}",
+    ):
+        assert line in text
+    assert "warning" not in text
+    assert RESUME not in text
+    written = json.loads((tmp_path / SUMMARY_FILE).read_text())
+    assert written["reward"] == {"first": 0.2, "last": 0.8}
+    assert sum(written["trajectories"].values()) == 4
+
+
+def test_it_warns_of_a_biased_sample_and_of_held_out_tasks_that_the_means_leave_out(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5], failed=13)
+    core = Core(tmp_path / "replay", make_settings(admission=Admission(1, 40), max_attempts=1))
+    core.deliver(core.tickets(30))
+    first_members = [trajectory.id for trajectory in core.lease() if trajectory.id.endswith(".0.0")]
+    for trajectory in first_members[:4]:
+        core.scoring_failed(trajectory)
+    core.store.close()
+    text = write_summary(Run(tmp_path), 1, "done", "", RESUME)
+    for part in (
+        "held-out failed    13 -> 13 (first and last; the means leave these out)",
+        "13% of the episodes (4 of 30) failed or could not be scored",
+        "a biased sample; newest failure: scoring: nonsense",
+        f"asyncrl inspect dead-letters {tmp_path}",
+        "actor.max_failure_share",
+    ):
+        assert part in text
+
+
+def test_a_stopped_run_tells_what_its_checkpoint_has_and_shows_no_model_of_an_earlier_end(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5] * 11)
+    for name in ("model", "checkpoints/step-000004", "checkpoints/step-000008", "checkpoints/step-000011"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("step-000004", "step-000008"):
+        (tmp_path / "checkpoints" / name / "complete").touch()
+    text = write_summary(Run(tmp_path), 30, "stopped", "", RESUME)
+    assert "stopped after 11 of 30 steps, 8 of them in the newest checkpoint; the same command resumes it" in text
+    assert str(tmp_path / "model") not in text
+    assert f"model              {tmp_path / 'model'}" in write_summary(Run(tmp_path), 11, "done", "", RESUME)
+
+
+def test_steps_that_a_stopped_learner_saved_count_as_trained_before_the_replay_hears_of_them(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5])
+    core = Core(tmp_path / "replay", make_settings())
+    core.deliver(core.tickets(4))
+    core.label_all(1.0)
+    planned = len(core.planned(0).ids)
+    core.store.close()
+    assert summarise(Run(tmp_path), 8, "stopped", "", RESUME).trajectories["trained"] == 0
+    mark = tmp_path / "checkpoints" / "step-000001" / "complete"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    trajectories = summarise(Run(tmp_path), 8, "stopped", "", RESUME).trajectories
+    assert trajectories["trained"] == planned > 0
+    assert sum(trajectories.values()) == 4
+
+
+def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:
+    text = write_summary(Run(tmp_path), 8, "failed", "learner cannot run", RESUME)
+    for part in (
+        "failed after 0 of 8 steps; the same command resumes it",
+        "no step was trained",
+        "the store tells nothing",
+        RESUME,
+    ):
+        assert part in text
+    assert json.loads((tmp_path / SUMMARY_FILE).read_text())["reason"] == "learner cannot run"
+
+
+def test_its_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
+    run_dir = tmp_path / "it's mine"
+    write_metrics(run_dir, [0.5])
+    commands = [
+        line.split("asyncrl", 1)[1] for line in write_summary(Run(run_dir), 1, "done", "", RESUME).splitlines()[-3:]
+    ]
+    assert all(str(run_dir) in shlex.split(command) for command in commands)
