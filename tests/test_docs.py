@@ -126,7 +126,7 @@ def check_command(
 
 
 def settings(words: list[str]) -> Iterator[str]:
-    """Those of a role's words that set a key or choose a shipped file."""
+    """The words of a role that set a key or choose a shipped file."""
     for word in words:
         key, sign, value = word.partition("=")
         if sign and not key.startswith("-") and not (key in GROUPS and (value == "mine" or "/" in value)):
@@ -155,7 +155,9 @@ def test_each_of_the_nine_promises_names_its_code_and_the_test_that_attacks_it()
     for promise in promises:
         keepers, attackers = promise.partition("**Kept by**")[2].split("**Attacked by**")
         assert "](../asyncrl/" in keepers, promise
-        assert re.search(r"\]\(\.\./tests/[\w/]*test_\w+\.py\)", attackers), promise
+        tests = re.findall(r"\]\(\.\./(tests/[\w/]+\.py)\)", attackers)
+        assert tests, promise
+        assert all(re.search(r"\bdef test_|TestCase\b", (ROOT / test).read_text()) for test in tests), promise
 
 
 def test_every_page_is_on_one_shelf_of_the_index() -> None:

@@ -20,30 +20,38 @@ A new part needs no one's consent: a file in advantages/, losses/, corrections/ 
 formula does, since runs depend on it.
 """
 
-from asyncrl.algorithms.advantages.base import Advantage, Estimate, SequenceAdvantage
+from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts, SequenceAdvantage
 from asyncrl.algorithms.aggregation import Aggregation
-from asyncrl.algorithms.batch import Episodes, Tokens
-from asyncrl.algorithms.corrections.base import Correction
+from asyncrl.algorithms.batch import Episodes, Tokens, Totals
+from asyncrl.algorithms.corrections.base import Ages, Correction
 from asyncrl.algorithms.kl import Kl
 from asyncrl.algorithms.loss_streams import LossStream
-from asyncrl.algorithms.losses.base import Loss, TokenLosses
+from asyncrl.algorithms.losses.base import Candidates, Loss, TokenLosses, Updates
 from asyncrl.algorithms.losses.value import Value
 from asyncrl.algorithms.parts import param
+from asyncrl.algorithms.policy_tokens import PolicyTokens, Segments
 from asyncrl.algorithms.rewards.base import Reward
 
 __all__ = [
     "Advantage",
+    "Ages",
     "Aggregation",
+    "Candidates",
     "Correction",
     "Episodes",
     "Estimate",
     "Kl",
     "Loss",
     "LossStream",
+    "PolicyTokens",
     "Reward",
+    "Rollouts",
+    "Segments",
     "SequenceAdvantage",
     "TokenLosses",
     "Tokens",
+    "Totals",
+    "Updates",
     "Value",
     "param",
 ]

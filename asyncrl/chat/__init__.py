@@ -1,7 +1,8 @@
 """Conversations as exact tokens: a model's chat template, the contents of messages, and the parsing of tool calls.
 
-It keeps the rule of DESIGN.md that tokens go in and tokens come out. A suffix is exactly what the template adds, and
-sampled tokens are never decoded and encoded again (chat.py). Contents never become special tokens (contents.py).
+It keeps the rule that engines take tokens and return tokens (docs/concepts.md). A suffix is exactly what the template
+adds, and sampled tokens are never decoded and encoded again (chat.py). Contents never become special tokens
+(contents.py).
 
 Of the promises it helps with the eighth, closed by default: it reads no file or address that the configuration does not
 permit (image_sources.py), and malformed messages are refused with a reason (messages.py).

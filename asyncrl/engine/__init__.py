@@ -1,6 +1,6 @@
 """The engines that sample tokens for an actor: the embedded one, or a fleet of SGLang or vLLM servers.
 
-Of DESIGN.md's promises it keeps the engine's part of the ninth, that a weight update is all or nothing:
+It keeps the engine's part of promise 9 of docs/concepts.md, that a weight update is all or nothing:
 
 - The embedded engine switches between two forward passes: embedded.py, own_weights.py.
 - A server gets requests only with a whole version that has repeated its canary: fleet/endpoint.py, fleet/updater.py.

@@ -1,6 +1,6 @@
 """The knowledge about Hugging Face models that several rooms share: files, shapes, attention, log-probs.
 
-It keeps a part of the sixth promise of DESIGN.md, that the learner's math is exact. These give the same results:
+It keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. These give the same results:
 
 - packed and unpacked sequences: packed_attention.py
 - a group of ranks that divides the tokens of a pass, and one rank: context.py

@@ -6,8 +6,8 @@ This room keeps five promises:
   `link.py` (requests are sent again until they are answered), `leases.py`.
 - 2, bounded age: `admission.py` is the bound, and `planning.py` evicts groups that are too old.
 - 3, same batch after a crash: `planning.py` records a plan before it hands it out.
-- 4, failures are labels: `dead_letters.py`, `failure_limit.py`, `backoff.py`.
-- 5, whole groups: `groups.py`, and `units.py` where a group is scored as a whole.
+- 4, a failure is never a zero: `dead_letters.py`, `failure_limit.py`, `backoff.py`.
+- 5, groups are whole: `groups.py`, and `units.py` where a group is scored as a whole.
 
 Its part of promise 7, back-pressure: `admission.py`, `pacing.py`, the credits of `link.py`, the bounds of `server.py`.
 

@@ -1,6 +1,6 @@
 """The scoring pool: it leases unlabelled trajectories, verifies and scores them, and returns labels.
 
-This room keeps promise 4, a failure is a label, not a zero. A rule, verifier or model that fails never gives a reward
+This room keeps promise 4, a failure is never a zero. A rule, verifier or model that fails never gives a reward
 of zero: worker.py returns the trajectory to the replay with the reason, which leases it again or dead-letters it.
 judges.py runs users' code in processes that may be killed, so that a hanging rule is a failure of that rule alone.
 Groups that a manager judges are leased, delivered and failed as a whole (promise 5).

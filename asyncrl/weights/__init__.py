@@ -1,11 +1,11 @@
 """The weights of a policy: published by the learner, received by every engine, version by version.
 
-Its promise of DESIGN.md is the ninth: a weight update is all or nothing, and a version never moves backwards.
+It keeps promise 9 of docs/concepts.md: a weight update is all or nothing, and a version never moves backwards.
 
 - Every tensor is covered and has a checksum: manifest.py.
 - An engine gets a version only once all of it has arrived: receiver.py, and folders.py for the disk route.
 - An engine serves a version only if it repeats the learner's log-probs: canary.py.
-- Back-pressure (the seventh promise): a receiver pulls chunks with a bounded number of requests: transfers.py.
+- Back-pressure (promise 7): a receiver pulls chunks with a bounded number of requests: transfers.py.
 
 Files in reading order: routes.py (the routes by which weights travel, and the choice), publisher.py (a push),
 receiver.py (the engine's side), manifest.py, then the two ends of each route: server.py and zmq_route.py, broadcast.py

@@ -1,14 +1,17 @@
 """A user's own parts, one of each kind, as docs/algorithms.md shows them."""
 
-from asyncrl.algorithms.advantages.base import SequenceAdvantage
-from asyncrl.algorithms.aggregation import Aggregation
-from asyncrl.algorithms.corrections.base import Correction
-from asyncrl.algorithms.kl import Kl
-from asyncrl.algorithms.loss_streams import LossStream
-from asyncrl.algorithms.losses.base import Loss, TokenLosses
-from asyncrl.algorithms.losses.value import Value
-from asyncrl.algorithms.parts import param
-from asyncrl.algorithms.rewards.base import Reward
+from asyncrl.algorithms import (
+    Aggregation,
+    Correction,
+    Kl,
+    Loss,
+    LossStream,
+    Reward,
+    SequenceAdvantage,
+    TokenLosses,
+    Value,
+    param,
+)
 
 
 class Centred(SequenceAdvantage):

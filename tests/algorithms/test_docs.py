@@ -3,11 +3,23 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from asyncrl.algorithms import registry
+from asyncrl.algorithms import (
+    Ages,
+    Candidates,
+    Episodes,
+    PolicyTokens,
+    Rollouts,
+    Segments,
+    Totals,
+    Updates,
+    registry,
+)
 from asyncrl.algorithms.docs import main, page, table
 from asyncrl.algorithms.parts import card
 from asyncrl.algorithms.presets import preset_rows
@@ -69,3 +81,14 @@ def test_an_unknown_kind_is_refused_with_the_kinds(capsys):
     with pytest.raises(SystemExit):
         main(["losses"])
     assert "there is no kind 'losses'; use advantage, loss" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [Ages, Candidates, Episodes, PolicyTokens, Rollouts, Segments, Totals, Updates],
+    ids=lambda kind: kind.__name__,
+)
+def test_the_page_names_every_field_of_what_a_part_gets(kind: type[Any]) -> None:
+    row = re.search(rf"^\| .* \| `{kind.__name__}` \| (.*) \|$", PAGE, re.M)
+    assert row
+    assert {each.name for each in fields(kind)} <= set(re.findall(r"`(\w+)", row[1]))

@@ -111,7 +111,7 @@ def require_same(now: Mapping[str, Any], folder: Path) -> None:
 
 
 def _channel(channel: str, engine_kind: str) -> str:
-    """The channel from a publisher without a GPU, for a run with this one."""
+    """The route from a publisher without a GPU, for a run with this one."""
     if channel == "disk":
         return "disk"
     return "zmq" if engine_kind == "embedded" else WeightsConfig().channel

@@ -278,16 +278,16 @@ class EngineConfig:
 
 @dataclass
 class WeightsConfig:
-    """The way of new weights from the learner to the engines (docs/weights.md), and into servers."""
+    """The routes of new weights from the learner to the engines, and into servers (docs/weights.md)."""
 
     channel: str = option(
         "auto",
-        "how weights travel to engines: auto (the fastest that is safe), or one channel (docs/weights.md)",
+        "how weights travel to engines: auto (the fastest that is safe), or one route (docs/weights.md)",
         choices=("auto", "zmq", "disk", "distributed"),
     )
     history: int = option(4, "newest deltas that are kept for engines that missed some (zmq); 0: no deltas", "[0, inf)")
     timeout_s: float = option(30.0, "seconds without an answer after which a transfer of weights fails", "(0, inf)")
-    dir: str | None = option(None, "folder of the disk channel; null: pushed/ in the run's folder")
+    dir: str | None = option(None, "folder of the route disk; null: pushed/ in the run's folder")
     bucket_mb: int = option(64, "megabytes of weights that are gathered and sent in one piece", "[1, inf)")
     mode: str = option(
         "retract",
@@ -297,7 +297,7 @@ class WeightsConfig:
     drain_s: float = option(60.0, "mode drain: seconds after which requests that still run are aborted", "[0, inf)")
     into_servers: str = option(
         "auto",
-        "how weights get into servers: auto (the fastest way that a server takes), or one way (docs/weights.md)",
+        "how weights get into servers: auto (the fastest that a server takes), or one route (docs/weights.md)",
         choices=("auto", "ipc", "nccl", "disk", "gloo"),
     )
     canary: bool = option(

@@ -95,7 +95,7 @@ _SURROUNDINGS = (
 _WEIGHTS = (
     counter("weights_updates", "versions", "versions that the engine took, since the start"),
     counter("weights_refused", "versions", "versions that the engine refused, since the start"),
-    counter("weights_fallbacks", "versions", "versions that came by another channel than the first, since the start"),
+    counter("weights_fallbacks", "versions", "versions that came by another route than the first, since the start"),
     counter("weights_bytes", "bytes", "bytes of weights received since the start"),
     counter("weights_transfer_s", "s", "time of transfers since the start, while the engine generates"),
     counter("weights_switch_s", "s", "time from a transfer's end until the engine had switched, since the start"),

@@ -20,8 +20,9 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: its points by ascending x. Points that are not finite, or too large to be drawn, are left out. With
-    `has_dots` each point is marked.
+    """A curve: its points by ascending x, without those that are not finite or too large to be drawn.
+
+    `has_dots` marks each point.
     """
 
     label: str

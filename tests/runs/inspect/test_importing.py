@@ -6,6 +6,7 @@ import json
 import math
 import random
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -27,10 +28,11 @@ from tests.runs.inspect.support import make_run, run_episodes
 Spoil = Callable[[list[dict[str, Any]]], None]
 
 
-@pytest.fixture
-def exported(tmp_path: Path) -> Path:
-    """A run of two steps and a dead letter, as files."""
-    core = make_run(tmp_path / "run")
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps and a dead letter, as files that no test changes."""
+    folder = tmp_path_factory.mktemp("exported")
+    core = make_run(folder / "run")
     run_episodes(core, 8)
     for step in range(2):
         core.plan(step)
@@ -38,8 +40,15 @@ def exported(tmp_path: Path) -> Path:
     core.checkpointed(1)
     core.fail(core.tickets(1)[0].id)
     core.store.close()
-    with closing(StoredRun(tmp_path / "run" / "replay")) as stored:
-        export_run(stored, tmp_path / "exported")
+    with closing(StoredRun(folder / "run" / "replay")) as stored:
+        export_run(stored, folder / "exported")
+    return folder / "exported"
+
+
+@pytest.fixture
+def exported(files: Path, tmp_path: Path) -> Path:
+    """The files, for a test that changes them."""
+    shutil.copytree(files, tmp_path / "exported")
     return tmp_path / "exported"
 
 
