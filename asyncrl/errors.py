@@ -1,6 +1,6 @@
 """One hierarchy of errors: everything that asyncrl raises on purpose derives from `AsyncrlError`.
 
-A message says what is wrong and how to mend it; the command line prints it without a traceback.
+A message gives the fault and its fix; the command line prints it without a traceback.
 """
 
 
@@ -45,7 +45,7 @@ class RunOverError(AsyncrlError):
 
 
 class EngineError(AsyncrlError):
-    """An engine could not generate, or was asked for something that it cannot do."""
+    """An engine could not generate, or does not support the request."""
 
 
 class WeightsError(AsyncrlError):
@@ -65,7 +65,7 @@ class ScoringError(AsyncrlError):
 
 
 class TooManyFailuresError(AsyncrlError):
-    """So many episodes or scorings failed that the run must end; it can go on once the cause is mended."""
+    """Too many episodes or scorings failed, so the run ends. It can resume once the cause is fixed."""
 
 
 class DataProtoError(AsyncrlError, AssertionError, RuntimeError):

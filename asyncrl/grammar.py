@@ -1,4 +1,4 @@
-"""The forms in which users give a grammar: those of the chat-completions API's `response_format`, and two of ours.
+"""The forms in which users give a grammar: the forms of the chat-completions API's `response_format`, and two of ours.
 
 A server restricts what the policy samples to the grammar, from the first token of an assistant turn to its end.
 docs/engines.md says which servers can, and what the learner does with such turns.
@@ -22,9 +22,9 @@ FORMS = (
 
 
 def read_grammar(form: Any) -> Grammar | None:
-    """The grammar that a form asks for, which may be JSON text; None for free text.
+    """The grammar of a form, which may be JSON text; None for free text.
 
-    Raises RefusedError: it is none of `FORMS`.
+    Raises RefusedError: it is not among `FORMS`.
     """
     try:
         form = json.loads(form) if isinstance(form, str) else form

@@ -30,7 +30,7 @@ def json_text(value: Any) -> str:
 
 
 def nested_within(value: Any, levels: int) -> bool:
-    """True if lists and objects of a plain value are nested in at most so many levels."""
+    """True if lists and objects of a plain value are nested at most `levels` deep."""
     inner = [value]
     for _ in range(levels + 1):
         containers = (

@@ -61,7 +61,7 @@ PROMPT, ASSISTANT = Role.PROMPT, Role.ASSISTANT
 
 class Finish(StrEnum):
     """The end of an episode that may be trained on. An episode that failed has no trajectory at all. A demonstration is
-    no episode: it records the task's demonstration as if the policy had said it."""
+    no episode: it records the task's demonstration as if the policy had sampled it."""
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"

@@ -125,7 +125,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
         return values
 
     def read(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        """The body as the type of `decoder`, which ignores unknown fields. Raises WireError: it is none.
+        """The body as the type of `decoder`, which ignores unknown fields. Raises WireError: it is not valid.
 
         Values that the type leaves open (`Any`) still need `check_plain`.
         """

@@ -27,14 +27,16 @@ OWN_RUN = RunIdentity("run", "its id")
 
 
 def status_of(command: str, *words: object) -> int:
-    """The exit status of `asyncrl COMMAND WORDS`, which runs in this process."""
-    argv, path = sys.argv, [*sys.path]
+    """The exit status of `asyncrl COMMAND WORDS`, which runs in this process. A role writes to the files 1 and 2, which
+    the fixture capfd reads."""
+    argv, path, streams = sys.argv, [*sys.path], (sys.stdout, sys.stderr)
     try:
         return main([command, *map(str, words)])
     except SystemExit as refused:  # by argparse
         return int(refused.code or 0)
     finally:
         sys.argv, sys.path[:] = argv, path
+        sys.stdout, sys.stderr = streams
 
 
 def make_task(index: int = 0, tools_kwargs: Mapping[str, Any] | None = None, **changes: Any) -> Task:

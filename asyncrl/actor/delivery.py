@@ -15,7 +15,7 @@ from asyncrl.types import Trajectory
 log = logging.getLogger(__name__)
 
 EpisodeOutcome = Trajectory | str
-"""The trajectory of a ticket's episode, or the reason why it has none."""
+"""The trajectory of a ticket's episode, or the reason why it failed."""
 
 InThread = Callable[..., Awaitable[Any]]
 """Calls its first argument with the others in a thread, and waits for the result."""

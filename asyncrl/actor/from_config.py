@@ -40,7 +40,7 @@ async def open_runner(
 
     An agent plays the episodes if `actor` names one; otherwise our own tools or environments and simulated users do.
     `spans` get the phases of each episode. `watch` gets the messages of conversations that no agent leads. `chat`
-    replaces that of the model. Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
+    replaces the model's chat. Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
     """
     actor, data = config.actor, config.data
     chat = chat or open_chat(config)

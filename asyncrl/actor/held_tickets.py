@@ -46,10 +46,10 @@ class HeldTickets:
         self._undelivered.add(ticket_id)
 
     def ended(self, ticket_id: str) -> None:
-        """Note that the episode of a ticket does not run any more, with or without an outcome."""
+        """Note that the episode of a ticket has stopped, with or without an outcome."""
         self._running.discard(ticket_id)
 
     def acknowledged(self, ticket_id: str) -> None:
-        """Let go of a ticket whose outcome the replay has."""
+        """Release a ticket whose outcome the replay has."""
         del self._arrivals[ticket_id]
         self._undelivered.discard(ticket_id)

@@ -165,14 +165,14 @@ class RolloutWorker:
             self._held.ended(ticket.id)
 
     async def _deliver_outcomes(self) -> None:
-        """Deliver all outcomes that are there, wait for the acknowledgement, and let go of their tickets."""
+        """Deliver all waiting outcomes, wait for the acknowledgement, and release their tickets."""
         while True:
             finished = [await self._finished.get()]
             # Together: an actor that is far from the replay would otherwise deliver one outcome a round trip.
             while len(finished) < CREDITS and not self._finished.empty():
                 finished.append(self._finished.get_nowait())
             await self._delivery.deliver({ticket_id: outcome for ticket_id, outcome, _ in finished})
-            # Exactly once: a ticket is let go only when its outcome is durable. A delivery that is sent again after a
+            # Exactly once: a ticket is released only when its outcome is durable. A delivery that is sent again after a
             # lost answer is harmless, because the trajectory has the ticket's id.
             for ticket_id, outcome, ended in finished:
                 self._show(ticket_id, outcome, ended)

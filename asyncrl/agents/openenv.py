@@ -64,7 +64,7 @@ class OpenEnvAgent:
     """Plays episodes with the server at `url`. Raises ConfigError.
 
     `action` is the field of an action that gets the policy's answer, if the schema does not show it. `observation` is
-    the field of an observation that the policy reads. The `options` are those of `ServerOptions`.
+    the field of an observation that the policy reads. See `ServerOptions` for the `options`.
     """
 
     def __init__(self, url: str, action: str | None = None, observation: str | None = None, **options: Any) -> None:

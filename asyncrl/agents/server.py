@@ -134,7 +134,7 @@ class EnvironmentServer:
     async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
         """Call `begin`, which begins an episode, and retry it if it raises UnavailableError. Returns its result.
 
-        Raises UnavailableError: it failed until `start_s` had passed; and what else `begin` raises.
+        Raises UnavailableError: it failed until `start_s` had passed. Other errors of `begin` pass.
         """
         end, wait_s = self._clock() + self.options.start_s, FIRST_WAIT_S
         while True:
@@ -172,7 +172,7 @@ class ServerClient:
         self._max_bytes = server.max_bytes
 
     async def request(self, method: str, path: str, body: Any = None) -> ServerReply:
-        """Send a request and wait for its answer, which may have any status but those of OVERLOADED.
+        """Send a request and wait for its answer, which may have any status except the ones in OVERLOADED.
 
         Raises UnavailableError: there is no such answer.
         """
@@ -253,7 +253,7 @@ class ServerSocket:
 
 
 def read_object(text: str | bytes) -> Mapping[str, Any]:
-    """Read the JSON object in an answer. Raises UnavailableError: it is something else."""
+    """Read the JSON object in an answer. Raises UnavailableError: it has another form."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:

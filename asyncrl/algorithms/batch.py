@@ -112,7 +112,7 @@ class Tokens:
     tokens that the loss singles out; lag int64[N], the learner's version minus the token's; streams float32[N, K], the
     token's weight in each of the K weight streams.
 
-    `centres`, which it adds too, are those of the advantages and returns of the whole batch.
+    `centres`, which it also adds, are the centres of the advantages and returns of the whole batch.
     `view` is `PolicyTokens.of` these tokens if it was computed in advance, on a host that must not wait for a GPU.
     """
 

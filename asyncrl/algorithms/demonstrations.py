@@ -2,8 +2,9 @@
 members.
 
 No policy sampled them, so there is no behaviour policy and no ratio. Clipping, corrections, the KL and the entropy
-bonus are about samples of the policy, so they leave these tokens out, and so do the metrics of ratios and ages.
-Their loss is the policy gradient with an importance weight of its own, and is aggregated with that of the other tokens.
+bonus are about samples of the policy, so they leave these tokens out, and so do the metrics of ratios and ages. Their
+loss is the policy gradient with an importance weight of its own, and is aggregated together with the other tokens'
+loss.
 """
 
 from __future__ import annotations

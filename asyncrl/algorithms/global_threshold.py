@@ -40,7 +40,7 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
         upto = before + reduce(torch.stack([_count(bins), _count(bins, values)])).cumsum(1)
         reached = condition(upto[0], upto[1]) & (upto[0] > 0)
         if shift < 2 * _BITS:
-            reached[-1] = True  # The coarser histogram said so; its sums may have been rounded differently.
+            reached[-1] = True  # The coarser histogram reached it here; this one's sums may be rounded differently.
         if not bool(reached[-1]):
             return 1 << 32
         found = int(reached.int().argmax())

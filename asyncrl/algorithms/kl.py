@@ -22,8 +22,8 @@ D_LIMIT = 10.0
 class Kl(Part):
     """Base of the forms.
 
-    differentiates_ratio: with importance_weighted, gradient flows through the ratio too, so that it is that of the
-    mean of the form under pi_theta. Where the form's own gradient is that of the KL, it would be added to that.
+    differentiates_ratio: with importance_weighted, gradient flows through the ratio too. Then it is the gradient of the
+    mean of the form under pi_theta. If the form's own gradient is already the KL's, the two would be added.
     """
 
     kind = "kl"

@@ -22,7 +22,7 @@ def clamp_log(log_ratio: Tensor) -> Tensor:
 def at_level(log_ratio: Tensor, view: PolicyTokens, level: str) -> Tensor:
     """float[M]: token log-ratios float[M] gathered over the level's span (see LEVEL_MEANING) and clamped.
 
-    The geometric level of a turn is that of ROLL's segments: Reinforcement Learning Optimization for Large-Scale
+    The geometric level of a turn equals ROLL's for segments: Reinforcement Learning Optimization for Large-Scale
     Learning: An Efficient and User-Friendly Scaling Library, 2025.
     """
     if level == "token":

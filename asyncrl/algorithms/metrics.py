@@ -23,7 +23,7 @@ AGREEMENT = 1e-4
 MASKED_BY_GRAMMARS = "masked/grammar"
 TAUGHT = "demonstration/tokens"
 PERPLEXITIES = ("perplexity_ratio", "behaviour_perplexity", "proximal_perplexity")
-"""Means over sequences; the ratio is that of the proximal to the behaviour policy's."""
+"""Means over sequences; the ratio is the proximal policy's probability over the behaviour policy's."""
 
 LAG_BINS = 17
 """Token lags 0 to 15 have a bin each; the last holds all above."""

@@ -21,7 +21,8 @@ param = option
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part(ABC):
-    """Base of all parts. A subclass is a frozen, keyword-only dataclass by itself; `param` makes its fields.
+    """Base of all parts. A subclass becomes a frozen, keyword-only dataclass without a decorator; `param` makes its
+    fields.
 
     Construction raises ConfigError: a parameter has a wrong type, lies outside its range, or conflicts with another.
     """

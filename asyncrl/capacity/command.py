@@ -1,9 +1,9 @@
 """`asyncrl plan RUN [--gpus N]`: how fast would a run be on other GPUs, or with another age bound?
 
 The answer comes from a simulation at the rates of a run: the lengths of its episodes, the delays of its tools, the
-speed of its engines, scorers and learner. Tickets, groups, samplers and batch plans are those of the real replay. With
---gpus it tries several numbers of learner GPUs, and marks the fastest one. --save writes rates and sizes to a file that
-you can edit, and name in place of the run. docs/cluster.md says what the answer leaves out.
+speed of its engines, scorers and learner. Tickets, groups, samplers and batch plans come from the real replay. With
+--gpus it tries several numbers of learner GPUs, and marks the fastest one; --save writes rates and sizes to a file that
+you can edit, and pass instead of the run. docs/cluster.md has the limits of the answer.
 """
 
 from __future__ import annotations
@@ -222,8 +222,9 @@ def show(
     gpus: int = 0,
     host_gpus: int = 0,
 ) -> None:
-    """Print a table for people, and what to know about it. `gpus` were given, on hosts with `host_gpus`; 0: no number
-    was."""
+    """Print a table for people, with notes on how to read it. `gpus` were given, on hosts with `host_gpus`; 0: no
+    number was.
+    """
     table = Table(box=None, header_style="bold", pad_edge=False)
     for header in (*HEADERS, *(["price"] if price is not None else [])):
         table.add_column(header, justify="right", no_wrap=True)

@@ -38,7 +38,7 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     - A scorer takes `label_s` for a trajectory.
     - A learner step takes `token_s` for each token of the batch, divided by the learner's GPUs, and `step_s`, which no
       further GPU makes shorter. A publish takes `publish_s` more.
-    - `failed` is the share of episodes that fail, `zero_variance` that of groups whose rewards are all equal.
+    - `failed` is the share of episodes that fail, and `zero_variance` the share of groups whose rewards are all equal.
     - `requests` are the fewest and the most requests of an engine for which its speed was measured; empty: not known.
     - `steps` are the learner steps that were measured; 0: not known.
     """

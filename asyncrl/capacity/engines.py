@@ -15,12 +15,13 @@ import simpy
 from asyncrl.capacity.description import Rates
 
 Process: TypeAlias = Generator[simpy.Event, Any, None]
-"""The body of a process of the simulation: it yields what it waits for."""
+"""The body of a process of the simulation: it yields the events that it waits for."""
 
 
 class SimulatedEngines:
     """`count` engines, which need not be a whole number. `version` is the policy version that they serve; `idle_s` are
-    the seconds without a request, and `request_s` those of all requests together, both as means over the engines."""
+    the seconds without a request, and `request_s` the seconds of all requests together, both as means over the engines.
+    """
 
     def __init__(self, environment: simpy.Environment, count: float, rates: Rates) -> None:
         self.version = 0
@@ -38,7 +39,7 @@ class SimulatedEngines:
         self._alarm = 0
 
     def generate(self, tokens: float) -> simpy.Event:
-        """An event that occurs when a new request has got so many tokens."""
+        """An event that occurs when a new request has received `tokens` tokens."""
         self.update()
         self._numbered += 1
         done = self._environment.event()
@@ -85,7 +86,7 @@ class SimulatedEngines:
     def _end_requests(self, alarm: simpy.Event) -> None:
         if alarm.value != self._alarm:
             return
-        # What is due now is done, however the sums were rounded.
+        # A request that is due now counts as done, however the sums were rounded.
         due = self._requests[0][0]
         self.update()
         self._progress = max(self._progress, due)

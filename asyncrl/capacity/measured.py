@@ -28,7 +28,7 @@ Row: TypeAlias = Mapping[str, Any]
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""The shortest time between two rows of an actor that says something."""
+"""The shortest time between two rows of an actor that is long enough to measure a rate."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models; all others are tools or the agent."""

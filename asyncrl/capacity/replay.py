@@ -87,7 +87,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._ask(protocol.FailEpisode(ticket.id, "simulated"))
 
     def lease(self, scorer: str, trajectories: int) -> list[str]:
-        """Up to so many trajectories that wait for a scorer."""
+        """Lease up to `trajectories` trajectories that wait for a scorer."""
         request = protocol.LeaseTrajectories(scorer, scorer, [KIND], trajectories, TOKENS * trajectories, 1)
         return self._tx.members("leased", scorer) if self._ask(request) else []
 
@@ -104,7 +104,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         return self._tx.count("ready") >= self._wanted
 
     def end_step(self, steps: int, version: int | None) -> None:
-        """So many steps are trained. `version` is published, unless it is None."""
+        """Note that `steps` steps are trained. Publish `version`; None: publish nothing."""
         if version is not None:
             self._ask(protocol.Published(version))
         self._ask(protocol.Checkpointed(steps, steps))

@@ -37,10 +37,11 @@ LEASE = 32
 
 
 class Forecast(Struct, frozen=True):
-    """The result of a simulation, from the end of the first steps on. Idle shares are of time, those of engines and
-    scorers means over all of them. `lags` has the share of the trained trajectories by lag, `discarded` is the share of
-    the sampled tokens that were thrown away with their trajectories. `requests` are those of one engine while it has
-    any."""
+    """The result of a simulation, from the end of the first steps on. Idle shares are shares of time; for engines and
+    scorers they are means over all of them. `lags` has the share of the trained trajectories by lag, `discarded` is the
+    share of the sampled tokens that were thrown away with their trajectories. `requests` is the mean number of requests
+    of one engine while it has any.
+    """
 
     sizes: Sizes
     seconds_per_step: float
@@ -66,7 +67,7 @@ def simulate(
     progress: Callable[[float], object] = lambda share: None,
 ) -> Forecast:
     """Simulate `first` learner steps, in which the run fills up, and `steps` more, which count. By default the first
-    are those of as many versions as a trajectory may live, and one more. `progress` is told which share is done.
+    steps cover as many versions as a trajectory may live, and one more. `progress` is told which share is done.
 
     Raises ConfigError: so much fails or is refused that the run would stand still, or there are too many episodes.
     """

@@ -15,8 +15,9 @@ CANDIDATES = 200
 
 
 def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
-    """The sizes of `run` on so many GPUs, with scorers in proportion to engines, for several numbers of learner GPUs,
-    which are multiples of `host_gpus`. Raises ConfigError: the GPUs are too few."""
+    """Divide `gpus` GPUs for `run` in several ways. The learner gets a multiple of `host_gpus`, and scorers are in
+    proportion to engines. Raises ConfigError: the GPUs are too few.
+    """
     if gpus % host_gpus or (host_gpus > 1 and host_gpus % run.sizes.engine_gpus):
         raise ConfigError(
             f"--host-gpus {host_gpus}: {gpus} GPUs are no whole hosts, or engines of {run.sizes.engine_gpus} GPUs do "
@@ -37,8 +38,9 @@ def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
 
 
 def with_learner(sizes: Sizes, gpus: int, learner: int) -> Sizes:
-    """The sizes with `learner` of so many GPUs for the learner, and all others for engines. Raises ConfigError: none
-    are left."""
+    """The sizes with `learner` of the `gpus` GPUs for the learner, and all others for engines. Raises ConfigError: none
+    are left.
+    """
     engines = (gpus - learner) // sizes.engine_gpus
     if engines < 1:
         raise ConfigError(f"--learner-gpus {learner}: of {gpus} GPUs, none are left for an engine")
@@ -55,8 +57,9 @@ def _mean_episode(rates: Rates) -> TypicalEpisode:
 
 
 def balanced_rate(rates: Rates, sizes: Sizes) -> float:
-    """Trajectories a second if no part ever waited: those of the slower of engines and learner, each at its mean speed.
-    The age bound limits the episodes that run."""
+    """Trajectories a second if no part ever waited: the rate of engines or learner, the slower of the two, at mean
+    speed. The age bound limits the episodes that run.
+    """
     episode = _mean_episode(rates)
     running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
     # The seconds of an episode depend on the requests of its engine, and these on the share of its time in the engine.

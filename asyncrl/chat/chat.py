@@ -113,7 +113,7 @@ class Chat:
         return self._suffix(_key(messages, tools), last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
-        """True if `tokens` have the text of the template's rendering of the conversation: see `rendered`."""
+        """True if `tokens` decode to the template's rendering of the conversation: see `rendered`."""
         rendered = self.rendered(messages, tools)
         return np.array_equal(rendered, tokens) or self.text(rendered) == self.text(tokens)
 

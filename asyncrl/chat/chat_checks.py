@@ -1,10 +1,11 @@
 """The checks of the model's chat template when an actor starts, so that no episode fails because of it.
 
 * Each tool is tried alone, with its schema: a call of it and a result.
-* The data are tried with one row for every order of roles: a template refuses an order, such as a system message first.
+* The check renders one row for every order of roles, because a template may refuse an order, such as a system message
+first.
 * Short conversations show whether the template rewrites the history. An episode records the sampled tokens, with
-  suffixes in between. Some templates render a conversation differently once it goes on: they drop thoughts before a
-  later question, move the list of tools, or open the turn with a prompt that the history lacks. A policy that is
+  suffixes in between. Some templates render a conversation differently once it is continued: they drop thoughts before
+  a later question, move the list of tools, or open the turn with a prompt that the history lacks. A policy that is
   deployed through such a template sees other contexts than in training.
 """
 
@@ -79,7 +80,9 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
 
 
 def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template refuses one of the `tasks` with its tools. Tasks are named by their place."""
+    """Raises ConfigError: the template refuses one of the `tasks` with its tools. Errors name a task by its file and
+    row.
+    """
     for place, task in tasks.items():
         tools = [as_tool(function) for function in (task.tools or functions.values())]
         try:

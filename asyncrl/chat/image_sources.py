@@ -63,7 +63,7 @@ def _source(block: Mapping[str, Any]) -> bytes | str:
 
 
 def named_url(block: Mapping[str, Any]) -> str | None:
-    """The http or https URL that an image block names; None: it has the bytes, a path, or names nothing."""
+    """The http or https URL of an image block. None: the block has bytes or a path, or is empty."""
     with suppress(RefusedError):
         source = _source(block)
         if isinstance(source, str) and source.partition(":")[0].lower() in ("http", "https"):

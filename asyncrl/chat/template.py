@@ -23,7 +23,7 @@ from asyncrl.errors import ConfigError, RefusedError
 Messages = Sequence[Mapping[str, Any]]
 
 MARK = "asyncrlmark"
-"""A word in place of the policy's text, which is found again in a rendering."""
+"""A word that replaces the policy's text, so that its position in a rendering can be found."""
 
 QUESTION = {"role": "user", "content": "question"}
 TOOL = {
@@ -58,7 +58,7 @@ def calling(
 
 
 def result(content: Any, name: str = "lookup", id: str = "") -> dict[str, Any]:
-    """A tool's result, a text or blocks. `id` is that of the call, if the policy gave it one."""
+    """A tool's result, a text or blocks. `id` is the call's id, if the policy gave it one."""
     return {"role": "tool", "name": name, "content": content, **({"tool_call_id": id} if id else {})}
 
 

@@ -91,21 +91,21 @@ def require_new(folder: Path) -> None:
 
 
 def write_policy(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the policy of a checkpoint into `folder`, in place of what is there."""
+    """Write the policy of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.export import export_checkpoint
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint(model, source, folder))
 
 
 def write_critic(critic: CriticConfig, model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the critic of a checkpoint into `folder`, in place of what is there."""
+    """Write the critic of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.critic_export import export_checkpoint_critic
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_critic(critic, model, source, folder))
 
 
 def write_adapter(model: ModelConfig, checkpoint: FinishedSteps, folder: Path) -> None:
-    """Write the adapters of a checkpoint into `folder`, in place of what is there."""
+    """Write the adapters of a checkpoint into `folder`, replacing its contents."""
     from asyncrl.learner.checkpoint.export import export_checkpoint_adapter
 
     read_checkpoint(checkpoint, lambda source: export_checkpoint_adapter(model, source, folder))

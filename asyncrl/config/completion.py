@@ -1,6 +1,6 @@
 """`asyncrl completion SHELL`: print the script that completes commands, keys and values in bash or zsh.
 
-The scripts run `asyncrl completion words -- WORD ...`, which prints what the last word may become.
+The scripts run `asyncrl completion words -- WORD ...`, which prints the completions of the last word.
 """
 
 from __future__ import annotations

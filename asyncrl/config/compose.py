@@ -33,7 +33,7 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
     """The typed and checked configuration that `words` (KEY=VALUE) choose; `folder` has further files of groups.
 
     `names_missing_data`: a refusal names data files that do not exist too, since a start would refuse them. Raises
-    ConfigError with one line for everything that is wrong.
+    ConfigError with one line for each mistake.
     """
     config, wrong = _composed(words, folder)
     for key, option in OPTIONS.items():
@@ -46,7 +46,7 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:
-        # Where nothing else is wrong, the preflight refuses missing files, together with what else is not there.
+        # If nothing else is wrong, the preflight refuses missing files, together with everything else that is missing.
         missing = missing_data(typed.data, typed.algorithm.sft.path) if names_missing_data else {}
         lines += (line for key, line in missing.items() if key not in wrong)
         raise ConfigError("\n".join(lines))
@@ -142,7 +142,7 @@ def parsed(word: str) -> Override:
 
 
 def _unset(config: DictConfig, key: str) -> str | None:
-    """Why an option has no value: nothing set it, or it refers to something that does not exist."""
+    """The reason why an option has no value: it is not set, or it refers to a key that does not exist."""
     try:
         value = OmegaConf.select(config, key, throw_on_missing=True)
         if OmegaConf.is_config(value):

@@ -1,4 +1,4 @@
-"""The parts of upper rooms that a lower room uses by name: the option that asks for one, and its dotted path.
+"""The parts of upper rooms that a lower room uses by name: the option that selects one, and its dotted path.
 
 `compat` is above the rooms, so none of them imports it: a room looks its extension up here when the option is set. A
 run without verl's words imports nothing of `compat`. `tests/compat/test_registries.py` holds both.

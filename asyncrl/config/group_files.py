@@ -1,7 +1,7 @@
 """The files that a run chooses, one of each group: shipped ones by name, others by name or by path.
 
-Hydra finds the shipped files by itself. Another file is read and checked here, with the files that its `defaults` name,
-and stored in Hydra's memory. So it needs neither a certain folder nor a line `# @package`.
+Hydra finds the shipped files without help. Another file is read and checked here, with the files that its `defaults`
+name, and stored in Hydra's memory. So it needs neither a certain folder nor a line `# @package`.
 
 Its own keys win over those of the files that its `defaults` name, unless it lists `_self_` there. A relative path in
 `defaults` begins at the file.
@@ -75,7 +75,7 @@ class GroupFiles:
         return name
 
     def _stored(self, group: str, path: Path) -> str:
-        """Hydra's name for a file that Hydra does not find by itself."""
+        """Hydra's name for a file outside of its search path."""
         name = f"file-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
         if path.resolve() in self._within:
             self.wrong.append(f"{path}: defaults: the file includes itself")

@@ -10,7 +10,7 @@ from asyncrl.errors import ConfigError
 
 def imported(path: str, setting: str, form: str = "module.function") -> Any:
     """The object at `path`, module.attribute. `setting` is the option with its value, such as `scoring.rule=a.b`, and
-    `form` is what the path should look like.
+    `form` shows the expected form of the path.
 
     Raises ConfigError.
     """

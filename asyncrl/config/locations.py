@@ -28,15 +28,17 @@ FINE_TUNING_FILE = "fine_tuning"
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
-"""The model card of an exported model, and its picture. An export leaves those that are there."""
+"""The model card of an exported model, and its picture. An export does not overwrite existing ones."""
 AGENTS_FOLDER = "agents"
-"""The folder in a run's folder in which its actors tell agents elsewhere where to ask for episodes, with the keys."""
+"""The folder in a run's folder in which its actors write the addresses and keys with which remote agents request
+episodes.
+"""
 ALIVE_FOLDER = "alive"
 """The folder in a run's folder with the heartbeats of its roles."""
 
 
 def refuse_fine_tuning(run: Path) -> None:
-    """Raises ConfigError: the folder is that of `asyncrl sft`, and the command is about episodes or rewards."""
+    """Raises ConfigError: the folder belongs to `asyncrl sft`, and the command is about episodes or rewards."""
     if (run / FINE_TUNING_FILE).exists():
         raise ConfigError(
             f"{run} is a run of `asyncrl sft`, which has no episodes and rewards. `asyncrl dashboard {run}` shows its "
@@ -51,7 +53,7 @@ def run_dir(config: RunConfig) -> Path:
 
 
 def agents_folder(config: RunConfig) -> Path:
-    """The folder in which the actors of the run tell agents elsewhere where to ask for episodes."""
+    """The folder in which the actors of the run write the addresses at which remote agents request episodes."""
     return run_dir(config) / AGENTS_FOLDER
 
 
@@ -68,8 +70,9 @@ def steps_in_newest_checkpoint(run_dir: Path) -> int:
 
 
 def record_config(config: TrainConfig, folder: Path | None = None) -> None:
-    """Write the configuration with which the run goes on into its folder, or that of one host, for roles and commands
-    that read it there. A file with secrets is for its owner alone."""
+    """Write the run's current configuration into its folder, or the configuration of one host, for roles and commands
+    to read. A file with secrets is for its owner alone.
+    """
     path, values = (folder or run_dir(config.run)) / CONFIG_FILE, asdict(config)
     write_whole(path, yaml.safe_dump(values, sort_keys=False), private=has_secrets(values))
 

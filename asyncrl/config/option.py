@@ -34,7 +34,7 @@ def option(
     within: an interval such as "(0, inf]". choices: the allowed texts. In a list or mapping they hold for each value.
     fixed: why a run that resumes keeps the value; empty: it may have another one.
     secret: which of its values nothing shows (`config/secrets.py`): all, those whose names tell of a secret, or none.
-    None is as `named`. An option whose own name may be that of a secret must say it.
+    None is as `named`. An option whose name looks like a secret's must set it.
     """
     metadata = {
         "meaning": meaning,

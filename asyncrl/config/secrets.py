@@ -1,7 +1,7 @@
 """The secrets of a configuration, which others must not read: keys of services, tokens and passwords.
 
 An option says by `secret` which of its values are. Only the file in the run's folder has them, for the roles, and then
-its owner alone may read it. What is printed, logged, recorded, exported or sent has `MASK` in their place.
+its owner alone may read it. Anything that is printed, logged, recorded, exported or sent has `MASK` instead of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def masked(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def masked_value(key: str, value: Any) -> Any:
-    """The value of a key without secrets. The key may be that of an entry of a mapping, or one that no option has."""
+    """The value of a key without secrets. The key may name an entry of a mapping, or no option."""
     option = option_of(key)
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if option is None:
@@ -84,7 +84,7 @@ def _meant_a_secret(key: str) -> bool:
 
 
 def _prefixes(key: str) -> Iterator[str]:
-    """The key and those that it is below, such as a.b.c, a.b and a."""
+    """The key and its parents, such as a.b.c, a.b and a."""
     while key:
         yield key
         key = key.rpartition(".")[0]

@@ -49,7 +49,7 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
 
 
 def _in_full(option: Option, value: Any) -> Any:
-    """A part by its name alone is the part with its defaults; one text or part in place of a list is a list of one."""
+    """A part by its name alone is the part with its defaults; one text or part instead of a list is a list of one."""
     if not value or (isinstance(value, str) and "${" in value):
         return value
     if get_origin(option.type) is list and not isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""Environment variables in place of `$NAME` in a configuration, so that no secret is written into it."""
+"""Replaces `$NAME` in a configuration by environment variables, so that no secret is written into it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 def with_variables(text: str, setting: str, variables: Mapping[str, str]) -> str:
-    """The text of `setting` with `variables` in place of $NAME, and a dollar sign in place of $$.
+    """The text of `setting` with $NAME replaced by `variables`, and $$ by a dollar sign.
 
     Raises ConfigError: there is no such variable.
     """

@@ -1,4 +1,4 @@
-"""`asyncrl dashboard RUN... [--port N] [--open]`: a page that shows runs, while they go on and after.
+"""`asyncrl dashboard RUN... [--port N] [--open]`: a page that shows runs, while they run and afterwards.
 
 RUN is the folder of a run, such as runs/NAME, or its name, or a folder of runs. The figures of several runs are laid
 over each other. The command only reads, so Ctrl-C ends it at any time.

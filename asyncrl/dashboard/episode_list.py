@@ -1,4 +1,4 @@
-"""The table of kept episodes: which of them a query selects, in which order, and one page of these."""
+"""The table of kept episodes: a query selects and orders some of them, and one page of the result is shown."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ MOST_DIGITS = 18
 class EpisodeQuery:
     """A choice of episodes.
 
-    Each number is within its range, both ends included, and each text is equal. `tool` and `flag` are among those of
-    the episode, and `text` is within its id or that of its task. `sort` is a column of `SORTABLE`, with a minus for the
+    Each number is within its range, both ends included, and each text is equal. `tool` and `flag` are among the
+    episode's, and `text` is part of its id or of its task's id. `sort` is a column of `SORTABLE`, with a minus for the
     largest first. NaN comes last.
     """
 
@@ -143,7 +143,7 @@ def page(found: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
 
 
 def neighbours(found: Sequence[KeptRow], step: int, name: str) -> dict[str, Any]:
-    """The episodes before and after one in the rows of a table, and its place there; None where it has none."""
+    """The episodes before and after one in the rows of a table, each None at an end, and its row number."""
     place = next((place for place, row in enumerate(found) if row.id == name and row.step == step), None)
     around = {"before": None, "after": None}
     if place is not None:

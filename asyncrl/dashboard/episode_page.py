@@ -21,9 +21,9 @@ from asyncrl.types import Labels, Role, Task, ToolCall, Trajectory, Turn, common
 
 TOKENS_A_TURN = 1200
 TOKENS_AT_ONCE = 12_000
-"""So many tokens of a turn and of an episode are sent at first; the reader asks for more of them."""
+"""The tokens of a turn and of an episode that are sent at first; the page requests the rest on demand."""
 MOST_CHARACTERS = 20_000
-"""Longer texts of a task and of a call's arguments are cut; how much is missing is said."""
+"""Longer texts of a task and of a call's arguments are cut, with a note of how much is missing."""
 BETWEEN = "template"
 """The role of tokens between two turns: marks of the chat template."""
 
@@ -158,8 +158,9 @@ def _score_spans(episode: KeptEpisode) -> list[dict[str, Any]]:
 
 
 def branches(episode: KeptEpisode) -> list[dict[str, Any]]:
-    """Each branch: the earlier one with which it begins alike (`parent`, None for the first), how many tokens they
-    share, and the mean score of its steps."""
+    """Each branch: its `parent`, an earlier branch with the same beginning (None for the first); the number of tokens
+    they share; and the mean score of its steps.
+    """
     trajectory = episode.trajectory
     spans = trajectory.branches
     scores = step_scores(episode.labels)

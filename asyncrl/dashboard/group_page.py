@@ -23,8 +23,8 @@ def describe_group(members: Sequence[KeptEpisode], chosen: str, vocabulary: Voca
     """The members in order.
 
     `same` counts the first tokens that a member shares with the `chosen` one, and `common` the first tokens that all
-    share. `before` and `after` are a member's text around the first token that differs from the chosen one. Those of
-    the chosen one are around the first token in which any member differs from it.
+    share. `before` and `after` are a member's text around the first token that differs from the chosen one. The chosen
+    member's tokens are around the first one in which any member differs from it.
     """
     ordered = sorted(members, key=lambda each: each.row.member)
     reference = next((each for each in ordered if each.row.id == chosen), ordered[0])
@@ -54,7 +54,7 @@ def _member(episode: KeptEpisode, part: int, vocabulary: Vocabulary) -> dict[str
 
 
 def _text(trajectory: Trajectory, span: TokenSpan, vocabulary: Vocabulary) -> str:
-    # A few tokens to the left tell what a character is whose first token is not in the span.
+    # A few tokens to the left complete a character that begins before the span.
     start = max(0, span.start - 8)
     pieces = token_pieces(trajectory.tokens[start : span.end].tolist(), vocabulary.decode)
     return "".join(pieces[span.start - start :])

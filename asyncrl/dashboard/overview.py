@@ -50,7 +50,7 @@ class Overviews:
         except (AsyncrlError, OSError, lmdb.Error) as error:
             return {**found, "problems": list(dict.fromkeys([*found["problems"], str(error)]))}
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            # A damaged row of metrics may have texts in place of numbers.
+            # A damaged row of metrics may have texts instead of numbers.
             problem = f"who waits for whom is not known: {reason_of(error)}"
             return {**found, "problems": [*found["problems"], problem]}
         return {**_with_faults(found, stalls.faults), "waits_text": stalls.text, "advice": stalls.advice}
@@ -59,7 +59,7 @@ class Overviews:
 def overview(run: Run) -> dict[str, Any]:
     """The overview without the chain of waits.
 
-    - `steps` and `max_lag` are those of the configuration, or None. `configuration` has the main choices by key.
+    - `steps` and `max_lag` come from the configuration, or are None. `configuration` has the main choices by key.
     - `roles` has the host, pid (0: none now) and restarts of each role by name.
     - `dead` counts the episodes that could not be scored or were left out.
     - `warnings` are sentences; `problems` are reasons why something could not be read.
@@ -104,7 +104,9 @@ def _choices(settings: ViewSettings) -> dict[str, Any]:
 
 
 def _algorithm(chosen: AlgorithmConfig) -> dict[str, str]:
-    """The advantage, the loss, and all other parts that are not as by default: a preset is known by its parts alone."""
+    """The advantage, the loss, and all other parts that differ from the default: the configuration does not name its
+    preset.
+    """
     usual = asdict(AlgorithmConfig())
     return {
         f"algorithm.{name}": part_text(value) if _is_part(value) else as_yaml(value)

@@ -11,18 +11,21 @@ from typing import NamedTuple
 from asyncrl.runs.decoding import Decode
 
 CONTEXT = 4
-"""So many tokens on either side decide the text of a token: a character has at most four bytes, and some tokenizers
-drop the blank before the first token that they decode."""
+"""The tokens on either side that decide the text of a token. A character has at most four bytes, and some tokenizers
+drop the blank before the first token that they decode.
+"""
 LONGEST = 8
-"""No character is looked for in more tokens."""
+"""The most tokens that one character is split into."""
 MOST_CHARACTERS = 4096
-"""No few tokens have more text; the text of one that has more counts as that of the last token."""
+"""The most text of a few tokens. Text of a token beyond this is added to the last token.
+"""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 
 def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """Split the text of tokens into that of each. Joined they are `decode(ids)` for any tokenizer: text that belongs to
-    no known token is added to the last one."""
+    """Split the text of tokens into the text of each token. Joined they are `decode(ids)` for any tokenizer: text that
+    belongs to no known token is added to the last one.
+    """
     text = decode(list(ids))
     pieces, position, token = [""] * len(ids), 0, 0
     alone: dict[int, str] = {}
@@ -44,7 +47,7 @@ def _among_neighbours(ids: Sequence[int], token: int, rest: str, decode: Decode)
     before = decode(list(ids[start:token]))
     for end in range(token + 1, min(token + LONGEST, len(ids)) + 1):
         after = decode(list(ids[start:end]))
-        # A character that is not whole yet differs from what it becomes.
+        # An incomplete character is decoded differently from the complete one.
         if len(after) >= len(before) and (before + rest).startswith(after):
             return after[len(before) :], end
     return (UNFINISHED if rest.startswith(UNFINISHED) else ""), token + 1

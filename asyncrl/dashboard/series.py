@@ -12,9 +12,9 @@ from asyncrl.runs.lines import LineFile, LineSpan, Row, finite
 from asyncrl.runs.run import Run
 
 READ_WHOLE = 2 << 20
-"""A part of a file of up to so many bytes is shown row by row."""
+"""A part of a file of up to this size is shown row by row."""
 CATALOGUE_ROWS = 48
-"""The names in a file are read from so many of its rows: some, such as lag/7, are in few."""
+"""The rows of a file that are read for its names: one row is not enough, since names such as lag/7 are in few."""
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
 CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
@@ -37,9 +37,9 @@ class Wanted:
 def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
     """The wanted columns of a role's metrics.
 
-    Keys: `step` and `time`, a number for each row that is shown; `columns`, the same by name, None where the row has
-    no such number; `rows`, how many there are in that part, estimated if only some were read; `all`, whether all are
-    shown; `reset`, whether the cursor was of another file, so that this is the whole; and `cursor`.
+    Keys: `step` and `time`, a number for each row that is shown; `columns`, the same by name, None where the row has no
+    such number; `rows`, how many there are in that part, estimated if only some were read; `all`, true if all are
+    shown; `reset`, true if the cursor was of another file, so that everything is sent; and `cursor`.
     """
     with run.open_rows(file) as lines:
         if lines is None:

@@ -32,8 +32,9 @@ def by_token(episode: KeptEpisode) -> dict[str, NDArray[Any]]:
 
 
 def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The tokens of `span`: their ids, their texts among those of `within`, the special ones, and the values of the
-    tokens that the policy sampled."""
+    """The tokens of `span`: their ids, their texts, taken from the texts of `within`, the special ones, and the values
+    of sampled tokens.
+    """
     ids = episode.trajectory.tokens[within.start : within.end].tolist()
     here = TokenSpan(span.start - within.start, span.end - within.start)
     shown = ids[here.start : here.end]

@@ -24,7 +24,7 @@ class Vocabulary:
 
 
 def load_vocabulary(run: Run) -> Vocabulary:
-    """Load the tokenizer of the run's exported model, or else that of its `model.path`; ids where neither loads."""
+    """Load the tokenizer of the run's exported model, or else of its `model.path`; show ids if neither loads."""
     problems: list[str] = []
     for path in _folders(run, problems.append):
         try:
@@ -39,7 +39,7 @@ def _folders(run: Run, problem: Callable[[str], None]) -> list[str]:
     """The folders in which the tokenizer may be, the best first."""
     found = [str(run.folder / "model")] if (run.folder / "model").is_dir() else []
     try:
-        # All other keys may be those of another version of asyncrl.
+        # All other keys may come from another version of asyncrl.
         path = run.real_values()["model.path"]
     except ConfigError as error:
         problem(f"model.path is not known: {reason_of(error)}")

@@ -18,11 +18,12 @@ USER = "interaction_kwargs"
 _TEXT = pa.large_string()
 FACTS = pa.schema([(name, _TEXT) for name in ("data_source", "split", "index", "environment", "user", "roles")])
 """`split`, `environment` and `user` are null where the row names none, and `index` where it is no text or whole number;
-`roles` are those of the prompt."""
+`roles` has the roles of the prompt.
+"""
 
 
 def facts_of_tasks(tasks: Iterable[Task]) -> pa.Table:
-    """The facts of tasks whose messages are those of their rows."""
+    """The facts of tasks whose messages come straight from their rows."""
     return pa.Table.from_pylist([_facts(task) for task in tasks], FACTS)
 
 

@@ -2,8 +2,8 @@
 
 A start writes it where a class makes the tasks, where sources name no files, and where the rows of files do not fit
 into memory (`data.keep_in_memory=false`). The file has the rows in the order of the sources, packed as
-`asyncrl.data.rows` says, and says which of them came from where. It is written part by part, so that its size does not
-matter, and a run keeps it: its episodes know tasks by their place in it.
+`asyncrl.data.rows` says, and says which of them came from where. It is written part by part, so it may be larger than
+memory. A run keeps it, because its episodes know tasks by their row in it.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class TaskFile(Sequence[Task]):
         self._indexed = False
         self._facts = self._rows.facts or pa.concat_tables([self._checked(part) for part in self._rows.parts])
         self._indexed = self._has_unique_index()
-        # Many requests need the same task: those of a group's members, of their scoring and of their labels.
+        # Many requests need the same task: for a group's members, for their scoring and for their labels.
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
     @property
@@ -75,7 +75,7 @@ class TaskFile(Sequence[Task]):
 
     @property
     def made(self) -> Path | None:
-        """The file that a start made of the rows; None: they are those of `files`."""
+        """The file that a start made of the rows; None: the rows come from `files`."""
         return self._rows.made
 
     def place(self, row: int) -> str:
@@ -84,8 +84,9 @@ class TaskFile(Sequence[Task]):
         return self._rows.file_of(number).place(number)
 
     def left(self, kept: NDArray[np.bool_]) -> TaskFile:
-        """Only the tasks for which `kept` (bool[rows]) is true; their ids and places stay. No row is copied, since they
-        may not fit into memory. Raises DataError: none."""
+        """Only the tasks for which `kept` (bool[rows]) is true; their ids and row numbers stay. No row is copied, since
+        they may not fit into memory. Raises DataError: none.
+        """
         if not kept.any():
             raise DataError(f"{self._name}: no task is left of {len(self)}")
         selected = copy.copy(self)

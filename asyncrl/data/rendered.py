@@ -24,7 +24,7 @@ from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
 
 Rendered = tuple[NDArray[np.int32], NDArray[np.bool_]]
-"""Ids int32[T] of one demonstration, and bool[T]: those of assistant turns."""
+"""Ids int32[T] of one demonstration, and bool[T], true on assistant turns."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class RunDemonstrations:
 
 
 def files_of(source: str) -> list[Path]:
-    """The files that a source has, those of a folder of `datasets` too."""
+    """The files of a source, including the ones of a folder of `datasets`."""
     return [file for path in find_files(str(source)) for file in _within(path)]
 
 
@@ -114,7 +114,7 @@ def _bytes(path: Path) -> int:
 
 
 def write_rendered(rendered: RenderedDemonstrations, folder: Path) -> None:
-    """Write `folder`, in place of what is there; it appears whole or not at all. Raises OSError."""
+    """Write `folder` atomically, replacing its contents. Raises OSError."""
     partial = partial_name(folder)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)

@@ -39,7 +39,7 @@ class TableFile:
     lines: bool
 
     def place(self, row: int) -> str:
-        """The place of the row number `row` in words. Lines are counted from 1, and other rows from 0."""
+        """The file and row number of row `row`, in words. Lines are counted from 1, and other rows from 0."""
         return f"{self.path}: {'line' if self.lines else 'row'} {row - self.first + self.lines}"
 
 
@@ -90,7 +90,7 @@ def packed(rows: Iterable[Mapping[str, Any]]) -> pa.Array:
 
 
 def parts_of(tables: Iterable[pa.Table]) -> list[RowTable]:
-    """Tables one after the other; those with the same columns become one part."""
+    """Tables in order; tables with the same columns become one part."""
     parts: list[RowTable] = []
     first = 0
     for table in tables:

@@ -17,8 +17,9 @@ from asyncrl.errors import DataError
 
 @dataclass(frozen=True)
 class TableChecks:
-    """The checks of one table, whose files are `name`. `place` names the place of a row in words, and `read_all` reads
-    its rows until one raises DataError."""
+    """The checks of one table, whose files are `name`. `place` names the file and row in words, and `read_all` reads
+    its rows until one raises DataError.
+    """
 
     table: pa.Table
     name: str

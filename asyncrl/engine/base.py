@@ -48,10 +48,10 @@ class Generation:
 
     - Log-probs are at the sampling temperature, or at temperature 1 if that is 0.
     - `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended early).
-    - `grammar_mass` float32[G], under a grammar, is that of Trajectory.
+    - `grammar_mass` float32[G], under a grammar, is as in Trajectory.
     - `routing` has the experts of tokens of the whole sequence, prompt included, that the session's earlier calls did
       not give.
-    - `alternatives` are there if they were asked for and the engine can tell them.
+    - `alternatives` are set if they were requested and the engine reports them.
     """
 
     tokens: NDArray[np.int32]
@@ -87,7 +87,7 @@ class IdleClock:
         self._state: tuple[float, float | None] = (0.0, self._started)
 
     def read(self) -> tuple[float, float]:
-        """The seconds since the start, and how many of these were idle."""
+        """The seconds since the start, and the idle ones among them."""
         now, (idle, since) = self._clock(), self._state
         return now - self._started, idle if since is None else idle + now - since
 
@@ -138,10 +138,10 @@ class Engine(Protocol):
         """End the session: its cache may go, and a generation still running in it returns with reason abort."""
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Switch to `version` between two decoding steps, all or nothing, while requests go on.
+        """Switch to `version` between two decoding steps, all or nothing, while requests continue.
 
         Raises WeightsError (and changes nothing): names or shapes differ from the model's, `version` is not newer, or
-        the engine fails the `check` (CanaryError; a fleet goes on with the servers that pass it).
+        the engine fails the `check` (CanaryError; a fleet continues with the servers that pass it).
         """
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:

@@ -36,7 +36,7 @@ class SlotCache:
 
     They start as zeros: masked positions still enter a product, with weight 0, and so must be finite.
 
-    Raises ConfigError: the model's configuration names no attention heads, as that of a recurrent model.
+    Raises ConfigError: the model's configuration names no attention heads, as with a recurrent model.
     """
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -168,7 +168,7 @@ def _slot_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Replace the model's own attention; the arguments are those of transformers' AttentionInterface."""
+    """Replace the model's own attention, with the arguments of transformers' AttentionInterface."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return layout.attend(module.layer_idx, query, key, value, scaling)[None], None
 

@@ -3,13 +3,13 @@
 One thread owns the model, the cache and the scheduler. Callers queue commands for it and await futures. It runs the
 commands between two forward passes, so that a weight switch, a new request or an abort never meets half a pass.
 
-Exactness: a token's log-prob is that of a plain forward pass over everything before it, under the weights of the
-version recorded for it. So a weight switch drops every key and value. Running sequences are prefilled again under the
-new weights and go on; idle sessions start from nothing at their next turn. Before that the new weights must repeat
-their canary (see weights/canary.py); otherwise the engine goes back to the old ones.
+Exactness: a token's log-prob equals the one of a plain forward pass over all tokens before it, under its recorded
+version. So a weight switch drops every key and value. Running sequences are prefilled again under the new weights and
+continue; idle sessions are prefilled again at their next turn. Before that the new weights must repeat their canary
+(see weights/canary.py); otherwise the engine goes back to the old ones.
 
-With `keep_cache` a session keeps its keys and values instead. Then a log-prob is still that of the distribution that
-was sampled from, but this one also depends on older versions than the token's.
+With `keep_cache` a session keeps its keys and values instead. Then a log-prob is still the one of the distribution
+sampled from, but the distribution also depends on versions older than the token's.
 
 Sampling depends on the logits, the seed, the session's name and the position alone. The last bits of the logits may
 change with the shape of the batch, as in every batched engine.

@@ -89,8 +89,9 @@ def _servers_settings(
 
 
 def _check_routing(model: ModelConfig, longest: int, most_bytes: int) -> None:
-    """Raises ConfigError: `model` has no experts that can be replayed, or those of an episode with `longest` tokens do
-    not fit into a message of `most_bytes`."""
+    """Raises ConfigError: `model` has no experts that can be replayed, or an episode of `longest` tokens has too many
+    for a message of `most_bytes`.
+    """
     width = routing_shape(open_config(model)).width
     if width > MAX_ROUTING_BYTES:
         raise ConfigError(

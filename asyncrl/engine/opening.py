@@ -39,7 +39,7 @@ class OpenedEngine:
 
     `expected` has names and shapes of the tensors of an update. Each of `keepers` must run as long as the engine is
     used; it returns only by cancellation, or raises the error that ends the actor. `respond` returns if the part of the
-    engine that is in this process goes on.
+    engine that is in this process makes progress.
     """
 
     engine: Engine

@@ -9,7 +9,7 @@ Invariants:
 - It waits for a pass in which an older request computes at least half of the tokens that it lacks, and copies them.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
   first. So a prompt of any length slows the others by a bounded amount.
-- After `forget` no earlier key or value is used. If they are kept, only their own sessions go on with them.
+- After `forget` no earlier key or value is used. If they are kept, only their own sessions reuse them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Request:
     alternatives: list[tuple[list[int], list[float]]] = field(default_factory=list)
 
     def finish(self, reason: str, experts: Sequence[NDArray[np.uint8]] = ()) -> None:
-        """End the request. `experts` are those of the first tokens of its sequence, if they are known."""
+        """End the request. `experts` has the experts of the first tokens of its sequence, if they are known."""
         if self.future.set_running_or_notify_cancel():
             tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
             routing = (RoutedTokens(0, np.stack(experts)),) if len(experts) else ()
@@ -126,7 +126,9 @@ class Scheduler:
         self._waiting[request.session] = request
 
     def plan(self) -> list[tuple[Slot, SlotChunk]]:
-        """Plan the chunks of the next pass, those of one token first. Copies prefixes that they share with others."""
+        """Plan the chunks of the next pass, with chunks of one token first. Copies prefixes that they share with
+        others.
+        """
         self._admit()
         single: list[tuple[Slot, SlotChunk]] = []
         longer: list[tuple[Slot, SlotChunk]] = []
@@ -194,8 +196,8 @@ class Scheduler:
     def forget(self, keep: bool = False) -> set[int]:
         """Note that the whole cache is of an older version. Returns the slots whose contents are still used.
 
-        Running sequences are computed again, and idle sessions lose their slots. With `keep` sessions go on with their
-        keys and values instead.
+        Running sequences are computed again, and idle sessions lose their slots. With `keep` sessions reuse their keys
+        and values instead.
         """
         if keep:
             kept = [*self._running.values(), *self._idle.values()]

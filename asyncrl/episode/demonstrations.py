@@ -1,8 +1,8 @@
 """Demonstrations as tokens and masks, for supervised fine-tuning.
 
-The tokens are those of an episode in which the policy samples the demonstration's assistant turns: prompt, turns with
-their end tokens, and suffixes between them, as `recorder` builds them. With a template that rewrites the history, they
-are those of an episode with actor.history=sampled.
+The tokens are the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt, turns
+with their end tokens, and suffixes between them, as `recorder` builds them. With a template that rewrites the history,
+they are as in an episode with actor.history=sampled.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def render_file(
 ) -> RenderedDemonstrations:
     """Render all demonstrations of a file.
 
-    `overlong` decides about those of more than `limit` tokens, as algorithm.sft.overlong. One whose first `limit`
-    tokens have nothing to learn is left out, too. Raises DataError with row and column: a demonstration cannot be
-    rendered or is refused, or none is left. Raises StoppedError: `stop` was set meanwhile.
+    `overlong` decides about demonstrations of more than `limit` tokens, as algorithm.sft.overlong. One whose first
+    `limit` tokens have nothing to learn is left out, too. Raises DataError with row and column: a demonstration cannot
+    be rendered or is refused, or none is left. Raises StoppedError: `stop` was set meanwhile.
     """
     rows: list[Rendered] = []
     cut = left_out = 0

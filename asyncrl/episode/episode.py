@@ -48,8 +48,8 @@ class EpisodeRunner:
     - `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
     - `spans` get the phases of each episode.
     - `demonstrate` records the demonstrations that tickets want.
-    - `images` reads the images of messages, if the policy sees any. Those of a trajectory are `outgoing` until it is
-      delivered.
+    - `images` reads the images of messages, if the policy sees any. Images of a trajectory are `outgoing` until it is
+    delivered.
     """
 
     engine: Engine
@@ -68,7 +68,7 @@ class EpisodeRunner:
         """Run the episode that `ticket` permits, or record the demonstration of its task.
 
         `begin` is called once the engine serves the ticket's version. The trajectory's `timings` are seconds by phase:
-        `wait` for the version, `generate`, and those of the player. An episode that raises has no trajectory. Raises
+        `wait` for the version, `generate`, and the player's phases. An episode that raises has no trajectory. Raises
         what the player raises; InvariantError: see Recorder; RefusedError: nothing here records demonstrations, or see
         DemonstrationRecorder.
         """
@@ -91,7 +91,7 @@ class EpisodeRunner:
 
 
 class Episode:
-    """The running episode of `ticket`. `seconds` are those of its phases so far."""
+    """The running episode of `ticket`. `seconds` has the seconds of its phases so far."""
 
     def __init__(self, ticket: Ticket, runner: EpisodeRunner) -> None:
         self.ticket = ticket
@@ -192,7 +192,7 @@ class Episode:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, Value]]:
-        """Add the seconds of the body to those of `phase`. The body may add values for the timeline."""
+        """Add the seconds of the body to `phase`. The body may add values for the timeline."""
         started = self._clock()
         try:
             with self._spans.span(phase, episode=self.ticket.id) as values:

@@ -1,6 +1,6 @@
 """The demonstration of a task, recorded as a member of the task's groups.
 
-The trajectory is that of an episode in which the policy samples the demonstration's assistant turns: the same prompt,
+The trajectory is the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt,
 suffixes, turns, calls and steps. So scorers judge it like the other members. No tool and no engine runs: the
 demonstration has the tools' results.
 """
@@ -29,7 +29,7 @@ from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory
 class DemonstrationRecorder:
     """Records the demonstrations of tasks. `functions` are the tools by name; a task's own replace them.
 
-    Of `limits`, only those of tokens hold. `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
+    Only the token limits in `limits` apply. `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
     """
 
     chat: Chat

@@ -36,7 +36,7 @@ READS_NONE = "a message shows an image: this needs a model that reads images, an
 
 
 class TooManyImagesError(RefusedError):
-    """An episode would show more different images than a trajectory may have. `code` is that of the API."""
+    """An episode would show more different images than a trajectory may have. `code` is the API's error code."""
 
     code = "image_limit"
 

@@ -1,7 +1,7 @@
 """The player of our own tools: leads a conversation between the policy, its tools or environment, and a simulated user.
 
 The policy takes a turn. Its tool calls are answered. A turn without calls is for the user, if the task has one. So it
-goes on until the user ends it, until no one can respond, or until a limit.
+continues until the user ends it, until there is no one to respond, or until a limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncrl.tools.toolbox import OpenTools, Toolbox
 from asyncrl.types import Grammar
 
 Watch = Callable[[Sequence[Message]], None]
-"""Gets the messages of a conversation: first those of the prompt, then each that follows."""
+"""Gets the messages of a conversation: first the prompt's, then each that follows."""
 
 
 def unwatched(messages: Sequence[Message]) -> None:
@@ -32,7 +32,7 @@ def unwatched(messages: Sequence[Message]) -> None:
 
 @dataclass(frozen=True)
 class ToolPlayer:
-    """Plays episodes with the tools of `toolbox`, or with those of the task's environment.
+    """Plays episodes with the tools of `toolbox`, or of the task's environment.
 
     The task's user among `interactions` responds to a turn without calls. Turns are sampled under the grammar of the
     task, or under `grammar` if it names none. `watch` gets the messages of each conversation.

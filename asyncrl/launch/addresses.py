@@ -33,7 +33,7 @@ _LEARNER_KEYS = ("rendezvous", "interface")
 
 @dataclass(frozen=True, slots=True)
 class RunAddresses:
-    """The sections of the configuration that say where a run listens. Its methods set what is open in them."""
+    """The sections of the configuration that say where a run listens. Its methods fill in the ones that are not set."""
 
     run: RunConfig
     network: NetworkConfig
@@ -42,7 +42,7 @@ class RunAddresses:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
-        """The addresses of a run; what is set in them is set in `config`."""
+        """The addresses of a run; filling one in sets it in `config`."""
         return cls(config.run, config.network, config.learner, config.replay.shards)
 
     @property
@@ -61,7 +61,7 @@ class RunAddresses:
         self.network.weights_port = self.network.weights_port or free_ports(1)
 
     def close_to_others(self) -> None:
-        """Make keys for a run that other machines can reach and that has none."""
+        """Make keys for a run that other machines can reach, unless it has keys."""
         network = self.network
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
         # Some sockets use keys even where the learner's hosts cannot: gloo and NCCL between these need `insecure`.

@@ -22,7 +22,7 @@ from asyncrl.runs.lines import Tail
 log = logging.getLogger("asyncrl.train")
 
 STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much above the first share of its steps, and hardly at all below the second."""
+"""The learner waits too much above the first share of its steps, and hardly ever below the second."""
 BUSY = 0.1
 """Actors or scorers are the limit while they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
@@ -154,8 +154,9 @@ class Autoscaler:
             log.info("cluster.autoscale: %s=%d, since %s", change.name, count, change.reason)
 
     def _read(self, name: str) -> dict[str, float]:
-        """The newest values of a role; none as long as it has written nothing since it came to be looked at. What it
-        had before is of an earlier process, which says nothing of the run as it is now."""
+        """The newest values of a role; none as long as it has written nothing since it came to be looked at. Earlier
+        values come from an earlier process, which tells nothing about the current state of the run.
+        """
         values = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name))).read()
         found = self._found.setdefault(name, values.get("time"))
         return {} if values.get("time") == found else values

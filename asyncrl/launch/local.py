@@ -149,10 +149,10 @@ def train(
 ) -> bool:
     """Run everything until the learner is done (True) or a signal comes (False).
 
-    A run that has done more steps than `config` asks for starts nothing. `stop` is set when everything shall end; by
-    default signals set it. `how_to_resume` tells at the end how the run goes on, by default `asyncrl resume`. On a host
-    of the learner other than the first, everything is the ranks of this host. Raises AsyncrlError: the run cannot start
-    or go on.
+    A run that already has more steps than `config` sets starts nothing. `stop` is set when everything shall end; by
+    default signals set it. `how_to_resume` is the hint that is printed at the end, by default `asyncrl resume`. On a
+    host of the learner other than the first, everything is the ranks of this host. Raises AsyncrlError: the run cannot
+    start or continue.
     """
     try:
         if config.learner.node:
@@ -176,7 +176,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config.cluster, config.learner, placement)
-        # The addresses come first, so that the configuration in the run's folder has those of its replay.
+        # The addresses come first, so that the configuration in the run's folder has the replay's addresses.
         addresses = RunAddresses.of(config)
         given = addresses.values()
         launcher.prepare(placement, asked)
@@ -262,7 +262,7 @@ def _scale(
     try:
         locations.record_config(scaled)
     except OSError as error:
-        launcher.set_placement(before)  # It must know all roles that go on, to start them again.
+        launcher.set_placement(before)  # It must know all roles that keep running, to restart them.
         raise ConfigError(f"the run's folder cannot be written: {error}") from error
     for name, count in counts.items():
         setattr(config.cluster, name, count)

@@ -100,8 +100,9 @@ def _locked(run_dir: Path) -> TextIO:
 
 
 def _lock(file: TextIO) -> None:
-    """Lock the file. Who looks whether it has an owner holds it for a moment, or for longer where its processor is
-    busy. Raises BlockingIOError: another process has it; ConfigError: one has looked for seconds."""
+    """Lock the file. A process that only checks for an owner holds the lock for a moment, or for longer on a busy
+    processor. Raises BlockingIOError: another process has it; ConfigError: one has looked for seconds.
+    """
     owned = 0
     for _ in range(MOST_TRIES):
         with suppress(BlockingIOError):

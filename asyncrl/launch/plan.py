@@ -34,7 +34,7 @@ def run_or_plan(run: Callable[[TrainConfig], int | None], words: Sequence[str]) 
 
 
 def without_option(words: Sequence[str]) -> tuple[list[str], str]:
-    """The words of a command line without the option that asks for a plan, and that option; empty: there is none.
+    """The words of a command line without the option of a plan, and that option, empty if there is none.
     `--plan 16` is `--plan=16`."""
     rest, option = list[str](), ""
     for word in words:
@@ -48,7 +48,7 @@ def without_option(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def show_plan(config: TrainConfig, option: str = OPTION) -> None:
-    """Print the plan that the `option` of the command line asks for. Raises ConfigError: also for what a start would
+    """Print the plan that the command line's `option` selects. Raises ConfigError: also for what a start would
     refuse of the configuration."""
     check_algorithm(config)
     if assumed := option.partition("=")[2]:

@@ -26,7 +26,8 @@ RENEWED_S = 5.0
 
 class ProcessRecord(msgspec.Struct, frozen=True):
     """A role's process: its host and its `pid` there, 0 while it does not run or while that is not known. `lease_s` is
-    for how long it may go on without a supervisor; 0: it does not run."""
+    the time that it may run without a supervisor; 0: it does not run.
+    """
 
     host: str
     pid: int

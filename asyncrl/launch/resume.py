@@ -1,4 +1,4 @@
-"""`asyncrl resume RUN [KEY=VALUE ...]`: go on with a run as its folder says.
+"""`asyncrl resume RUN [KEY=VALUE ...]`: continues a run with the configuration in its folder.
 
 RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
 may change (docs/configuration.md) can have another value.
@@ -21,7 +21,7 @@ from asyncrl.runs.finding import require_run
 
 
 def words_of(name: str) -> list[str]:
-    """The command line of `asyncrl train` that goes on with a run. Raises ConfigError: there is none, or
+    """The command line of `asyncrl train` that continues a run. Raises ConfigError: there is none, or
     it is a fine-tuning."""
     run_dir = require_run(name).folder
     refuse_fine_tuning(run_dir)
@@ -33,7 +33,7 @@ def words_of(name: str) -> list[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Go on with a run, and return the exit status."""
+    """Continue a run, and return the exit status."""
     name, *words = argv or [""]
     if not name or name in ("-h", "--help"):
         sys.stdout.write(f"usage: {command_name()} RUN [KEY=VALUE ...]\n\n{__doc__}")

@@ -1,4 +1,4 @@
-"""A role as the supervisor sees it: what to start, and a process that runs, here or wherever a launcher puts it."""
+"""A role as the supervisor sees it: its start, and its running process, on this host or where a launcher puts it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RoleProcess(Protocol):
         """Ask it to stop."""
 
     def drain(self) -> None:
-        """Ask it to end once what it runs is finished."""
+        """Ask it to end once its work is finished."""
 
     def kill(self) -> None:
         """Have it and its own children killed. This waits for nothing: `poll` tells when it has ended."""

@@ -1,4 +1,4 @@
-"""`asyncrl scale RUN actors=8 scorers=2`: more or fewer processes of a run that goes on.
+"""`asyncrl scale RUN actors=8 scorers=2`: more or fewer processes of a running run.
 
 The command writes its wish into the run's folder. The process that supervises the run reads it there, does it, and
 answers in another file, so that both work under every launcher and over a shared folder.
@@ -33,8 +33,9 @@ POLL_S = 0.2
 
 
 class Scaler:
-    """Does what `asyncrl scale` asks for: `scale` gets the wished counts by name, and raises ConfigError where they
-    cannot be. A wish from before this was made is forgotten."""
+    """Serves `asyncrl scale`: `scale` gets the wished counts by name, and raises ConfigError if they are impossible. A
+    wish from before this was made is forgotten.
+    """
 
     def __init__(self, run_dir: Path, scale: Callable[[Mapping[str, int]], None]) -> None:
         self._wish, self._answer, self._scale = run_dir / WISH_FILE, run_dir / ANSWER_FILE, scale

@@ -11,7 +11,7 @@ which is a failure. So is a role that the system cannot start now, for example w
 
 A role that fails more than `max_restarts` times ends the run; failures are forgotten once the role has run for
 `WELL_S`. If this process ends in any way, its children are asked to stop. `alive/` in the run folder has their
-heartbeats, and `processes.json` says where they run. `set_roles` adds and removes roles while the run goes on.
+heartbeats, and `processes.json` says where they run. `set_roles` adds and removes roles of a running run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
 """The pause is at its bound long before, and 2 to the power of a thousand failures would overflow a float."""
 SHOWN_LINES = 3
-"""The lines of an ended role's log that are shown: enough for the reason and what to do about it."""
+"""The lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
 """After so long a new failure has nothing to do with the earlier ones."""
 SOON_S = 2.0
@@ -76,8 +76,7 @@ class _Child:
 
 
 def pause_s(failures: int, longest_s: float) -> float:
-    """The pause before a role starts again that has failed so many times in a row: twice as long each time, up to a
-    bound."""
+    """The pause before a role restarts after `failures` failures in a row: it doubles each time, up to a bound."""
     return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 1, MOST_DOUBLINGS))
 
 
@@ -92,8 +91,8 @@ class Supervisor:
 
     No pause before a start is longer than `longest_pause_s`. A role that has not ended `stop_s` after it was asked to
     is killed; one that says that it must finish something, after `finish_s`. A role that drains gets `drain_s` more to
-    finish what it runs when it is not wanted any more, and at a stop before the run is done. A role without a heartbeat
-    for `hang_s` hangs. A stop waits `killed_s` for roles that it killed. `clock` gives seconds.
+    finish its work, both when it is removed and at a stop before the run is done. A role without a heartbeat for
+    `hang_s` hangs. A stop waits `killed_s` for roles that it killed. `clock` gives seconds.
     """
 
     def __init__(
@@ -142,7 +141,7 @@ class Supervisor:
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
     def set_roles(self, roles: Sequence[RoleCommand]) -> None:
-        """Start the roles that are new, and stop those that are not among `roles` any more. These drain in any
+        """Start the roles that are new, and stop running roles that are not in `roles`. These drain in any
         case: no process takes their place, so they hand back what they hold."""
         for name in self._children.keys() - {role.name for role in roles}:
             child = self._children.pop(name)
@@ -190,7 +189,7 @@ class Supervisor:
         """Supervise until the run is done (True), or until `stopped()` or a request in the run folder (False).
         `progress` is called at every poll.
 
-        Raises RunFailedError: a role cannot go on. Every child has ended when this returns or raises.
+        Raises RunFailedError: a role cannot continue. Every child has ended when this returns or raises.
         """
         try:
             while not (stopped() or self._requests.arrived()):
@@ -253,7 +252,7 @@ class Supervisor:
             child.starts += 1
 
     def _fail(self, child: _Child, status: int, now: float) -> None:
-        """Plan the next start of a role that ended. Raises RunFailedError: it cannot go on."""
+        """Plan the next start of a role that ended. Raises RunFailedError: it cannot continue."""
         name = child.role.name
         log_file = self._log_of(child.role)
         last = last_lines(log_file, start=child.log_start)
@@ -277,7 +276,7 @@ class Supervisor:
         self._records.write({each.role.name: ProcessRecord.of(each.process, each.starts - 1) for each in children})
 
     def _drain(self, interval_s: float) -> None:
-        """Let roles finish what they run, while the others go on."""
+        """Let some roles finish their work, while the others keep running."""
         draining = [child for child in self._running() if self._drains(child)]
         until = self._clock() + self._drain_s + self._stop_s
         if draining:

@@ -1,8 +1,8 @@
 """The end of processes that an earlier start of a run has left running, so that no role runs twice.
 
-When a supervisor is killed, the kernel asks its roles to stop, but a learner that saves may go on for minutes.
-`processes.json` in the run's folder names the processes. Those of this machine are asked to end, and killed after a
-while. Those of another machine are ended there by a launcher that can reach it, or end by themselves with their lease.
+When a supervisor is killed, the kernel asks its roles to stop, but a learner that saves may run for minutes.
+`processes.json` in the run's folder names the processes. Processes of this machine are asked to end, and killed after a
+while. A process of another machine is ended by a launcher that can reach it, or ends with its lease.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KILLED_S = 30.0
 
 
 class Survivor:
-    """A role's process of an earlier start, and what it has started; `beats` is the file of its heartbeat."""
+    """A role's process of an earlier start, with its children; `beats` is the file of its heartbeat."""
 
     def __init__(self, name: str, process: ProcessIdentity, beats: Path) -> None:
         self.name, self._process, self._beats = name, process, beats
@@ -57,7 +57,7 @@ class Survivor:
         self._process.ask_to_end()
 
     def has_ended(self) -> bool:
-        """Kills what it has left, if it has ended itself."""
+        """Kills the processes that it started and left, if it has ended."""
         if not self._process.is_alive:
             self.kill()
         return not any(each.is_alive for each in self._family)

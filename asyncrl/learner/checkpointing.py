@@ -23,7 +23,7 @@ def resume(
     """Load the newest checkpoint, if there is one, into all that it has a state of. Raises CheckpointError: it cannot
     be used."""
     progress = checkpoints.restore(trainer.models) or Progress()
-    # The state of the algorithm is that of the last step that was trained.
+    # The state of the algorithm is its state after the last step that was trained.
     trainer.configure(history.at(max(0, progress.step - 1)))
     if progress.algorithm:
         trainer.algorithm.restore(progress.algorithm)

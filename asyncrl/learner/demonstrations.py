@@ -73,7 +73,7 @@ class DemonstrationFeed:
         self._flops = flops
 
     def resume(self, progress: Progress) -> None:
-        """Go on from a checkpoint. Raises CheckpointError: it counts the rows of other demonstrations."""
+        """Continue from a checkpoint. Raises CheckpointError: it counts the rows of other demonstrations."""
         if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
             raise CheckpointError(
                 f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have other content "
@@ -92,7 +92,7 @@ class DemonstrationFeed:
     def batch_of_step(
         self, position: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
     ) -> ImitationBatch | None:
-        """Build the demonstrations that a step of so many `updates` trains with its episodes; None: the weight is 0."""
+        """Build the demonstrations that a step of `updates` updates trains with its episodes; None: the weight is 0."""
         weight = sft_weight(sft, step, learner.total_steps)
         if weight <= 0:
             return None
@@ -107,7 +107,7 @@ class DemonstrationFeed:
         return [self._order.at(each) for each in range(position, position + count)]
 
     def _next_tokens(self, position: int, tokens: int) -> list[int]:
-        """Return the fewest next demonstrations that have so many tokens to learn."""
+        """Return the fewest next demonstrations that together have `tokens` tokens to learn."""
         found: list[int] = []
         while tokens > 0:
             found.append(self._order.at(position + len(found)))

@@ -18,10 +18,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluating:
-    """Evaluates the weights after every `every` steps, and those of both ends of a run; 0: none.
+    """Evaluates the weights every `every` steps, and at both ends of a run; 0: never.
 
     Rank 0 alone requests evaluations and logs their results to `metrics`. With `waits` it waits for each result before
-    training goes on. `rated_by` names the result that rates the checkpoint of the step, if checkpoints are rated.
+    training continues. `rated_by` names the result that rates the checkpoint of the step, if checkpoints are rated.
     """
 
     every: int

@@ -52,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience_s: float = PATIENCE_S) -> None:
-    """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. `activity` is that
-    of this process, which ends `patience_s` after `stop` is set if its main thread does not.
+    """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. `activity` is this
+    process's. The process ends `patience_s` after `stop` is set if its main thread does not.
 
     With `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. Raises
     StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.

@@ -38,8 +38,8 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     share of `activations` is given. With the rest of the memory have ranks exchange as rarely as fits, if the
     configuration leaves that open.
 
-    All ranks call this while no optimizer has moments yet. `lengths` are those of the sequences of the largest pass.
-    Returns the share that is kept, the same on all ranks.
+    All ranks call this while no optimizer has moments yet. `lengths` has the lengths of the sequences of the largest
+    pass. Returns the share that is kept, the same on all ranks.
     """
     # Passes of the policy are tried with nothing kept. Their peak, and the size of the activations, which grows with
     # the tokens, show what fits.

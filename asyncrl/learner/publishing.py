@@ -29,7 +29,7 @@ class Versions:
     total_steps: int
 
     def after(self, steps: int) -> int:
-        """Return the version that is served after so many steps."""
+        """Return the version that is served after `steps` steps."""
         return -(-steps // self.publish_every) if steps == self.total_steps else steps // self.publish_every
 
 

@@ -245,7 +245,7 @@ def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -
 def remove_repeated(run_dir: Path, done: Progress, evaluates: Callable[[int], bool]) -> None:
     """Remove the metrics and kept episodes of steps and evaluations that this learner repeats after an earlier one.
 
-    The last evaluation of a run that goes on stays, unless one is due after that step anyway.
+    A resumed run keeps its last evaluation, unless one is due after that step anyway.
     """
 
     def is_trained_again(step: int) -> bool:

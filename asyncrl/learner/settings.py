@@ -1,4 +1,4 @@
-"""The settings of a learner: those of the whole run, and those of each step, which may change when the run resumes."""
+"""The settings of a learner: some for the whole run, and some for each step, which may change when the run resumes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class ModelSettings:
 class RunSettings:
     """The settings of a whole run.
 
-    - `folder` is the folder of the run, and `gpu_locks` that of the locks on GPUs that servers share, if they do.
+    - `folder` is the folder of the run. `gpu_locks` is the folder of the locks on GPUs that servers share, if they do.
     - `largest_episode` tokens must fit into one pass: the branches of an episode where these are trained together.
     - Weights are published in buckets of `bucket_bytes`, with a canary if there are settings for it.
     - Each step also trains `demonstrations`, if there are any.

@@ -76,7 +76,8 @@ class Phases:
 
 def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Tensor:
     """Measure the use of one of `size` ranks in a step: float64[1 + size], whose sum over ranks `use_values` takes. A
-    forward pass over its sequences has so many `flops`. The next call counts memory from this one on."""
+    forward pass over its sequences takes `flops` operations. The next call counts memory from this one on.
+    """
     use = torch.zeros(1 + size, dtype=torch.float64)
     use[0] = 3 * flops
     if device.type == "cuda":
@@ -101,8 +102,8 @@ def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) ->
 class StepMetrics:
     """The metrics of a trained step, whose clock still runs until it is reported.
 
-    `learned` are all metrics but the times, and `histograms` show the distribution of some. A step that trained has so
-    many `tokens`, and `used` is the sum of `use_of_rank`.
+    `learned` are all metrics but the times, and `histograms` show the distribution of some. `tokens` counts the trained
+    tokens, and `used` is the sum of `use_of_rank`.
     """
 
     step: int

@@ -51,7 +51,7 @@ class StepResult:
 
 
 def add_sums(sums: Sums, more: Mapping[str, Tensor]) -> None:
-    """Add the tensors of `more` to those of `sums`, in float64."""
+    """Add the tensors of `more` to the ones of `sums`, in float64."""
     for name, value in more.items():
         value = value.detach().double()
         sums[name] = sums[name] + value if name in sums else value

@@ -186,8 +186,9 @@ class Trainer:
         seen: Tensor | None,
         is_warmup: bool = False,
     ) -> Sums:
-        """Add the gradients of one pass to those of all models, in a warm-up of the critic not to the policy's. Returns
-        its sums."""
+        """Add the gradients of one pass to all models' gradients, except the policy's during a warm-up of the critic.
+        Returns its sums.
+        """
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
         tokens = replace(batch.tokens.select(rows), view=this.view)
         with torch.no_grad() if is_warmup else nullcontext():
@@ -240,8 +241,9 @@ class Trainer:
             loads.push(self._over_ranks(sums), self.balance.weight * self.policy.loss_factor)
 
     def _update(self, step: int, result: StepResult, loads: Sums, trained: Mapping[str, Trainable[Any]]) -> None:
-        """Turn the gradients of the `trained` models into updates. `loads` are those of the experts in the update's
-        passes. Raises StoppedError on every rank: one was asked to stop."""
+        """Turn the gradients of the `trained` models into updates. `loads` has the loads of the experts in the update's
+        passes. Raises StoppedError on every rank: one was asked to stop.
+        """
         self.ranks.stop_if(self.stop.is_set(), updating=True)
         updates = {name: model.update(step) for name, model in trained.items()}
         policy = updates.get("policy")

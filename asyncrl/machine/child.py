@@ -115,7 +115,7 @@ def kill_group_soon(process: subprocess.Popen[Any]) -> None:
 
 
 def group_has_ended(group: int) -> bool:
-    """True if no process of a group runs any more. The memory of a killed process is freed a while after the kill."""
+    """True if every process of a group has ended. The memory of a killed process is freed a while after the kill."""
     for pid in psutil.pids():
         with suppress(ProcessLookupError):
             if os.getpgid(pid) == group and ProcessIdentity.of(pid) is not None:

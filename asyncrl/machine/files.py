@@ -56,12 +56,12 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """A folder and those that it is in, as far as they are not there, the innermost first."""
+    """A folder and its parents, as far as they are missing, the innermost first."""
     return [each for each in (folder, *folder.parents) if not each.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders up to the first one in which something is, or that is not there."""
+    """Remove folders up to the first one that is not empty, or is missing."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()

@@ -55,7 +55,7 @@ class LearnerLock:
 
 
 class ServersLock:
-    """The lock of one actor in `folder`, for GPUs that it shares with so many `ranks`."""
+    """The lock of one actor in `folder`, for GPUs that it shares with `ranks` learner ranks."""
 
     def __init__(self, folder: Path, ranks: int) -> None:
         self._own = _opened(folder / SERVERS)
@@ -78,7 +78,7 @@ class ServersLock:
         return True
 
     def is_wanted(self) -> bool:
-        """True if a rank asks for the GPUs, or has them."""
+        """True if a rank holds the GPUs or waits for them."""
         for file in self._ranks:
             if not _try(file, fcntl.LOCK_SH):
                 return True

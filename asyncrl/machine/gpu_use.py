@@ -12,7 +12,7 @@ from asyncrl.machine.numa import BY_ADDRESS, GPU_VARIABLE, ORDER_VARIABLE, visib
 
 class GpuUse(NamedTuple):
     """Bytes that all processes take on all GPUs together, and the share of the last moment in which kernels ran, as a
-    mean over the GPUs. It is None if the driver does not tell it, as for a part of a GPU (MIG)."""
+    mean over the GPUs. It is None if the driver does not report it, as for a part of a GPU (MIG)."""
 
     taken: int
     utilisation: float | None

@@ -10,7 +10,7 @@ It becomes COMMAND, in the process that was started:
 
 The guard kills what COMMAND has started in other groups, too. It knows these processes by a mark in their environment.
 It stays until the last of them has ended, and keeps the files that it has inherited open. So a lock on GPUs lasts as
-long as one of these processes may have memory there.
+long as any such process may have memory there.
 
 This file imports nothing of asyncrl, since COMMAND may be of another Python with an environment of its own. A program
 of a policy has another guard, `sandbox/child/watching.py`, since that one also confines it.
@@ -92,7 +92,7 @@ def be_guarded(watched: int) -> None:
 
 
 def read_nothing(*files: int) -> None:
-    """Connect descriptors to /dev/null, in place of what they are connected to."""
+    """Connect descriptors to /dev/null."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for each in files:
         os.dup2(nothing, each)

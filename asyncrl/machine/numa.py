@@ -1,6 +1,6 @@
 """The CPUs that are near to a GPU.
 
-On a machine of several NUMA nodes, each GPU hangs at one of these. Memory that a CPU of another node touched first
+On a machine of several NUMA nodes, each GPU is attached to one node. Memory that a CPU of another node touched first
 comes to the GPU by a detour. Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its
 GPUs as PCI devices.
 """

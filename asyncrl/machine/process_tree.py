@@ -20,8 +20,9 @@ class HostUse(NamedTuple):
 
 
 class ProcessTree:
-    """A process, by default this one, with its children and theirs. They are looked for every CHILDREN_S; `clock` gives
-    seconds."""
+    """A process, by default this one, with its children and theirs. The list is renewed every CHILDREN_S; `clock` gives
+    seconds.
+    """
 
     def __init__(self, pid: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = psutil.Process(pid)

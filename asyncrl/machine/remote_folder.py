@@ -2,7 +2,7 @@
 
 - A process that needs a folder locks its place on this host. The others wait, and then find the copy.
 - Files become complete one by one under a hidden name, which becomes the copy's name with the last of them. After a
-  kill the next process goes on with the files that are complete.
+kill the next process keeps the complete files and copies the rest.
 - A copy belongs to what the store lists: names, sizes and tags (ETags, checksums or times of change). Each file must
   have its size, and the listing must be the same before and after. If it changes later, the folder is copied again, and
   the old copy stays for the processes that read it.
@@ -116,7 +116,8 @@ def _short_hash(text: str) -> str:
 
 def _listed(system: Any, base: str) -> dict[str, _File]:
     """The files below `base` by their paths in it, without hidden ones and without the empty files that some stores
-    keep in the place of folders. Raises ConfigError: `base` is a file, or a path leads out of it."""
+    keep for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
+    """
     system.invalidate_cache()
     found, prefix = {}, f"{base.strip('/')}/".lstrip("/")
     for path, info in sorted(system.find(base, detail=True).items()):

@@ -40,7 +40,7 @@ class ContextGroup(NamedTuple):
     """True if they divide the matrices of the layers, too."""
 
     def rows(self, tokens: int) -> slice:
-        """This rank's part of so many tokens, a multiple of `size`."""
+        """This rank's slice of a pass of `tokens` tokens, a multiple of `size`."""
         part = tokens // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 
@@ -67,7 +67,7 @@ class ContextGroup(NamedTuple):
         return part
 
     def divides(self, heads: int) -> bool:
-        """True if so many heads can be divided equally among the ranks."""
+        """True if `heads` heads can be divided equally among the ranks."""
         return heads % self.size == 0
 
     def own(self, of_heads: Tensor) -> Tensor:

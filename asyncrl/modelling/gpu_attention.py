@@ -146,6 +146,6 @@ def _rounded(tokens: int) -> int:
 
 
 def _padded(values: Tensor, rows: int) -> Tensor:
-    """The values followed by zeros, up to so many rows."""
+    """The values, padded with zeros to `rows` rows."""
     missing = rows - len(values)
     return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values.contiguous()

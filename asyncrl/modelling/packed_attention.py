@@ -210,7 +210,7 @@ def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
 
 
 def _from_paths(gradient: Tensor, paths: Tensor | None, tokens: int) -> Tensor:
-    """Sum the gradients of keys into those of so many rows, in float32 or better."""
+    """Sum the gradients of keys into the gradients of `tokens` rows, in float32 or better."""
     if paths is None:
         return gradient
     wide = torch.promote_types(gradient.dtype, torch.float32)
@@ -219,7 +219,7 @@ def _from_paths(gradient: Tensor, paths: Tensor | None, tokens: int) -> Tensor:
 
 
 def _joined(parts: Sequence[Tensor], tokens: int) -> Tensor:
-    """Join the parts, and add zeros up to so many rows."""
+    """Join the parts, and pad them with zeros to `tokens` rows."""
     padding = tokens - sum(len(each) for each in parts)
     if padding:
         parts = [*parts, parts[0].new_zeros(padding, *parts[0].shape[1:])]

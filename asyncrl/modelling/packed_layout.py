@@ -21,7 +21,7 @@ def power_of_two(number: int) -> int:
 class PackedLayout:
     """The layout of S sequences in a pass, which tells which token attends to which.
 
-    A sequence has a query for each of its tokens in the pass, and a key for each of its tokens up to the last of these.
+    A sequence has a query for each of its tokens in the pass, and a key for each of its tokens up to the last query.
     So its queries are the last of its keys.
 
     - `bounds` int64[2, S + 1]: those of the sequences among the pass's queries, and among its keys. They stay on the
@@ -53,7 +53,7 @@ class PackedLayout:
         return replace(self, group=group, own=None if group.divides_layers else self._of_queries(group.rows(tokens)))
 
     def _of_queries(self, rows: slice) -> PackedLayout:
-        """The layout of the queries in `rows`. A sequence that goes on after them has no keys there either."""
+        """The layout of the queries in `rows`. A sequence that continues after them has no keys there either."""
         every = torch.arange(int(self.bounds[1, -1])) if self.paths is None else self.paths
         queries, keys, paths = [], [], []
         ours, theirs = (pairwise(side) for side in self.bounds.tolist())

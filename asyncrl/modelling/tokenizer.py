@@ -49,7 +49,7 @@ def tokenizer_source(model: ModelConfig) -> ModelSource:
 
 
 def check_vocabulary(model: ModelConfig, tokenizer: Any, rows: int) -> None:
-    """Raises ConfigError: the tokenizer has ids beyond the model's embedding, which has so many `rows`."""
+    """Raises ConfigError: the tokenizer has ids beyond the model's embedding, which has `rows` rows."""
     vocabulary: dict[str, int] = tokenizer.get_vocab()
     token, largest = max(vocabulary.items(), key=lambda each: each[1])
     if largest >= rows:

@@ -1,7 +1,7 @@
 """An HTTP server whose clients show keys. Clients without one cannot keep it from those that have one.
 
 - A connection is a stranger's until one of its requests has a key, which the application tells by `shows_key`. A
-  stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it goes on sending.
+  stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it keeps sending.
 - If the number of connections is at its bound, a new one closes the oldest one of a stranger. Strangers have no lower
   bound of their own: at the start of a run thousands of agents may connect at once, and show their keys later.
 - From the end of each request with a key, a connection has `idle_s` seconds until its next one must have come whole.

@@ -141,8 +141,8 @@ async def get_public(
     """Fetch a URL of at most `limit` bytes. `check` sees the URL, and that of each redirection.
 
     Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
-    are more redirections, or more bytes; the status is another than 200. Raises UnavailableError: the server
-    cannot be reached, took more than `timeout_s` seconds for everything, or failed.
+    are more redirections, or more bytes; the status is another than 200. Raises UnavailableError: the server cannot be
+    reached, took more than `timeout_s` seconds in all, or failed.
     """
     shown = f"{url!r:.200}"
     limit_s = asyncio.timeout(timeout_s)

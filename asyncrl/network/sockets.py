@@ -1,10 +1,10 @@
-"""The client's side of a connection: it connects, sends without waiting for ever, and notices a break.
+"""The client's side of a connection: it connects, bounds the wait of a send, and notices a break.
 
 With keys, CURVE encrypts the connection and authenticates both sides, on loopback too. `listener.py` has the server's
 side.
 
 ZeroMQ gives up a connection whose handshake the server refused, and tells the client nothing. A plain send over it
-waits for ever. So every client of this package sends by `try_send`, or by `send_within` in an event loop.
+would never return. So every client of this package sends by `try_send`, or by `send_within` in an event loop.
 """
 
 from __future__ import annotations

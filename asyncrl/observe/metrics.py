@@ -71,7 +71,7 @@ class Sink:
         """Take a sample of the episodes that a step trained."""
 
     def model(self, step: int, folder: Path) -> None:
-        """Take the exported model after so many steps: the files of `folder`, which stays."""
+        """Take the model that was exported after `step` steps: the files of `folder`, which stays."""
 
     def end(self) -> None:
         """Begin to close, without a wait: `close` follows."""
@@ -80,7 +80,7 @@ class Sink:
         """Take no more. A second call does nothing."""
 
     def abandon(self) -> None:
-        """Let go of the thing that a hanging `close` waits for. Another thread calls this, before the process ends."""
+        """Release the thing that a hanging `close` waits for. Another thread calls this, before the process ends."""
 
 
 class Fanout(Sink):

@@ -4,18 +4,18 @@ To record a span costs a role about a microsecond: a thread of its own encodes a
 FLUSH_S seconds. A fault of the disk never reaches the role: the spans that it costs are counted, and so are those that
 come faster than they can be written. A killed process loses the spans of the last moment.
 
-A role writes `runs/NAME/spans/ROLE.jsonl`, and goes on with it after a restart. When the file has half of the bytes
+A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. When the file has half of the bytes
 that it may have, it becomes `ROLE.jsonl.old`, in the place of an older one, whose spans are counted as dropped. A line
 that is a list is a span: name, track, start, duration and values; times are whole microseconds, starts since 1970. A
 line that is an object is a note:
 
 - `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, when
   the process `started`, and how many lines were `dropped` so far.
-- `clock`: at that time the clock of `peer`, the endpoint of a replay, was so many microseconds `ahead` of this one. The
+- `clock`: at that time the clock of `peer`, the endpoint of a replay, was `ahead` microseconds ahead of this one. The
   measurement took `round_trip` microseconds.
-- `lost`: so many spans of this process were not written so far.
+- `lost`: the number of spans that this process has not written so far.
 
-Times are those of one monotonic clock, which is set by the wall clock when the process starts.
+Times come from one monotonic clock, which is set by the wall clock when the process starts.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 MOST_WAITING = 100_000
-"""So many spans may wait to be written: a tenth of a gigabyte."""
+"""The most spans that may wait to be written: a tenth of a gigabyte."""
 FIRST_WINDOW_S, LONGEST_WINDOW_S = 2.0, 60.0
 """A clock estimate is the best measurement of a window. Windows double in length up to the longest."""
 FOLDER = "spans"
@@ -147,7 +147,7 @@ class SpanFile:
 
     @property
     def most_at_once(self) -> int:
-        """So many bytes of lines may be appended at once."""
+        """The most bytes of lines that may be appended at once."""
         return self._most_bytes // 4
 
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
@@ -340,7 +340,7 @@ class SpanRecorder:
 
 
 def _batches(lines: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
-    """The lines in order, joined to batches of at most so many bytes."""
+    """The lines in order, joined to batches of at most `most_bytes` bytes."""
     begin = size = 0
     for at, line in enumerate(lines):
         if size + len(line) > most_bytes and at > begin:

@@ -33,7 +33,7 @@ class Usage:
     """Samples the values that `host` reads, and those of the reader that `open_gpus` returns.
 
     The first sample calls `open_gpus`. After an error of GPUs they are not read again. `clock` gives seconds. Any
-    thread may ask for values.
+    thread may read values.
     """
 
     def __init__(

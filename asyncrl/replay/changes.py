@@ -23,7 +23,7 @@ def set_changes(tx: Transaction, recorded: list[ConfigChange]) -> None:
 
 
 def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-    """Record the values with which the learner goes on; returns every change so far. The values of a new run are no
+    """Record the values that the learner uses from now on; returns every change so far. The values of a new run are no
     change. Secrets are not recorded, and so are no change either.
 
     Raises ConfigError: these are not the values of all keys, or a run that resumes keeps some of its values.

@@ -68,8 +68,9 @@ class ReplayClient:
 
     `incarnation` tells one start of a worker from the next; work of an older incarnation goes to others. `stop` ends
     waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` are those of network.keys.
-    `run` goes with every request, and the replay of another one refuses it; without it only questions are answered.
-    A request without an answer for `retry_s` is sent again. `spans` learn how far the replay's clock is ahead.
+    `run` is sent with every request, and the replay of another run refuses it; without `run` the replay answers only
+    read requests. A request without an answer for `retry_s` is sent again. `spans` records how far the replay's clock
+    is ahead.
     """
 
     def __init__(
@@ -93,8 +94,9 @@ class ReplayClient:
         self._link.close()
 
     def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
-        """Up to `want` tickets; waits about a second for the first. `holding` are those that this client has, `waiting`
-        those of them whose episodes do not run: they wait for a version, or for their delivery."""
+        """Up to `want` tickets; waits about a second for the first. `holding` names the tickets of this client.
+        `waiting` names the ones whose episodes do not run, because they wait for a version or for delivery.
+        """
         request = protocol.GetTickets(self._worker, self._incarnation, list(holding), list(waiting), want)
         return self._ask(request, protocol.TICKETS) or []
 
@@ -104,8 +106,9 @@ class ReplayClient:
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept). `images`
-        are at least those that it shows, by their digests; they are sent if the replay lacks one of them. Raises
-        RefusedError; WireError: it cannot be encoded."""
+        has at least the images that it shows, by digest; they are sent if the replay lacks one of them. Raises
+        RefusedError; WireError: it cannot be encoded.
+        """
         [outcome] = self.put_all([trajectory], images)
         if isinstance(outcome, str):
             return outcome
@@ -114,8 +117,9 @@ class ReplayClient:
     def put_all(
         self, trajectories: Sequence[Trajectory], images: Mapping[bytes, bytes] = MappingProxyType({})
     ) -> list[Outcome]:
-        """Deliver several in the time of one; returns once all are durable or refused: for each what `put` returns, or
-        the error that it raises."""
+        """Deliver several at once; returns when all are durable or refused. Each result is the one that `put` would
+        return, or the error that it would raise.
+        """
         outcomes: dict[int, Outcome] = {}
         rest = dict(enumerate(trajectories))
         while rest:
@@ -152,12 +156,13 @@ class ReplayClient:
         self.fail_all({ticket_id: reason})
 
     def fail_all(self, reasons: Mapping[str, str]) -> None:
-        """Give episodes up, each with its reason, in the time of one."""
+        """Give several episodes up at once, each with its reason."""
         self._send_all([(protocol.FailEpisode(each, _for_good(reason)), ()) for each, reason in reasons.items()])
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
         """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
-        groups, one after the other, for the kind that scores these. Waits about a second for the first."""
+        groups, for the kind that scores groups. Waits about a second for the first.
+        """
         answer = self._send(
             protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens, groups)
         )
@@ -169,24 +174,26 @@ class ReplayClient:
         self._send(protocol.RenewLease(self._worker))
 
     def label(self, labels: Sequence[Labels]) -> None:
-        """Deliver labels; returns once all are durable. Raises RefusedError for the first that was refused, when the
-        others are."""
+        """Deliver labels; returns once all are durable. If some were refused, raises the first RefusedError once the
+        others are durable.
+        """
         request = protocol.PutLabels(self._worker, self._incarnation)
         self._send_all([(request, encode(labels_message(each))) for each in labels])
 
     def label_group(self, labels: Sequence[Labels]) -> None:
         """Deliver the labels of a group that was leased whole, in the order of the lease; returns once all are durable.
-        Raises RefusedError: none was taken."""
+        Raises RefusedError: the replay took none of them."""
         frames = [join(encode(labels_message(each))) for each in labels]
         self._send_all([(protocol.PutGroupLabels(self._worker, self._incarnation), frames)])
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
-        """Give the scoring of a trajectory up for now, with the reason; or of its group, if that was leased whole."""
+        """Give the scoring of a trajectory up for now, with the reason, or of its group if leased whole."""
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, _for_good(reason)))
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-        """The learner goes on with these values of all keys, at `time` in seconds since 1970; returns every change that
-        the run had so far. Raises ConfigError: a run that resumes keeps the values of some keys."""
+        """Record that the learner uses these values of all keys from `time`, in seconds since 1970; returns every
+        change that the run had so far. Raises ConfigError: a run that resumes keeps the values of some keys.
+        """
         try:
             return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
         except RefusedError as error:
@@ -206,11 +213,11 @@ class ReplayClient:
         return self._ask(protocol.GetPlan(step, ahead=True), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Trajectories, in the order of `ids`. Raises RefusedError: one is not stored any more."""
+        """Trajectories, in the order of `ids`. Raises RefusedError: one is no longer stored."""
         return [read_trajectory(message) for message in self._fetch("data", ids)]
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are not stored any more."""
+        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are no longer stored."""
         return [read_labels(message) for message in self._fetch("labels", ids)]
 
     def _fetch(self, table: Literal["data", "labels"], ids: Sequence[str]) -> Iterator[Message]:
@@ -231,8 +238,9 @@ class ReplayClient:
         self._send(protocol.Published(version))
 
     def checkpointed(self, steps: int, kept: int) -> None:
-        """A checkpoint covers the first `steps` steps, and every one that may yet be resumed from the first `kept`:
-        trajectories of these may be forgotten. Raises RefusedError: so many steps were never planned."""
+        """Note that a checkpoint covers the first `steps` steps. Every checkpoint that may still be resumed covers the
+        first `kept`, whose trajectories may be forgotten. Raises RefusedError: fewer steps were planned.
+        """
         self._send(protocol.Checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
@@ -242,7 +250,7 @@ class ReplayClient:
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         """The result of an evaluation: outcome, accuracy, reward, count, failed; tokens, those of newer versions
         (newer_tokens) and newest_version; sources, with a Tally for each data source. None while it is not complete;
-        `wait` waits about a second before it says so."""
+        `wait` waits about a second for it."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
 
     def finished(self) -> None:
@@ -306,8 +314,9 @@ def _for_good(reason: str) -> str:
 
 
 def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
-    """The numbers of those that show an image which no earlier one of their group does. The members of a group mostly
-    show the same images, which the first of them brings for all; but tools may show each of them others."""
+    """The indices of trajectories with an image that no earlier member of their group has. The members of a group
+    mostly have the same images, which the first one sends for all. Tools may add further images to each.
+    """
     found: list[int] = []
     brought: dict[str, set[bytes]] = {}
     for at, each in trajectories.items():
@@ -319,8 +328,9 @@ def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
 
 
 def _accepted(kind: str, answer: Answer) -> Answer:
-    """The answer to a request of this kind. Raises RefusedError, TooManyFailuresError and RunOverError: it is one of
-    these."""
+    """The answer to a request of this kind. Raises RefusedError, TooManyFailuresError and RunOverError if the answer is
+    one.
+    """
     if answer.kind == OVER:
         raise RunOverError("the run is done: this process ends")
     if answer.kind == REFUSED:

@@ -26,7 +26,7 @@ DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "
 
 
 def status(tx: Transaction, settings: ReplaySettings) -> dict[str, int]:
-    """Counters, depths, bytes and the limit of these."""
+    """Counters, depths, bytes and their limit."""
     return {
         **counters(tx),
         "store_bytes": tx.live_bytes(),

@@ -1,7 +1,7 @@
 """The end of a run whose roles were started by hand: the learner says that the run is done, and every worker hears it.
 
-Nothing of it is stored. A learner that asks for anything after the end goes on with the run, such as one that was
-started again with more steps.
+Nothing of it is stored. A learner that sends a request after the end continues the run, such as one that was restarted
+with more steps.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RunEnd:
             self._since = self._clock()
 
     def revoke(self) -> None:
-        """A learner goes on with the run."""
+        """A learner continues the run."""
         self._since = None
         self._told.clear()
 
@@ -38,7 +38,7 @@ class RunEnd:
         return self._since is not None
 
     def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
-        """True if no process needs the replay any more. `workers` gives the workers that have asked lately. It is
+        """True if no process still needs the replay. `workers` gives the workers that have asked lately. It is
         called only after the end, since there may be thousands."""
         if self._since is None:
             return False

@@ -17,7 +17,9 @@ from asyncrl.types import Purpose, Trajectory
 
 PAGE = 1000
 SAMPLED_EVALUATIONS = 3
-"""So many evaluations have a sample of episodes with their data: the learner may take the one of the last but one."""
+"""The latest evaluations that keep a sample of episodes with their data: the learner may still read the one before
+last.
+"""
 
 
 def start(
@@ -93,9 +95,10 @@ def _forget_samples(tx: Transaction) -> None:
 
 
 def result(tx: Transaction, version: int, attempts: int) -> dict[str, Any] | None:
-    """The result of a complete evaluation with so many attempts at a task; None before. `outcome` and `reward` are
-    means over the attempts that were scored, and `accuracy` is the share of these whose outcome is 1 or more; `sources`
-    has a Tally for each data source, and `sample` the ids of episodes to read."""
+    """The result of a complete evaluation with `attempts` attempts a task; None while it is incomplete. `outcome` and
+    `reward` are means over the attempts that were scored, and `accuracy` is the share of these whose outcome is 1 or
+    more; `sources` has a Tally for each data source, and `sample` the ids of episodes to read.
+    """
     evaluation = EvaluationRecord.load(tx, version)
     if evaluation is None or evaluation.done < evaluation.total:
         return None

@@ -47,7 +47,7 @@ class FailureLimit:
         self._newest = ""
 
     def resume(self, ended_well: int) -> None:
-        """So many ended well in earlier processes of the run."""
+        """Start from the number that ended well in earlier processes of the run."""
         self._one_ended_well |= ended_well > 0
 
     def began(self, name: str) -> None:
@@ -87,7 +87,7 @@ class FailureLimit:
         return sum(self._window) / len(self._window) if len(self._window) >= FEWEST_IN_WINDOW else 0.0
 
     def verdict(self) -> str:
-        """Why the run must end, for people; empty while it may go on."""
+        """The reason why the run must end, for people; empty while it may continue."""
         if self._none_ends_well():
             return f"none of the first {self._failures} {self._kind} ended well; the newest failure is {self._newest}"
         if self._over_since is not None and self._clock() - self._over_since >= WINDOW_S:

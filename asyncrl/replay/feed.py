@@ -1,4 +1,4 @@
-"""The feed: which task comes next. Its whole state is in the store, so that a restart goes on in the same place.
+"""The feed: which task comes next. Its whole state is in the store, so a restart continues at the same task.
 
 The feed goes through every source in epochs, each shuffled by the run's seed. With weights, a draw chooses the source
 first. With several shards, shard i feeds the rows whose number modulo the shards is i: one shard knows the success rate

@@ -166,7 +166,7 @@ class OpenGroups:
             forget(tx, name)
 
     def forget_untrained(self, tx: Transaction) -> None:
-        """Forget the untrained trajectories that are there only because the run kept all until now."""
+        """Forget the untrained trajectories that are stored only because the run kept everything until now."""
         if self._settings.keeps_all or not tx.counter("kept_untrained"):
             return
         for name in [key.decode() for key in tx.keys("data")]:
@@ -176,7 +176,7 @@ class OpenGroups:
         tx.set("kept_untrained", 0)
 
     def release(self, tx: Transaction, name: str, record: TrajectoryRecord) -> None:
-        """Count a trajectory as trained, once no plan will name it any more and checkpoints cover those that do."""
+        """Count a trajectory as trained, once no later plan will name it and checkpoints cover the plans that do."""
         if record.state is TrajectoryState.TRAINED or not is_done(tx, record, record.trained):
             return
         record.state = TrajectoryState.TRAINED

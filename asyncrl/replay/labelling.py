@@ -246,8 +246,9 @@ class Labelling:
                 self._complete(tx, record.group, group)
 
     def _end_lease(self, tx: Transaction, request: WorkerRequest, name: str) -> Unit:
-        """The unit of a trajectory that the scorer holds; nothing where it lost the lease, perhaps to a later start of
-        its own, which goes on with it."""
+        """The unit of a trajectory that the scorer holds; nothing if it lost the lease, perhaps to a later start of the
+        same scorer.
+        """
         worker = request.worker
         if not self._scorers.holds(tx, worker, request.incarnation):
             return []
@@ -318,7 +319,7 @@ class Labelling:
         """Put a dead letter back; returns how.
 
         "scoring": the episode is stored and its group still waits for a replacement, so it is scored again itself.
-        "task": its task runs again as a group of its own, before the feed goes on. Raises RefusedError: there is no
+        "task": its task runs again as a group of its own, before the feed continues. Raises RefusedError: there is no
         such dead letter, or its task is a held-out one whose evaluation is over.
         """
         dead = self._dead_letters.get(tx, ticket)

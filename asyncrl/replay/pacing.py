@@ -6,11 +6,11 @@ are admitted and in no plan yet:
 
 - the learner waits for a batch: `ahead` grows by B / 2 at once, and again after every AGAIN_S seconds of the same wait,
   up to all that the age bound admits;
-- it did not wait, and more than the spare batches are complete after its own: `ahead` falls by the trajectories beyond
-  those, divided by max_lag + 1, down to those of one version.
+- it did not wait, and more than the spare batches are complete: `ahead` falls by the surplus trajectories, divided by
+max_lag + 1, but not below one version's.
 
 So it follows the number of episodes that keeps the learner busy, however long they take. It rises faster than it falls,
-since a learner that waits costs more than data that are a version older. The age bound is as it was.
+since a learner that waits costs more than data that are a version older. Pacing never changes the age bound.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KEY = "pace"
 RISE = 0.5
 """Batches by which `ahead` grows."""
 AGAIN_S = 10.0
-"""The time after which a wait starts more episodes: those that were started before may hang."""
+"""The time after which a wait starts more episodes, since the running ones may hang."""
 
 
 class PaceRecord(Record):
@@ -49,11 +49,11 @@ class Pace:
         self._spare = None if settings.spare_batches is None else settings.spare_batches * self._batch
 
     def ahead(self, tx: Transaction) -> int:
-        """Uses of trajectories that may be promised and in no plan yet."""
+        """The most uses of trajectories that may be promised but not planned yet."""
         return int(self._most if self._spare is None else self._record(tx).ahead)
 
     def capacity(self, tx: Transaction) -> int:
-        """Uses of trajectories that may be promised in all, now."""
+        """The most uses of trajectories that may be promised in total, now."""
         bound = self._admission.capacity(tx.counter("version"))
         if self._spare is None:
             return bound
@@ -72,13 +72,13 @@ class Pace:
             record.save(tx, KEY)
 
     def planned(self, tx: Transaction, step: int, left: int) -> None:
-        """The batch of `step` is planned, and so many complete trajectories are left."""
+        """Note that the batch of `step` is planned, and how many complete trajectories are left."""
         if self._spare is None:
             return
         record = self._record(tx)
         surplus = left - self._spare
         if surplus > 0 and record.waited < step:
-            # A change is seen when what was started before it is trained, up to so many steps later.
+            # A change shows only once the episodes that started before it are trained, up to max_lag + 1 steps later.
             record.ahead -= surplus / (self._admission.max_lag + 1)
             record.save(tx, KEY)
 

@@ -13,7 +13,7 @@ from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Task
 
 CHECKED_TASKS = 512
-"""A restart reads so many of the tasks: all of a small set, and enough of others to see another order."""
+"""The tasks that a restart reads: all of a small set, and enough of a large one to notice another order."""
 
 CHECKSUM = "_checksum"
 FILES = {"tasks": "data.train", "held_out": "data.eval"}

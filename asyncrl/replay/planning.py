@@ -35,7 +35,7 @@ from asyncrl.types import BatchPlan, LabelNeeds, Trajectory
 from asyncrl.wire import decode, read_trajectory, split
 
 LEARNER_TRACK = "learner waits"
-"""The track of the spans in which the learner waits for a plan. Their names say what there is not enough of."""
+"""The track of the spans in which the learner waits for a plan. A span is named after the cause of the wait."""
 
 
 class LearnerWaits:
@@ -102,8 +102,9 @@ class Planning:
         self._evict(tx, tx.counter("version"))
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
-        """Plan only episodes whose labels meet these needs, from step `first` on. Labelled ones that do not, from
-        before the algorithm changed, become dead letters, and their groups are dropped."""
+        """Plan only episodes whose labels meet these needs, from step `first` on. Episodes that were labelled before
+        the algorithm changed and do not meet them become dead letters; their groups are dropped.
+        """
         if not set_label_needs(tx, needs):
             return
         self._withdraw(tx, first)
@@ -117,8 +118,9 @@ class Planning:
         self._drop(tx, dropped)
 
     def _withdraw(self, tx: Transaction, first: int) -> None:
-        """Forget the plan of step `first`, if it has labels that do not meet the needs. A shard may have one before all
-        others have theirs, and then nothing has trained it."""
+        """Forget the plan of step `first`, if it has labels that do not meet the needs. One shard may have planned the
+        step before the others have; then no plan of it was trained.
+        """
         plan = tx.get("plans", first, BatchPlan)
         if plan is None or plan.skipped or first != tx.count("plans") - 1:
             return
@@ -137,7 +139,7 @@ class Planning:
         return self._planned(tx, step)
 
     def plan_ahead(self, tx: Transaction, step: int) -> BatchPlan | None:
-        """The plan of a step after the learner's; None where it is not to be made yet.
+        """The plan of a step after the learner's; None if it is too early to make it.
 
         Which groups are too old for that step is the same now and later. The sampler says whether it may choose now.
         """
@@ -161,8 +163,9 @@ class Planning:
         return self._record(tx, step, [(*ready[index], weight) for index, weight in chosen])
 
     def missing(self, tx: Transaction) -> str:
-        """Why there is no plan now: "labels", if all that was delivered made one once it is scored; "store", if that is
-        too full for new tickets; else "episodes"."""
+        """The reason why there is no plan now: "labels" if the delivered trajectories would make one once scored;
+        "store" if the store is too full for new tickets; else "episodes".
+        """
         delivered = tx.count("ready")
         for name, group in GroupRecord.all(tx):
             incomplete = group.training and not all(group.labelled)
@@ -303,7 +306,7 @@ class Planning:
         """Release, once, the trajectories of the first `steps` steps, which a checkpoint covers. Forget those of the
         first `kept` steps, which every kept checkpoint covers, when they have been kept for long enough.
 
-        Raises RefusedError: so many steps were never planned, so this is a checkpoint of another run.
+        Raises RefusedError: fewer steps were planned, so this is a checkpoint of another run.
         """
         planned, released = tx.count("plans"), tx.counter("released_steps")
         if max(steps, kept) > planned:
@@ -343,5 +346,5 @@ def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
 
 
 def recorded_plan(tx: Transaction, step: int) -> BatchPlan:
-    """A plan that must be there. Raises StoreError: it is missing."""
+    """A recorded plan. Raises StoreError: it is missing."""
     return tx.present(tx.get("plans", step, BatchPlan), "plans", step)

@@ -27,8 +27,9 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 T = TypeVar("T")
 
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
-"""The outcome of a request: done; nothing to give yet; nothing to give any more, since the run is done; to be sent
-again later; refused; too much fails, so that the run must end. The body of the last three is the reason."""
+"""The outcome of a request: done; nothing to give yet; nothing left to give, since the run is done; send it again
+later; refused; too many failures, so the run must end. The body of the last three is the reason.
+"""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 
@@ -134,7 +135,7 @@ class FailScoring(WorkerRequest, frozen=True):
 
 
 class Configure(ReplayRequest, frozen=True):
-    """The learner goes on with these values of all keys of the configuration, at `time` in seconds since 1970."""
+    """The learner uses these values of all keys of the configuration from `time`, in seconds since 1970."""
 
     values: Annotated[dict[str, Any], Meta(min_length=1)]
     time: Whole

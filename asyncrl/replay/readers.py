@@ -1,6 +1,6 @@
 """Other processes that read the store: an export, a status, a learner with `replay.source`.
 
-LMDB reuses a freed page only when no reader's snapshot can need it any more. A reader that was killed inside a
+LMDB reuses a freed page only when no reader's snapshot can still need it. A reader that was killed inside a
 transaction leaves its snapshot in use, and the file would grow until every write is refused. `Readers` frees such
 snapshots. A live reader keeps its snapshot; it is reported after LONG_S.
 """

@@ -48,7 +48,7 @@ class Record(Struct, array_like=True):
 
     @classmethod
     def of(cls, tx: Transaction, key: Key) -> Self:
-        """A record that others refer to. Raises StoreError: it is missing."""
+        """A record that must exist, since another refers to it. Raises StoreError: it is missing."""
         return tx.present(cls.load(tx, key), cls.table, key)
 
     @classmethod
@@ -58,8 +58,9 @@ class Record(Struct, array_like=True):
 
     @classmethod
     def page(cls, tx: Transaction, prefix: str, after: str, count: int, backwards: bool) -> list[tuple[str, Self]]:
-        """The next `count` records whose keys begin with `prefix`, after the key `after` or, if that is empty, from the
-        first on; `backwards`, before it or from the last on."""
+        """The next `count` records whose keys begin with `prefix`, after the key `after`, or from the first if that is
+        empty. With `backwards` they are the ones before `after`, or from the last.
+        """
         return [(name, cls.of(tx, name)) for name in tx.page(cls.table, after, count, prefix, backwards)]
 
     def save(self, tx: Transaction, key: Key) -> None:
@@ -74,14 +75,14 @@ def shorten(reason: str) -> str:
 class TrajectoryRecord(Record):
     """The facts about a trajectory that stay for good.
 
-    `oldest` is the oldest version that sampled a token of it; a demonstration, which none sampled, has no age. `scored`
-    kinds of scores are done, `leased` more are with a scorer, after `attempts`. `reward` and `outcome` mean nothing
-    before the first score. `plans` counts the plans that name it, `last_plan` is the newest of them, and `trained`
-    counts those that a checkpoint covers. `lag` is that at its newest plan or at its eviction; -1 before, and for a
-    demonstration. `turns` counts the policy's own, `seconds` is the length of the episode, and `reason` says why it was
-    evicted, filtered, dropped or given up. `process` is the score of its steps as one number, if a process model scored
-    them, and `vote` the answer in short (see `Labels`). `row` is the task's row in the training or evaluation file; -1
-    in imported stores.
+    `oldest` is the oldest version that sampled a token of it; a demonstration has no age, since no version sampled it.
+    `scored` kinds of scores are done, `leased` more are with a scorer, after `attempts`. `reward` and `outcome` mean
+    nothing before the first score. `plans` counts the plans that name it, `last_plan` is the newest of them, and
+    `trained` counts those that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction; -1 before,
+    and for a demonstration. `turns` counts the policy's own, `seconds` is the length of the episode, and `reason` says
+    why it was evicted, filtered, dropped or given up. `process` is the score of its steps as one number, if a process
+    model scored them, and `vote` the answer in short (see `Labels`). `row` is the task's row in the training or
+    evaluation file; -1 in imported stores.
     """
 
     table = "trajectories"
@@ -119,10 +120,11 @@ class TrajectoryRecord(Record):
 
 
 class GroupRecord(Record):
-    """An open group. `row` is the task's row in the training or evaluation file; `version` is the policy version that
-    the members need at least; `attempts` counts each member's failures; `labelled` tells which members are labelled;
-    `sampled` counts the plans that took the group. With `demonstrated` the last member is the task's demonstration,
-    and the policy plays the others."""
+    """An open group. `row` is the task's row in the training or evaluation file; `version` is the oldest policy version
+    that may play the members; `attempts` counts each member's failures; `labelled` tells which members are labelled;
+    `sampled` counts the plans that took the group. With `demonstrated` the last member is the task's demonstration, and
+    the policy plays the others.
+    """
 
     table = "groups"
     row: int

@@ -166,7 +166,7 @@ class ReplayServer:
         return self._clock() >= min(self._due_at(), self._next_tick)
 
     def _due_at(self) -> float:
-        """The time at which to begin a turn for the requests that are there: at once, if one does more than renew."""
+        """The time at which to begin a turn for the waiting requests: at once, if one does more than renew."""
         # Renewals wait for others: those of a thousand actors would each cost a turn, and no episode waits for them.
         if not self._requests:
             return math.inf
@@ -299,7 +299,7 @@ class ReplayServer:
             return encode_reason(REFUSED, call.sequence, reason)
 
     def _is_new_bug(self, tx: Transaction, where: str, error: Exception) -> bool:
-        """Count an internal error. True for the first of its kind: a client may cause the same one for ever."""
+        """Count an internal error. True for the first of its kind: a client may repeat the same one endlessly."""
         tx.add("internal_errors")
         known = (where, type(error)) in self._traced
         self._traced.add((where, type(error)))
@@ -364,8 +364,9 @@ class ReplayServer:
         return reason
 
     def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
-        """Tell every requester, also the waiting ones, that nothing of this turn was stored. Go on with the leases in
-        the store."""
+        """Tell every requester, also the waiting ones, that nothing of this turn was stored. Continue with the leases
+        in the store.
+        """
         reason = self._postpone(error)
         self._commits.say(reason)
         waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]

@@ -38,7 +38,7 @@ from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
 """The requests by which workers learn that the run is done."""
 TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
-"""The requests by which a learner goes on with a run that was done."""
+"""The requests by which a learner continues a run that was done."""
 PUT_OFF_S = 3.0
 """Clients send a request that was put off again sooner, so after this time no request is."""
 
@@ -88,9 +88,9 @@ class ReplayService:
         self.readers = Readers(clock)
 
     def start(self, tx: Transaction) -> None:
-        """Go on with what the store holds: every worker that holds work gets a fresh lease.
+        """Continue from the store: every worker that holds work gets a fresh lease.
 
-        Raises StoreError: the store was imported, so it has trajectories and plans, but no run to go on with; or it is
+        Raises StoreError: the store was imported, so it has trajectories and plans, but no run to continue; or it is
         another run's.
         """
         if tx.counter("imported"):
@@ -154,14 +154,14 @@ class ReplayService:
         return self._put_off if self._clock() - self._put_off_at <= PUT_OFF_S else ""
 
     def is_over(self) -> bool:
-        """True if the run is done and no process needs the replay any more."""
+        """True if the run is done and no process still needs the replay."""
         return self._end.is_over(lambda: self._actors.silence().keys() | self._scorers.silence().keys())
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
         """The reply to a request; None where there is nothing to answer yet.
 
         Raises AsyncrlError where the request is refused; nothing of it may take effect then. Raises RunOverError: a
-        worker asks for work, and the run is done.
+        worker requests work, and the run is done.
         """
         request = call.request
         if isinstance(request, WireError):

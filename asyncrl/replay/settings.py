@@ -35,7 +35,7 @@ class ReplaySettings:
     - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps all, trained or not.
     - An actor may hold a ticket for `longest_episode_s`.
     - At most `max_dead_letters` are kept, and with their episodes at most `max_dead_letter_bytes`.
-    - So many failures that `max_failure_share` is reached end the run, see `failure_limit`.
+    - A share of failures of `max_failure_share` ends the run, see `failure_limit`.
     - A trajectory may have `max_tokens`. Its token ids are below `vocabulary`, if that is known.
     """
 

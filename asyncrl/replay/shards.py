@@ -57,15 +57,15 @@ class ShardedReplay:
         return join_plans(plans) if len(plans) == len(self._clients) else None
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are not stored any more."""
+        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are no longer stored."""
         return self._by_id(ids, lambda client, own: client.labels(own))
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Trajectories, in the order of `ids`. Raises RefusedError: one is not stored any more."""
+        """Trajectories, in the order of `ids`. Raises RefusedError: one is no longer stored."""
         return self._by_id(ids, lambda client, own: client.fetch(own))
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The image of this digest that a trajectory shows. Raises RefusedError: it is not stored any more."""
+        """The image of this digest that a trajectory shows. Raises RefusedError: it is no longer stored."""
         return self._clients[shard_of(trajectory, len(self._clients))].image(trajectory, name)
 
     def task(self, name: str) -> Task | None:

@@ -35,7 +35,7 @@ TABLES = (
     "waiting",  # kind of scores, order -> trajectory that needs them next
     "leased",  # scorer -> trajectories it scores (many)
     "ready",  # order -> ReadyGroup: complete, labelled, may be trained
-    "again",  # order -> row of a task that is to be run again before the feed goes on
+    "again",  # order -> row of a task that is to be run again before the feed continues
     "tasks",  # row -> [running success rate, epoch]
     "plans",  # step -> BatchPlan
     "dead",  # ticket -> DeadLetter
@@ -131,7 +131,8 @@ def _check_format(path: Path, tx: Transaction) -> None:
 
 def in_use(path: Path) -> bool:
     """True if a process has the store in this folder open for writing. Writes nothing, so that a user who may only read
-    the folder can ask."""
+    the folder can call it.
+    """
     try:
         with (path / LOCK_FILE).open() as lock:
             return not _locked(lock, fcntl.LOCK_SH)

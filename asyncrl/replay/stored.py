@@ -66,7 +66,7 @@ class StoredRun:
         return sum_counters(self.each(counters.counters))
 
     def without_images(self) -> int:
-        """The number of trajectories of an imported run that show images. None of these images is there."""
+        """The number of trajectories of an imported run that show images. None of these images is stored."""
         return sum(self.each(Transaction.counter, WITHOUT_IMAGES))
 
     def audit(self, uses: int) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class StoredRun:
         return sorted(((name, dead) for part in self.each(DeadLetter.all) for name, dead in part), key=itemgetter(0))
 
     def ids(self, after: str = "") -> Iterator[str]:
-        """The ids, in order and after `after`, of all trajectories whose data is there."""
+        """The ids, in order and after `after`, of all trajectories whose data is stored."""
         return heapq.merge(*(self._ids(shard, after) for shard in self._shards))
 
     def _ids(self, shard: StoreReader, after: str) -> Iterator[str]:
@@ -121,7 +121,7 @@ class StoredRun:
         return self._read(self._shard_of(name), TrajectoryRecord.load, name) is not None
 
     def facts(self, names: Sequence[str]) -> list[TrajectoryRecord]:
-        """The records of trajectories that are there. Raises StoreError: one is missing."""
+        """The records of stored trajectories. Raises StoreError: one is missing."""
         return [self._read(self._shard_of(name), TrajectoryRecord.of, name) for name in names]
 
     def trajectory(self, name: str) -> Trajectory | None:
@@ -133,7 +133,7 @@ class StoredRun:
         return self._read(self._shard_of(trajectory), _image, trajectory, name)
 
     def labels(self, name: str) -> Labels | None:
-        """A trajectory's labels, if they are there."""
+        """A trajectory's labels, if it has any."""
         return self._read(self._shard_of(name), _labels, name)
 
     def record(self, name: str) -> StoredTrajectory:
@@ -141,7 +141,7 @@ class StoredRun:
         return self._read(self._shard_of(name), _record, name)
 
     def each(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Call `ask` for every shard, each at one moment, and return its results."""
+        """Call `ask` with one snapshot of every shard, and return the results."""
         return [self._read(shard, ask, *args, **kwargs) for shard in self._shards]
 
     def _shard_of(self, name: str) -> StoreReader:

@@ -51,7 +51,7 @@ class TicketQueue:
         self._given: dict[str, float] = {}
 
     def resume(self, tx: Transaction) -> None:
-        """Go on after a restart: every actor has a fresh lease, and every ticket its full time."""
+        """Continue after a restart: every actor has a fresh lease, and every ticket its full time."""
         self._actors.resume(tx)
         now = self._clock()
         self._given = {name: now for worker in tx.keys("held") for name in tx.members("held", worker)}
@@ -217,7 +217,7 @@ class TicketQueue:
         return "stored"
 
     def _check(self, tx: Transaction, trajectory: Trajectory) -> None:
-        """Raises RefusedError: the learner could not train it, and would fail on its plan for ever."""
+        """Raises RefusedError: the learner could not train it, and would fail on its plan at every restart."""
         settings, name, newest = self._settings, trajectory.id, trajectory.newest_version
         if len(trajectory) > settings.max_tokens:
             raise RefusedError(

@@ -264,7 +264,7 @@ class Transaction:
 
     @contextlib.contextmanager
     def nested(self) -> Iterator[Transaction]:
-        """A part that takes effect whole or, when it raises, not at all."""
+        """A nested transaction: it takes effect as a whole or, when it raises, has no effect."""
         self.flush()
         with self._environment.begin(parent=self._raw, write=True) as raw:
             inner = Transaction(self._environment, self._tables, raw)

@@ -1,8 +1,8 @@
 """Everything that is read of a run: one reader of its folder, and one view a file.
 
 `run.py` is the only reader, and `finding.py` the only finder: a view that needs more of a run gets it there. A run may
-go on meanwhile, have ended, or be a copy. None of the nine promises is kept here. The views show whether they hold, and
-only three subcommands of `asyncrl inspect` change a run, through its replay.
+be running, have ended, or be a copy. None of the nine promises is kept here. The views show whether they hold, and only
+three subcommands of `asyncrl inspect` change a run, through its replay.
 
 In reading order:
 

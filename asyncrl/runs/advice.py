@@ -12,7 +12,7 @@ from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.shares import IdleShares
 
 STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much above the first share of its steps, and hardly at all below the second."""
+"""The learner waits too much above the first share of its steps, and hardly ever below the second."""
 BUSY = 0.1
 """Actors or scorers are the limit while they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8

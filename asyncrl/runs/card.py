@@ -54,8 +54,8 @@ class TrainedModel:
 
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
-    """Write the card and its picture into the folder of the model that a run exported after so many `steps`; None: at
-    its end. Returns False if the folder has a card that somebody wrote, which stays.
+    """Write the card and its picture into the folder of the model that a run exported after `steps` steps; None: at its
+    end. Returns False if the folder has a card that somebody wrote, which stays.
 
     Raises ConfigError: the run's configuration cannot be read; OSError.
     """
@@ -84,7 +84,7 @@ def named(text: str, name: str) -> str:
 
 
 def trained_model(run: Run, steps: int | None = None) -> TrainedModel:
-    """The facts of a run about its model after so many `steps`; None: at its end. Raises ConfigError: the run's
+    """The facts of a run about its model after `steps` steps; None: at its end. Raises ConfigError: the run's
     configuration cannot be read."""
     rows, evaluations = run.sampled_rows("learner"), run.sampled_rows("evaluation")
     if steps is not None:

@@ -29,12 +29,12 @@ Row = dict[str, Any]
 CHUNK = 1 << 14
 BLOCK = 1 << 20
 MEASURED = 64
-"""The length of a line is the mean of so many."""
+"""The number of lines that the mean length of a line is measured on."""
 NEARBY = 1 << 16
-"""A bisection ends where so few bytes are left that they are better read."""
+"""A bisection ends at this number of bytes: reading them is faster than another step."""
 MOST_SAMPLED = 2000
 WHOLE_BYTES = 16 << 20
-"""A file of at most so many bytes is read whole to be sampled."""
+"""A file of at most this size is read whole to be sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def _is_number(value: Any) -> bool:
 
 
 def parsed(line: bytes) -> Row | None:
-    """The row of a line; None if it is none."""
+    """The row of a line; None if it is malformed."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,6 +1,6 @@
 """The one reader of a run: configuration, state, end, rows of metrics, spans, store and kept episodes of a folder.
 
-Every view reads through it. The run may go on meanwhile, have ended, or be a copy from another machine. It changes
+Every view reads through it. The run may be running, have ended, or be a copy from another machine. It changes
 nothing.
 """
 
@@ -111,8 +111,9 @@ class Run:
         return False
 
     def end(self) -> str:
-        """The result that the launcher wrote at the end of the run: done, stopped or failed. Empty while the run goes
-        on, and where no launcher wrote one."""
+        """The result that the launcher wrote at the end of the run: done, stopped or failed. Empty while the run is
+        running, and if no launcher wrote one.
+        """
         result = "" if self.is_running() else self.summary().get("result")
         return result if isinstance(result, str) else ""
 

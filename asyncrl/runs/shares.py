@@ -15,7 +15,7 @@ CAUSES = ("labels", "episodes", "store")
 """The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
-"""So many of a role's newest rows are read at most; it writes one every five seconds."""
+"""The most rows of a role that are read, the newest; a role writes one every five seconds."""
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:

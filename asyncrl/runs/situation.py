@@ -47,7 +47,8 @@ class ShardNow:
 
     - Groups: `ready` to be trained, `scoring` (all members are stored), `playing`; `held_out_*`: the same of
       evaluations, where each attempt is a group.
-    - `pending` tickets have no actor. `waiting` episodes have no scorer; `actors` and `scorers` hold so many each.
+    - `pending` tickets have no actor. `waiting` episodes have no scorer; `actors` and `scorers` count the episodes that
+    each worker holds.
     - `silence_s`: seconds since each worker's last request. `learner_waits_s`: for how long the learner waits.
     - `busy`: why it puts requests off now; empty where it does not.
     """
@@ -106,7 +107,7 @@ class RolesReader:
         self._tails: dict[str, Tail] = {}
 
     def read(self, processes: Mapping[str, Mapping[str, Any]], shards: int) -> dict[str, RoleNow]:
-        """The roles in `processes`, which the supervisor of a run with so many shards wrote."""
+        """The roles in `processes`, which the supervisor of a run with `shards` shards wrote."""
         return {name: self._role(name, record, shards) for name, record in processes.items()}
 
     def _role(self, name: str, record: Mapping[str, Any], shards: int) -> RoleNow:
@@ -145,7 +146,7 @@ def _files_of_shards(name: str, shards: int) -> list[str]:
 
 
 def situation(now: StatusSample, settings: ViewSettings, roles: Mapping[str, RoleNow]) -> Situation:
-    """The situation of a run that goes on, at the moment of a sample."""
+    """The situation of a running run, at the moment of a sample."""
     shards, groups = len(now.shards), settings.batch_size // settings.group_size
     return Situation(
         [

@@ -25,7 +25,7 @@ class Wait:
     known.
 
     `who` is empty where `what` has its own subject. `fault`: `who` is silent, down or failing, and no setting of the
-    run mends that.
+    run fixes that.
     """
 
     who: str
@@ -286,7 +286,7 @@ def _not_working(role: RoleNow, now: Situation) -> Wait | None:
 
 
 def _silent(shard: ShardNow, holders: Mapping[str, int], now: Situation) -> Wait | None:
-    """A worker without a supervisor that holds work and has not asked for anything lately."""
+    """A worker without a supervisor that holds work and has sent no request lately."""
     silent = {
         name: seconds
         for name, seconds in shard.silence_s.items()

@@ -52,7 +52,7 @@ class StoreSummary:
     - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`, the open ones, by what they wait
       for: `playing`, `scoring`, and the same of held-out tasks.
     - Other `counts`: `actors`, tickets by their actor; `dead_letters`, the kept ones, by what failed.
-    - `steps` is the number of recorded plans, and `learner_step` the step that the learner asked for last.
+    - `steps` is the number of recorded plans, and `learner_step` the step that the learner requested last.
       `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     """
 
@@ -167,12 +167,12 @@ def describe(
     """Give the sample `now` as plain values; rates are per second since `before`. `steps` are those of the
     configuration. Keys that need explanation:
 
-    - `progress`: `RunProgress.values`, without those of actors unless the run goes on; and `steps`.
+    - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
     - `running`: at least one shard answers. `problem`: why not all do, or how the run ended.
     - `steps`: plans so far. `tokens`: sampled ones, by the end of their trajectories.
-    - `rates`: None without `before`. `admission` and `failed_handshakes`: None unless the run goes on.
+    - `rates`: None without `before`. `admission` and `failed_handshakes`: None unless the run is running.
     - `readers`: processes that have read one snapshot for too long. `failing`: why tickets are few.
-    - `processes`: host, pid and restarts of each role, while the run goes on; a pid of 0 waits for its start.
+    - `processes`: host, pid and restarts of each role, while the run is running; a pid of 0 waits for its start.
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")
@@ -210,7 +210,7 @@ def describe(
 
 
 def _ended(run: Run) -> str:
-    """The end of the run and what to do next, for people; empty while the run goes on, and without a summary."""
+    """The end of the run and the next commands, for people; empty while the run is running, and without a summary."""
     folder = shlex.quote(str(run.folder))
     report = f"asyncrl report {folder} shows what came of it"
     match run.end():

@@ -65,7 +65,7 @@ class RunSummary:
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It has shares, too:
       those of the steps' time in which the learner was idle or waited for labels, and that in which the engines were
       idle.
-    - `files` are the folders that exist, by what they hold; `next` are commands to go on with.
+    - `files` are the folders that exist, by what they hold; `next` has the commands to use next.
     """
 
     run: str
@@ -139,7 +139,7 @@ class _Steps:
 
 
 def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
-    """The summary of the run in a folder. `resume` is the command that goes on with it."""
+    """The summary of the run in a folder. `resume` is the command that continues it."""
     run_dir, steps = run.folder, _Steps()
     for line in run.lines("learner"):
         steps.add(line)
@@ -237,7 +237,7 @@ def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
 
 
 def resume_command(run: Run) -> str:
-    """The command that goes on with a run."""
+    """The command that continues a run."""
     return shlex.join(["asyncrl", "resume", str(run.folder)])
 
 

@@ -23,7 +23,7 @@ STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep 
 REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
-"""Failures a second are averaged over so many seconds: replays report theirs every five."""
+"""The seconds over which the rate of failures is averaged: replays report theirs every five."""
 FLOW = ("accepted", "labelled", "trained")
 """The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner count,
 too."""

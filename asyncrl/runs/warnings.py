@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 WINDOW = 3
-"""So many steps in a row, before a run that goes on is warned of."""
+"""The number of bad steps in a row that gives a warning about a running run."""
 FEWEST_EPISODES = 30
 MAX_FAILED_SHARE = 0.1
 

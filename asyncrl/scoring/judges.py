@@ -1,6 +1,6 @@
 """Users' code in processes of its own, which are killed when it overruns its limits: both sides of the pipe.
 
-Such code may loop for ever, hold the interpreter in a regular expression, use up the memory, or crash. None of that may
+Such code may never end, block the interpreter in a regular expression, use up the memory, or crash. None of that may
 stop the scorer or become a reward. The process ends itself when a request takes too long, and writes on stderr where it
 was; this side kills it if it does not. Memory is watched from here, because a limit inside the process would reach the
 code as an exception, which it may take for a wrong answer.

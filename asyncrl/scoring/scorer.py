@@ -296,7 +296,9 @@ def _ends(lease: Lease) -> NDArray[np.int32]:
 
 
 def _of_turns(trajectory: Trajectory) -> tuple[Scores, NDArray[np.int32]]:
-    """The scores float32[k] that a simulated user gave to turns, and the ends int32[k] of these, at which steps end."""
+    """The scores float32[k] that a simulated user gave to turns, and the ends int32[k] of the turns, at which steps
+    end.
+    """
     ends = [turn.end for turn in trajectory.turns if turn.score is not None]
     return np.array(trajectory.turn_scores, np.float32), np.array(ends, np.int32)
 

@@ -34,7 +34,7 @@ class HackAlarm:
         self.count = 0
 
     def add(self, now: float, reward: float, outcome: float, agreement: float) -> bool:
-        """Add the means of one report. True if the alarm begins with it; `ringing` says whether it goes on."""
+        """Add the means of one report. True if the alarm begins with it; `ringing` says whether it continues."""
         self._points.append((now, reward, outcome, agreement))
         while now - self._points[0][0] > self._config.window_s:
             self._points.popleft()

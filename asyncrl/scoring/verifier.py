@@ -1,4 +1,4 @@
-"""Scores by rule in processes of their own: both the side of the scorer and the program of these processes."""
+"""Scores by rule in processes of their own: both the scorer's side and the program that these processes run."""
 
 from __future__ import annotations
 

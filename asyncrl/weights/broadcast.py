@@ -1,4 +1,4 @@
-"""The learner's end of the distributed route: broadcasts buckets to the engines that are there when a push begins.
+"""The learner's end of the distributed route: broadcasts buckets to the engines that are connected when a push begins.
 
 Each push has its own members, chosen in the weight server's thread (see transfers.py). Engines ask to join, and are
 called with everything that they need before the first byte. An engine that fails ends the broadcast, after

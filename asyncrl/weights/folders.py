@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A version in a folder, whose tensors are read only when asked for.
+    """A version in a folder, whose tensors are read on demand.
 
     Both methods raise UnavailableError if the folder was removed or cannot be read, WeightsError if it is damaged.
     """

@@ -179,7 +179,7 @@ def new_bytes(nbytes: int, device: torch.device | None = None) -> torch.Tensor:
     """Allocate uint8[nbytes]."""
     if device is not None and device.type != "cpu":
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    # NumPy asks for huge pages from 4 MB on, and torch does not. Page faults take longer than a transfer otherwise.
+    # NumPy requests huge pages from 4 MB on, and torch does not. Page faults take longer than a transfer otherwise.
     return torch.from_numpy(np.empty(nbytes, np.uint8))
 
 

@@ -1,4 +1,4 @@
-"""The engine's side of a push: follows the newest version, and switches the engine to it whole or not at all.
+"""The engine's side of a push: follows the newest version, and switches the engine to it atomically.
 
 This holds for every route:
 
@@ -8,7 +8,7 @@ This holds for every route:
 - After a failure the next route is tried at once; after the last one, the first is tried again a while later.
 - An engine that does not repeat the canary of a version (see canary.py) has failed, too.
 
-The engine goes on generating while weights arrive in other memory, and stops only to switch.
+The engine keeps generating while weights arrive in other memory, and stops only to switch.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ROUTE_THREAD = "weights-route"
 async def in_own_thread(call: Callable[[], T]) -> T:
     """Run `call` in a new thread and wait for its result.
 
-    If the caller is cancelled, the call goes on, and the exit of the process waits for it.
+    If the caller is cancelled, the call continues, and the exit of the process waits for it.
     """
     return await asyncio.wrap_future(begin(call))
 
@@ -44,7 +44,7 @@ class OwnThreads:
         self._running: set[Future[Any]] = set()
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Start `call`; the future gets its result. If the caller is cancelled, the call goes on."""
+        """Start `call`; the future gets its result. If the caller is cancelled, the call continues."""
         done = begin(call, ROUTE_THREAD, daemon=True)
         self._running.add(done)
         done.add_done_callback(self._running.discard)

@@ -1,11 +1,11 @@
 """The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
 
-A receiver asks for `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
+A receiver requests `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
 (empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`.
 
-Then it asks for one `chunk` after the other: a range of the bytes of the version. The bytes are the concatenated
-payloads of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not ask for the
-bytes of tensors that it has.
+Then it requests one `chunk` after another: a range of the bytes of the version. The bytes are the concatenated payloads
+of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not request the bytes of
+tensors that it has.
 
 To take part in a broadcast, a receiver asks to `join` with the version it `holds`, its `backend` and its `gpu`. The
 answer is one of these:
@@ -45,7 +45,7 @@ from asyncrl.weights.manifest import Size, WeightSnapshot, places
 from asyncrl.wire import Message
 
 FEW_PARTS = 8
-"""The most arrays that a chunk is sent as: up to so many cost less than a copy into one."""
+"""The most arrays that a chunk is sent as. Sending up to this number costs less than copying them into one."""
 POLL_S = 1.0
 JOINED_S = 2 * POLL_S
 

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import GENEROUS_S
-
-pytestmark = pytest.mark.slow
-
-
-def run(module: str, *arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", module, *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=GENEROUS_S, check=False
-    )
+from tests.helpers import GENEROUS_S, status_of
 
 
 @pytest.mark.parametrize(
@@ -36,11 +25,14 @@ def run(module: str, *arguments: str, folder: Path | None = None) -> subprocess.
         (["--multirun"], ["asyncrl: unrecognized arguments: --multirun; see asyncrl replay --help"]),
     ],
 )
-def test_a_wrong_command_line_ends_with_a_line_for_each_mistake(arguments: list[str], lines: list[str]) -> None:
-    result = run("asyncrl.replay", *arguments)
-    assert (result.returncode, result.stderr.splitlines()) == (2, lines)
+def test_a_wrong_command_line_ends_with_a_line_for_each_mistake(
+    arguments: list[str], lines: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert status_of("replay", *arguments) == 2
+    assert capfd.readouterr().err.splitlines() == lines
 
 
+@pytest.mark.slow
 def test_a_failure_of_the_disk_ends_a_role_with_a_line_that_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "tasks.parquet").touch()
     role = "import sys; from asyncrl.config.load import role_main; "
@@ -53,23 +45,32 @@ def test_a_failure_of_the_disk_ends_a_role_with_a_line_that_names_the_file(tmp_p
     assert (result.returncode, result.stderr.splitlines()) == (1, [message])
 
 
-def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(tmp_path: Path) -> None:
+def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     words = ("train", "engine=sglang", "model.path=MODEL", "data.train=DATA", "cluster.gpus=8", "cluster.cpus=64")
-    wrong, planned = (run("asyncrl", *words, *more, folder=tmp_path) for more in (["--plan", "a.b=1"], ["--plan"]))
-    assert (wrong.returncode, wrong.stderr) == (2, "asyncrl: a.b=1: there is no such key\n")
-    assert (planned.returncode, planned.stderr, [*tmp_path.iterdir()]) == (0, "", [])
-    assert "set cluster.cpus" not in planned.stdout
-    demo = run("asyncrl", "demo", "cluster.gpus=2", "--plan", folder=tmp_path)
-    assert "; for another one set cluster.cpus" in demo.stdout.splitlines()[-1]
-    assert (demo.returncode, demo.stdout.split()[0], [*tmp_path.iterdir()]) == (0, "process", [])
+    assert status_of(*words, "--plan", "a.b=1") == 2
+    assert capfd.readouterr().err == "asyncrl: a.b=1: there is no such key\n"
+    assert status_of(*words, "--plan") == 0
+    planned = capfd.readouterr()
+    assert (planned.err, [*tmp_path.iterdir()]) == ("", [])
+    assert "set cluster.cpus" not in planned.out
+    assert status_of("demo", "cluster.gpus=2", "--plan") == 0
+    demo = capfd.readouterr().out
+    assert "; for another one set cluster.cpus" in demo.splitlines()[-1]
+    assert (demo.split()[0], [*tmp_path.iterdir()]) == ("process", [])
 
 
-def test_cfg_shows_what_would_run() -> None:
-    shown = run("asyncrl.replay", "--cfg", "job", "learner.steps=7")
-    assert (shown.returncode, "steps: 7" in shown.stdout) == (0, True)
+def test_cfg_shows_what_would_run(capfd: pytest.CaptureFixture[str]) -> None:
+    assert status_of("replay", "--cfg", "job", "learner.steps=7") == 0
+    assert "steps: 7" in capfd.readouterr().out
 
 
-def test_the_demo_refuses_a_wrong_word_before_it_prepares_anything(tmp_path: Path) -> None:
-    result = run("asyncrl", "demo", "learner.steps=-1", folder=tmp_path)
+def test_the_demo_refuses_a_wrong_word_before_it_prepares_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert status_of("demo", "learner.steps=-1") == 2
     message = "asyncrl: learner.steps=-1: it must be a whole number in [0, inf) or null\n"
-    assert (result.returncode, result.stderr, [*tmp_path.iterdir()]) == (2, message, [])
+    assert (capfd.readouterr().err, [*tmp_path.iterdir()]) == (message, [])

@@ -97,6 +97,7 @@ def test_marks_of_the_template_between_turns_are_shown_too() -> None:
     ]
 
 
+@pytest.mark.slow
 @given(texts=st.lists(st.text(min_size=1, max_size=20), min_size=1, max_size=4))
 def test_the_parts_joined_are_the_whole_text(texts: list[str]) -> None:
     turns = [(Role.PROMPT, "p"), *((Role.ASSISTANT, text) for text in texts)]

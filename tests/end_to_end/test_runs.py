@@ -22,7 +22,7 @@ from asyncrl.data.command import convert
 from asyncrl.replay.stored import StoredRun
 from tests.chaos.world import World
 from tests.end_to_end.support import ROOT, Run, read_config
-from tests.helpers import GENEROUS_S
+from tests.helpers import GENEROUS_S, status_of
 from tests.learner.support import VOCABULARY, write_model
 from tests.mixtures import save_mixture
 
@@ -74,13 +74,16 @@ def test_a_stop_is_clean_and_the_same_command_resumes(start: Start, prepared: li
     assert 0 <= summary["speed"]["waited_for_labels"] < summary["speed"]["learner_idle"] + 1
 
 
-def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(start: Start, tmp_path: Path) -> None:
-    run = start("train", *World.make(tmp_path).overrides(1), "actor.tools=[abacus]", "scoring.rule=guess")
-    assert run.process.wait(GENEROUS_S) == 2, run.output
+def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ("actor.tools=[abacus]", "scoring.rule=guess")
+    assert status_of("train", f"run.dir={tmp_path}", "run.name=run", *World.make(tmp_path).overrides(1), *wrong) == 2
+    said = capfd.readouterr().err
     for fix in ("there is no tool 'abacus'; use one of", "scoring.rule=guess: use one of"):
-        assert fix in run.output
-    assert "Traceback" not in run.output
-    assert not run.dir.exists()
+        assert fix in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.long

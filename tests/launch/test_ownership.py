@@ -128,6 +128,7 @@ def test_a_request_from_before_the_start_stops_nothing(tmp_path: Path) -> None:
         assert requests.arrived()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_what_its_folder_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_dir, tasks = tmp_path / "it's mine" / "first", tmp_path / "tasks.parquet"
     tasks.touch()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import zmq
 
 from asyncrl.errors import ConfigError
 from asyncrl.network.keys import add_client, allowed_keys, client_keys, make_keys, server_keys
-from tests.helpers import GENEROUS_S
+from tests.helpers import status_of
 from tests.network.support import client_of, server_of
 
 
@@ -94,15 +92,13 @@ def test_the_list_may_be_edited_by_hand_and_nonsense_in_it_is_refused(folder: Pa
         allowed_keys(path)
 
 
-@pytest.mark.slow
-def test_the_command_makes_keys_and_says_what_goes_where(tmp_path: Path) -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "asyncrl", "keys", "--out", str(tmp_path / "keys"), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
+def test_the_command_makes_keys_and_says_what_goes_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        return (status_of("keys", "--out", tmp_path / "keys", *arguments), *capsys.readouterr())
 
-    assert "--client NAME" in run().stdout
-    assert f"copy {tmp_path / 'keys' / 'clients' / 'gpu7'}" in run("--client", "gpu7").stdout
-    again = run()
-    assert again.returncode == 2
-    assert "never overwritten" in again.stderr
-    assert "Traceback" not in again.stderr
+    assert "--client NAME" in run()[1]
+    assert f"copy {tmp_path / 'keys' / 'clients' / 'gpu7'}" in run("--client", "gpu7")[1]
+    status, _, refusal = run()
+    assert status == 2
+    assert "never overwritten" in refusal
+    assert "Traceback" not in refusal

@@ -269,6 +269,7 @@ def test_nothing_is_sent_if_one_request_has_no_encoding(replay: FakeReplay) -> N
     assert replay.numbers == []
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=200)
 @given(chance=st.randoms(use_true_random=False), count=st.integers(1, 70), credits=st.integers(1, CREDITS))
 def test_every_request_gets_its_own_answer_whatever_is_lost_late_doubled_or_put_off(

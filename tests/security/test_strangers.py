@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from asyncrl.weights.requests import Requests
 from asyncrl.weights.zmq_route import ZmqRoute
 from asyncrl.wire import PROTOCOL
 from tests.chaos.support import ReplayProcess
-from tests.helpers import GENEROUS_S, OWN_RUN, make_task, make_trajectory, until
+from tests.helpers import GENEROUS_S, OWN_RUN, make_task, make_trajectory, status_of, until
 from tests.network.support import client_of, made, peer, strangers
 from tests.security.published import PublisherProcess, tensors
 
@@ -146,18 +144,17 @@ def test_both_sides_refuse_another_version_naming_both(closed: ReplayProcess, ke
         decode_reply(strange)
 
 
-def test_a_replay_that_others_can_reach_does_not_start_without_keys(folder: Path, keys: Path) -> None:
+def test_a_replay_that_others_can_reach_does_not_start_without_keys(
+    folder: Path, keys: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     tasks = folder / "tasks.parquet"
     write_tasks(tasks, [make_task()])
-    command = [sys.executable, "-m", "asyncrl.replay", "model.path=none", f"data.train={tasks}", "network.host=0.0.0.0"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
-    assert refused.returncode == 2
-    assert "asyncrl keys" in refused.stderr
-    assert "network.insecure=true" in refused.stderr
-    lacking = subprocess.run(
-        [*command, f"network.keys={keys / 'nowhere'}"], capture_output=True, text=True, timeout=GENEROUS_S, check=False
-    )
-    assert lacking.returncode == 2
-    assert "makes keys" in lacking.stderr
+    words = ("model.path=none", f"data.train={tasks}", f"run.dir={folder}", "network.host=0.0.0.0")
+    assert status_of("replay", *words) == 2
+    refused = capfd.readouterr().err
+    assert "asyncrl keys" in refused
+    assert "network.insecure=true" in refused
+    assert status_of("replay", *words, f"network.keys={keys / 'nowhere'}") == 2
+    assert "makes keys" in capfd.readouterr().err
     with ReplayProcess(folder / "reachable", *GROUPS, "network.host=0.0.0.0", f"network.keys={keys}") as target:
         assert target.status(keys=client_of(keys))["refused"] == 0

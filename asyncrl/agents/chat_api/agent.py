@@ -139,7 +139,7 @@ class AgentPlayer:
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the start, and the means of the agent's metrics since the last call."""
-        # Each is divided before they are added: the sum of what is finite may not be.
+        # Each is divided before they are added: the sum of finite numbers may overflow.
         means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return {**self._server.counters(), **self._of_agent(), **means}

@@ -120,7 +120,7 @@ class AnthropicMessages(Api):
 
 
 def _as_messages(message: Any) -> list[dict[str, Any]]:
-    """Convert a message to those of the chat-completions API. Raises RefusedError: something in it has no tokens."""
+    """Convert a message to messages of the chat-completions API. Raises RefusedError: a part of it has no tokens."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise RefusedError(f"a message must have a role of user, assistant or system, not {message!s:.100}")

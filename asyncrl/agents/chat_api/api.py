@@ -54,7 +54,7 @@ class PolicyRequest:
     """A request for `count` completions.
 
     With `wants_call` the caller wants a call, but the policy need not make one. `overridden` are the settings that have
-    no effect. `options` are those of the protocol's answer.
+    no effect. `options` are the options of the protocol's answer.
     """
 
     completion: CompletionRequest

@@ -320,7 +320,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def _object(line: bytes) -> dict[str, object] | None:
-    """Read a line as a JSON object. None if it is none."""
+    """Read a line as a JSON object. None if it is malformed."""
     line = line.removeprefix(_BOM)
     if not line.lstrip().startswith(b"{"):
         return None

@@ -12,7 +12,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import shows_key
 
 MAX_AT_ONCE = 256
-"""The most requests of one session that are not answered yet, its completions among them."""
+"""The most unanswered requests of one session, including its completions."""
 
 MAX_BODY_BYTES = 1 << 20
 

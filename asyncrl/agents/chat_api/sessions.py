@@ -30,7 +30,7 @@ STALE = 64
 
 
 class SessionOverError(AsyncrlError):
-    """The session has ended: a result has no effect any more."""
+    """The session has ended, so a result has no effect."""
 
 
 @dataclass(slots=True)
@@ -169,7 +169,7 @@ class Sessions:
         return session if fits else None
 
     def reward(self, session: AgentSession, body: object) -> None:
-        """Keep the result of an agent. Raises RefusedError: it is none; SessionOverError."""
+        """Keep the result of an agent. Raises RefusedError: it is not valid; SessionOverError."""
         _check_runs(session)
         try:
             session.result = read_result(body)
@@ -178,7 +178,7 @@ class Sessions:
             raise RefusedError(str(error)) from error
 
     def end(self, session: AgentSession, body: object) -> None:
-        """End a session. Raises RefusedError: the body has something else than `error`; SessionOverError."""
+        """End a session. Raises RefusedError: the body has other fields than `error`; SessionOverError."""
         _check_runs(session)
         if not isinstance(body, dict) or body.keys() - {"error"}:
             self.counts.refused += 1

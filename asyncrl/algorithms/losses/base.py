@@ -130,7 +130,7 @@ class DualClippedLoss(ClippedLoss):
 
 
 def capped_ratio(updates: Updates, cap: float) -> Tensor:
-    """float[M]: min(pi_theta / mu, cap). Its gradient is that of log pi_theta times its value, also at the cap."""
+    """float[M]: min(pi_theta / mu, cap). Its gradient is its value times that of log pi_theta, even at the cap."""
     policy = updates.logprobs
     ratio = clamp_log(policy.detach() - updates.behaviour).exp().clamp(max=cap)
     return ratio * (policy - policy.detach()).exp()

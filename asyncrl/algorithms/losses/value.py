@@ -70,9 +70,9 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A micro-batch's part of the aggregate of the value losses over the global minibatch, and additive sums.
 
-    values float[N] with gradient; tokens.values and tokens.returns float[N] are those of `Algorithm.prepare`; `value`
-    is the form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes differ, or there are
-    no returns.
+    values float[N] with gradient; `Algorithm.prepare` gives tokens.values and tokens.returns float[N]; `value` is the
+    form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no
+    returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(

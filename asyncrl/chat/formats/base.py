@@ -44,7 +44,8 @@ class CallError(ValueError):
 class Format(ABC):
     """The format in which a family writes calls.
 
-    - `mark` finds the next place at which calls begin. It also finds thoughts: its group `thought` matches at the end
+    - `mark` finds the next position at which calls begin. It also finds thoughts: its group `thought` matches at the
+    end
       of a thought and, together with its group `opened`, at the beginning. It never matches an empty text.
     - `stop_tokens` end a turn in addition to those that the template shows.
     - With `reasoning_apart` the chat template takes reasoning in its own field, not in the content.
@@ -61,7 +62,7 @@ class Format(ABC):
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         """Read the calls that begin at `mark`; return them and the position after them.
 
-        Raises CallError: none can be read; the search goes on after the mark.
+        Raises CallError: none can be read; the search continues after the mark.
         """
 
     @abstractmethod
@@ -119,7 +120,7 @@ def read_until(text: str, start: int, closing: str, what: str, barred: Sequence[
 
 
 def expect(text: str, start: int, token: str, what: str) -> int:
-    """The position after `token`, which must be at `start`, after blanks. Raises CallError: it is not there."""
+    """The position after `token`, which must be at `start`, after blanks. Raises CallError: it is missing."""
     begin = skip_space(text, start)
     if not text.startswith(token, begin):
         raise CallError(f"{token} must follow {what}")

@@ -50,7 +50,7 @@ def try_next(run_dir: Path) -> str:
 
 
 def preparation_threads(cpus: int) -> int:
-    """The number of threads that prepare the demo if so many CPUs may be used."""
+    """The number of threads that prepare the demo on `cpus` CPUs."""
     # Threads of a small model wait for each other at every operation: one on a busy CPU delays all, many gain little.
     return max(1, min(MOST_THREADS, cpus // 2))
 

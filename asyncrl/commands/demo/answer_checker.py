@@ -1,4 +1,4 @@
-"""A simulated user who knows the right number: it says whether the answer is right, and lets the policy try again."""
+"""A simulated user that knows the right number: it says whether an answer is right, and lets the policy try again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class AnswerChecker(Interaction):
     """A right answer is worth 1 and ends the conversation; a wrong one is worth 0. The number of an answer is read as
     the rule `exact_number` reads it. The task's `interaction_kwargs` need the `ground_truth`.
 
-    `config` may have `tries` (a wrong answer after so many ends the conversation; null, the default: any number),
+    `config` may have `tries` (the conversation ends after this number of wrong answers; null, the default: no limit),
     `strict` (false; true: the number must follow `####`), and its messages `right` and `wrong`.
 
     Raises ConfigError: `config` has something else.

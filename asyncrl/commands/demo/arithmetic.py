@@ -27,7 +27,7 @@ _TERM = re.compile(r"(-?\d+)([+*-]?)")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """`numbers[i] operators[i] numbers[i + 1]` for every i; numbers may be negative once results stand among them."""
+    """`numbers[i] operators[i] numbers[i + 1]` for every i; numbers may be negative once some are results."""
 
     numbers: tuple[int, ...]
     operators: tuple[str, ...]

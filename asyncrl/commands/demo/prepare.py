@@ -67,8 +67,9 @@ def prepared_overrides(prepared: Prepared) -> list[str]:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` fill a folder that then gets the name `folder`, unless there is one. Others who want it wait
-    meanwhile."""
+    """Have `make` fill a folder that then gets the name `folder`, unless there is one. Other processes that need it
+    wait meanwhile.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

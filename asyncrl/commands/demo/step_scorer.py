@@ -34,7 +34,7 @@ GSM8K = Path(__file__).with_name("gsm8k.txt")
 
 
 class StepScorer(nn.Module):
-    """A value for every token; that of a step's last token judges the step."""
+    """A value for every token; the value at a step's last token judges the step."""
 
     def __init__(self, backbone: Qwen3Model) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class StepScorer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Shares of the steps of unseen expressions: those that the scorer judges rightly, and those that are right."""
+    """Two shares of the steps of unseen expressions: steps that the scorer judges rightly, and steps that are right."""
 
     accuracy: float
     right: float

@@ -8,7 +8,7 @@ from asyncrl.runs.run import Run
 
 
 def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
-    """Count the trajectories that were lost, and those that were trained more often than they may be sampled."""
+    """Count the trajectories that were lost, and the ones that were trained more often than they may be sampled."""
     with Run(run_dir).stored() as stored:
         found = stored.audit(max_times_sampled)
     return {name: found[name] for name in ("lost", "trained_twice")}

@@ -80,7 +80,8 @@ CHAT_TEMPLATE = """\
 
 def build_tokenizer(own: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
     """The tokenizer, the same at every call. Its end of sequence is the end of a turn. `own` are the phrases of another
-    task, in place of the demo's."""
+    task, instead of the demo's.
+    """
     phrases = _PHRASES if own is None else (*(each for each in _PHRASES if each not in _OF_THE_DEMO), *own)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={symbol: index for index, symbol in enumerate(alphabet)}, merges=[]))

@@ -49,7 +49,7 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
 
 def judged(expression: Expression, rng: random.Random) -> tuple[list[Message], list[bool]]:
     """A transcript with right and wrong steps, and which of them are right. A call is right if it copies the expression
-    exactly and keeps its value. An answer is right if it is that of an expression without operators."""
+    exactly and keeps its value. An answer is right if it is the value of an expression without operators."""
     messages: list[Message] = [*opening(expression)]
     right: list[bool] = []
     while expression.operators and (rng.random() > _CARELESS / 4):

@@ -55,7 +55,7 @@ def warm_start(
     drawn: Callable[[random.Random], tuple[Tensor, Tensor]] | None = None,
 ) -> Qwen3ForCausalLM:
     """Train a new model on demonstrations; `progress` gets a line of text now and then. `drawn` makes a batch of them,
-    by default of the demo's: token ids int64[B, T] and bool[B, T], true on what is to be learned."""
+    by default of the demo's: token ids int64[B, T] and bool[B, T], true on the tokens to learn."""
     drawn = drawn or (lambda rng: _demo_batch(tokenizer, rng))
     torch.manual_seed(seed)
     rng = random.Random(seed)

@@ -2,8 +2,8 @@
 training.
 
 The episodes are played by the real engine, tools and verifiers. For a RUN (its folder, or its name) the configuration
-is the run's own, and the policy that of a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE words
-and experiment=NAME give the configuration, as for `asyncrl train`.
+is the run's own, and the policy comes from a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE
+words and experiment=NAME give the configuration, as for `asyncrl train`.
 
 With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
 right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes.
@@ -11,7 +11,7 @@ right if its outcome is at least --threshold, which is 1 unless a rule gives gra
 Of a task with n scored attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as
 in training, then counted as failed, and is in no mean and no estimate. docs/evaluate.md has more.
 
-The same command goes on with an interrupted evaluation, and shows a finished one again. All episodes stay in the
+The same command resumes an interrupted evaluation, and shows a finished one again. All episodes stay in the
 evaluation's folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
 """
 

@@ -1,4 +1,4 @@
-"""The configuration of an evaluation: that of a run, or of a model and KEY=VALUE words, without training."""
+"""The configuration of an evaluation, taken from a run, or from a model and KEY=VALUE words, without training."""
 
 from __future__ import annotations
 

@@ -38,8 +38,9 @@ OF_A_MODEL = (
     *("configuration_*.py", "modeling_*.py", "tokenization_*.py", "processing_*.py", "__init__.py"),
     *(CARD, PICTURE, "LICENSE*", "NOTICE*"),
 )
-"""Names of files that a model is made of. What else lies in its folder, such as keys, logs or the state of an
-optimizer, stays here."""
+"""Names of files that a model is made of. Other files in its folder, such as keys, logs or the state of an optimizer,
+are not uploaded.
+"""
 FOLDERS = (".", "additional_chat_templates")
 RETRIED = (408, 429, 500, 502, 503, 504)
 NO_TOKEN = (
@@ -49,7 +50,7 @@ NO_TOKEN = (
 
 
 class HubError(AsyncrlError):
-    """The hub refused something. The message says what to do."""
+    """The hub refused a request. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +68,8 @@ class HubFile:
 
 
 def model_folder(name: str, checkpoint: int | None) -> Path:
-    """The folder of an exported model: that of a run, of a checkpoint of it, which is exported where it was not yet, or
-    the folder itself that `name` names.
+    """The folder of an exported model that `name` names: a run, one of its checkpoints, which is exported first if
+    needed, or a folder.
 
     Raises ConfigError: there is none; CheckpointError: there is no such checkpoint, or it cannot be read; OSError.
     """
@@ -121,8 +122,8 @@ def report_of(name: str) -> Path:
 def push(
     files: Sequence[HubFile], repo: str, private: bool, message: str, wait: Callable[[float], object] = time.sleep
 ) -> str:
-    """Make the repository if there is none, upload the files as one commit, and return its address. What the repository
-    has already is not uploaded again.
+    """Make the repository if there is none, upload the files as one commit, and return its address. Files that the
+    repository already has are not uploaded again.
 
     Raises ConfigError: there is no token, or the name of the repository is none; UnavailableError: the hub cannot be
     reached; HubError: it refuses.

@@ -1,9 +1,9 @@
 """Megatron's distributed checkpoints in the format `torch_dist`: a folder of chunks of whole tensors.
 
-The file `.metadata` names for each tensor its whole shape and its chunks; each chunk is somewhere in a `.distcp`
-file, with its offset in the whole tensor. So tensor, pipeline, expert and expert-tensor parallel ranks, however many
-wrote, are merged by the offsets. Chunks are read with `weights_only`. `.metadata` is a plain pickle, which torch cannot
-read so: it is unpickled by a reader that knows the classes of such a file, and no other.
+The file `.metadata` names for each tensor its whole shape and its chunks; each chunk is somewhere in a `.distcp` file,
+with its offset in the whole tensor. So tensor, pipeline, expert and expert-tensor parallel ranks, however many wrote,
+are merged by the offsets. Chunks are read with `weights_only`. `.metadata` is a plain pickle, so our own unpickler
+reads it and allows only the classes of such a file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _METADATA = ".metadata"
 
 def distributed_folder(folder: Path) -> Path | None:
     """The folder within a checkpoint of verl, or of Megatron, that has the chunks of the model. None: there is none.
-    Raises CheckpointError: it has a format that is not read."""
+    Raises CheckpointError: its format is not supported."""
     found = (folder / place for place in ("", "dist_ckpt", "model/dist_ckpt"))
     place = next((each for each in found if (each / _DESCRIPTION).is_file()), None)
     if place is None:
@@ -63,7 +63,7 @@ class DistributedTensors:
         except CheckpointError:
             raise
         except Exception as error:
-            # What a damaged pickle raises is not known.
+            # A damaged pickle may raise any exception.
             raise CheckpointError(f"{path} cannot be read: {error!r}") from error
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -72,7 +72,7 @@ class DistributedTensors:
         return {name: tuple(each.size) for name, each in self._described.items() if isinstance(each, kind)}
 
     def read(self, name: str) -> Tensor:
-        """A tensor whole. Raises CheckpointError: its chunks are missing or damaged, or do not cover it once."""
+        """A whole tensor. Raises CheckpointError: its chunks are missing, damaged or overlapping."""
         try:
             return self._read(name, self._described[name])
         except CheckpointError:
@@ -117,7 +117,7 @@ class DistributedTensors:
 
 
 def _check_cover(name: str, size: Sequence[int], chunks: Sequence[Any]) -> None:
-    """Raises CheckpointError: not every element of a tensor is in one chunk, and in no other."""
+    """Raises CheckpointError: some element of a tensor is in no chunk, or in several."""
     edges = []
     for dim, length in enumerate(size):
         starts = [each.offsets[dim] for each in chunks]
@@ -125,7 +125,7 @@ def _check_cover(name: str, size: Sequence[int], chunks: Sequence[Any]) -> None:
         edges.append(sorted({0, length, *starts, *ends}))
     if any(each[0] < 0 or each[-1] > length for each, length in zip(edges, size, strict=True)):
         raise CheckpointError(f"a chunk of {name} is outside of its {list(size)}")
-    # Of the boxes between all edges, each has so many chunks.
+    # The edges of all chunks cut the tensor into boxes; this counts the chunks that cover each box.
     times = np.zeros([len(each) - 1 for each in edges], np.int32)
     numbers = [{edge: number for number, edge in enumerate(each)} for each in edges]
     for each in chunks:
@@ -137,11 +137,11 @@ def _check_cover(name: str, size: Sequence[int], chunks: Sequence[Any]) -> None:
 
 
 class _FlattenedTensor:
-    """A replacement of Megatron's note on a tensor of an optimizer."""
+    """A stand-in for Megatron's class that describes a tensor of an optimizer."""
 
 
 _PLANS = (planner.SavePlan, planner.WriteItem, planner.WriteItemType, planner.TensorWriteData)
-"""A note that Megatron keeps on how it saved, to save faster the next time."""
+"""A stand-in for the class in which Megatron caches its plan of saving, to save faster the next time."""
 _CLASSES: Mapping[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _get_layout,
@@ -169,7 +169,9 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 
 class _MetadataUnpickler(pickle._Unpickler):
     """Makes the objects that a `.metadata` consists of, and calls nothing else that a pickle names. It changes none of
-    the classes: a pickle could give a path a method of its own. That needs pickle's reader in Python."""
+    the classes: a pickle could give a path a method of its own. Only pickle's pure-Python unpickler lets us override
+    this.
+    """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
 

@@ -34,8 +34,9 @@ _NOT_BESIDE = (".safetensors", ".bin", ".pt", ".index.json")
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
     """The folder with the configuration and the tokenizer of the result. `tied`: the output layer is the embedding,
-    also if the configuration says otherwise. `dtype` is that of the result's parameters; None keeps those of the
-    checkpoint."""
+    also if the configuration says otherwise. `dtype` is the dtype of the result's parameters; None keeps the
+    checkpoint's.
+    """
 
     folder: Path
     tied: bool = False

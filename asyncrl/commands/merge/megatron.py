@@ -1,7 +1,7 @@
 """The tensors of a Megatron GPT model by their Hugging Face names.
 
-Megatron stacks what Hugging Face keeps apart: a tensor may be that of all layers, and of all experts of a layer, or
-carry their numbers in its name. `linear_qkv` has for each group of queries its queries, its key and its value, and
+Megatron stacks what Hugging Face keeps apart: one tensor may hold all layers, and all experts of a layer, or a tensor
+has their numbers in its name. `linear_qkv` has for each group of queries its queries, its key and its value, and
 `linear_fc1` the gate before the up projection. Norms may belong to the linear layer that follows them.
 """
 

@@ -53,7 +53,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None = None, tied: bool = False) -> None:
-    """Write the model in the checkpoint `source` into the new folder `to`; the options are those of the command line.
+    """Write the model in the checkpoint `source` into the new folder `to`; the options are the same as on the command
+    line.
 
     Raises ConfigError: something is at `to` already, or there is no usable configuration; CheckpointError: `source` is
     of no known format, damaged, or its tensors are not those of the configuration; OSError.
@@ -114,7 +115,7 @@ def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | Non
 
 
 def _merge_foreign(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
-    # Loads torch, which takes seconds: what is wrong with the arguments is refused before.
+    # Loads torch, which takes seconds: wrong arguments are refused before.
     from asyncrl.commands.merge.distributed import DistributedTensors, distributed_folder
     from asyncrl.commands.merge.folder import OutputSettings, empty_model, expected_shapes, has_value_head, write_folder
     from asyncrl.commands.merge.megatron import MegatronNames

@@ -69,7 +69,7 @@ class FsdpShards:
         shards of a tensor do not fit together, or two ranks have the same ones."""
         tensors = {name: self._merge(name, expected.get(name)) for name in self._states[0]}
         split = [name for name, whole in tensors.items() if _local(self._states[0][name]).shape != whole.shape]
-        # Equal parts of one tensor may be: those of a bias that is zero.
+        # Equal parts of one tensor may be legitimate, as in a bias that is zero.
         if split and not any(map(self._has_other_parts, split)):
             raise CheckpointError(
                 "two ranks have the same part of every tensor that is split among them: the file of one was copied "

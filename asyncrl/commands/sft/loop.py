@@ -1,7 +1,7 @@
 """The loop of `asyncrl sft`: each step trains the next demonstrations.
 
-What a step does depends on the weights before it, the run's seed and the place in the demonstrations alone, which a
-checkpoint keeps. So a run that resumes ends with the same bits.
+A step depends only on the weights before it, the run's seed and the position in the demonstrations; a checkpoint keeps
+all three. So a run that resumes ends with the same bits.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
-then what the rule says of it. This is how a new environment, tool, simulated user or rule is tried before a run.
+then the rule's verdict. This is how a new environment, tool, simulated user or rule is tried before a run.
 
 TASKS are those that data.train takes. The policy is the model of model.path in the embedded engine, or the SGLang
 server of engine.urls (engine.kind=sglang), which is only asked. With --answers it is a script: each line of FILE is one
@@ -70,7 +70,7 @@ class TrialRequest:
     config_dir: Path | None = None
 
     def read(self, folder: Path) -> TrainConfig:
-        """The configuration, with what is made in `folder`. Raises ConfigError."""
+        """The configuration, with all outputs in `folder`. Raises ConfigError."""
         words = [f"data.train={quoted(self.tasks)}", *self.words]
         if self.answers is not None and OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
             words.append(f"model.path={NO_MODEL}")
@@ -101,7 +101,7 @@ def _parser() -> argparse.ArgumentParser:
 def try_out(request: TrialRequest, transcript: Transcript) -> bool:
     """Play the episode and score it. False: it failed, or a rule did, as the transcript says.
 
-    Raises ConfigError and DataError: something cannot be used.
+    Raises ConfigError and DataError: the configuration or the data cannot be used.
     """
     if not may_exist(request.tasks):
         raise ConfigError(f"{request.tasks}: there is no such file; see docs/data.md")

@@ -1,7 +1,7 @@
 """The engines of an episode that is tried: a script, a server that runs, or the embedded engine.
 
-None of them gets weights: the script needs none, and the others have those that they were started with. So all tokens
-have version 0.
+None of them gets weights: the script needs none, and the others keep the weights that they were started with. So all
+tokens have version 0.
 """
 
 from __future__ import annotations

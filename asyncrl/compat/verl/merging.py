@@ -1,4 +1,4 @@
-"""The fields of one batch from those of several."""
+"""The fields of one batch from the fields of several."""
 
 from __future__ import annotations
 

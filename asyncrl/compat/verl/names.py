@@ -76,7 +76,7 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},
     "verl.workers.reward_manager.registry": {"register": register},
 }
-"""The modules that are provided, with what they have. Other modules of verl cannot be imported, as without this."""
+"""The modules that are provided, with their names. Other modules of verl cannot be imported, as without this."""
 
 
 def provide_verl() -> bool:

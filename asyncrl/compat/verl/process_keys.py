@@ -55,7 +55,7 @@ class ShapingKeys:
 
 @dataclass(frozen=True)
 class ProcessRewardKeys(ShapingKeys):
-    """All keys of a manager but those that every manager has."""
+    """The keys of a manager that are not common to all managers."""
 
     prm_model_path: str = option("", "folder or hub name of the process reward model; required")
     prm_aggregation: str = option(
@@ -70,7 +70,7 @@ class ProcessRewardKeys(ShapingKeys):
     strategy: str | None = option(None, "how the model is split; here it changes nothing", choices=STRATEGIES)
 
     def model(self, family: str, gpus: int) -> ScoringModelConfig:
-        """The section of the model, on a machine with so many GPUs. Raises ConfigError: no such device."""
+        """The section of the model, on a machine with `gpus` GPUs. Raises ConfigError: the device does not exist."""
         device = self.device_map
         if device != "auto" and device != "cpu" and not device.startswith("cuda"):
             raise ConfigError(f"device_map={device}: use auto, cpu, cuda, or cuda:N")
@@ -96,13 +96,13 @@ class ProcessRewardKeys(ShapingKeys):
 
 @dataclass(frozen=True)
 class SkyworkRewardKeys(ProcessRewardKeys):
-    """The keys with the scores of Skywork's model card, which are the sigmoids of its values."""
+    """The keys, set so that scores are the sigmoids of the model's values, as Skywork's model card defines them."""
 
     prm_apply_sigmoid: bool = option(True, "a step's score is the sigmoid of its logit; without it, the logit itself")
 
 
 KEYS: Mapping[str, type[ProcessRewardKeys]] = {"qwen_prm": ProcessRewardKeys, "skywork_prm": SkyworkRewardKeys}
-"""The keys of each manager, which has the name of a family of models."""
+"""The keys of each manager. A manager is named after a family of models."""
 
 
 def read_keys(manager: str, given: Mapping[str, Any]) -> ProcessRewardKeys:

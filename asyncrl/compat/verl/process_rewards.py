@@ -49,11 +49,11 @@ class ProcessRewardManager(NaiveRewardManager):
     An answer is right if the `acc` of `compute_score`, or without one its score, is more than a half.
 
     A response is decoded by `input_tokenizer` (a tokenizer, or the folder or hub name of one), or without one by
-    `tokenizer`. The model reads that text in its own template, through its own tokenizer. Steps are those of the
-    batch's `steps`, as `from_trajectories` gives them; without them, responses are cut at blank lines (qwen_prm) or
-    newlines (skywork_prm).
+    `tokenizer`. The model reads that text in its own template, through its own tokenizer. Steps come from the batch's
+    `steps`, which `from_trajectories` writes. Without it, responses are cut at blank lines (qwen_prm) or newlines
+    (skywork_prm).
 
-    A batch needs what it needs for other managers, and for `best_of_n` the groups' `uid`. The problem is its
+    A batch needs the same fields as for other managers, and for `best_of_n` the groups' `uid`. The problem is its
     `raw_prompt`; without one, the text of the prompt's tokens. Raises ConfigError: a key cannot be used, or the model
     cannot be loaded.
     """
@@ -78,8 +78,8 @@ class ProcessRewardManager(NaiveRewardManager):
         self._scorer = Scorer(config, policys, prm=load_prm(config.prm))
 
     def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
-        """The rewards of the batch's rows, and these float32[B, R] at its tokens: each response's reward at its last
-        one. With `prm_aggregation=raw`, each step's score is at the step's last token, and only bonuses and penalties
+        """The rewards of the batch's rows, and token rewards float32[B, R] with each response's reward at its last
+        token. With `prm_aggregation=raw`, each step's score is at the step's last token, and only bonuses and penalties
         are at the response's.
 
         Raises ScoringError: a row cannot be scored; InvariantError: a row has no prompt or no sampled token;
@@ -197,7 +197,7 @@ def _columns(attended: Tensor) -> list[int]:
 
 
 def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels]:
-    """The labels without the process score in the reward where another member of the group has a greater one."""
+    """The labels, where a positive process score counts in the reward only if it is the group's best."""
     # A negative score stays, as in algorithms/rewards/best_of_n.py: no member should gain by a worse score.
     best: dict[str, float] = {}
     for label, group in zip(labels, groups, strict=True):

@@ -43,7 +43,7 @@ class _Worker:
     """A process that makes one call after another. Its first message says that it has started."""
 
     def __init__(self, first: Call, deadline: float) -> None:
-        # A fork of a process with threads, as torch has, may wait for ever. The server from which these processes are
+        # A fork of a process with threads, as torch has, may hang. The server from which these processes are
         # forked has none, and imports torch once for all of them.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])

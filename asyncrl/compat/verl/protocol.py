@@ -319,7 +319,7 @@ class DataProto:
         return [self[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def split(self: Proto, split_size: int) -> list[Proto]:
-        """Parts of `split_size` rows, the last of what is left."""
+        """Parts of `split_size` rows; the last has the rest."""
         return [self[start : start + split_size] for start in range(0, len(self), split_size)]
 
     @staticmethod

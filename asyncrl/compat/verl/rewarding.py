@@ -105,7 +105,9 @@ class RewardManager(AbstractRewardManager):
         return _returned(rewards, _lists([extra for _, extra in results]), return_dict)
 
     def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
-        """The rewards of the batch's rows, and these float32[B, R] at its tokens: each at its response's last one."""
+        """The rewards of the batch's rows, and token rewards float32[B, R] with each reward at its response's last
+        token.
+        """
         results = self.judge(rows)
         rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
         for number, (row, (reward, _)) in enumerate(zip(rows, results, strict=True)):
@@ -149,8 +151,9 @@ class RewardManager(AbstractRewardManager):
 
 
 def called(compute: Callable[[], Any], what: str) -> Any:
-    """The result of a user's function, which may be a coroutine. Raises what it raises; ScoringError: it ended the
-    program, by `sys.exit` for `what`."""
+    """The result of a user's function, which may be a coroutine. Lets its errors pass. Raises ScoringError: it ended
+    the program by `sys.exit`; `what` names it in the message.
+    """
     try:
         return completed(compute())
     except SystemExit as end:
@@ -165,7 +168,7 @@ def require_finite(reward: float, row: int) -> None:
 
 
 def read_score(result: Any) -> Result:
-    """The reward in what a `compute_score` returned, and all of it that has a name."""
+    """The reward in the result of a `compute_score`, and all of its named values."""
     if isinstance(result, Mapping):
         return float(result["score"]), dict(result)
     return float(result[0] if isinstance(result, tuple | list) else result), {}

@@ -162,7 +162,7 @@ class TensorBatch:
         return dict(self._tensors)
 
     def split(self, size: int) -> list[TensorBatch]:
-        """Batches of `size` rows, the last of what is left; views of the same memory."""
+        """Batches of `size` rows, the last with the rest; they are views of the same memory."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     @classmethod

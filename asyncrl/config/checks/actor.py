@@ -10,7 +10,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, read_grammar
 
 SHORTEST_KEY = 16
-"""Characters of the key with which agents elsewhere ask for episodes."""
+"""The length in characters of the key with which remote agents request episodes."""
 
 
 def actor_conflicts(actor: ActorConfig, engine_kind: str, insecure: bool) -> Iterator[str]:

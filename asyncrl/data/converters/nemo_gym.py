@@ -1,7 +1,7 @@
 """Tasks from files of NeMo Gym, whose lines have a request of OpenAI's Responses and what the resources server needs.
 
-A task keeps its whole line, which its episodes send to the server. Its messages are the texts of the request, for those
-who look at the task.
+A task keeps its whole line, which its episodes send to the server. Its messages are the texts of the request, so that
+people can read the task.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def packed(value: Any) -> str:
 
 
 def unpacked(text: str) -> Any:
-    """The value in a text of `packed`. Raises ValueError: it is none."""
+    """The value in a text of `packed`. Raises ValueError: it is not valid."""
     return json.loads(text, object_hook=_original)
 
 

@@ -1,4 +1,4 @@
-"""The rows of a published data set, each with its place."""
+"""The rows of a published data set, each with its file and row number."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ Row = dict[str, Any]
 
 
 def published_rows(source: str) -> Iterator[tuple[str, Row]]:
-    """Place and values of each row of Parquet, JSON lines, JSON lists and files of one JSON object; `source` is as in
-    `data.train`, and the files of a folder may also be in folders within it. Raises DataError."""
+    """The position and the values of each row of Parquet, JSON lines, JSON lists and files of one JSON object; `source`
+    is as in `data.train`, and the files of a folder may also be in folders within it. Raises DataError.
+    """
     for path in _files(source):
         if path.suffix in JSON_SUFFIXES:
             yield from _json_rows(path)

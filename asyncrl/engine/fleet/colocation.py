@@ -5,8 +5,8 @@
 This holds:
 
 - A server's process is started only in our turn. The learner waits for a process that is starting when it asks.
-- In `ending`, each endpoint ends its requests, whose turns of episodes go on later, and has its server free weights and
-  cache. A server that fails in this, or takes longer than `RELEASE_S`, is killed: its memory is unknown.
+- In `ending`, each endpoint ends its requests and has its server free weights and cache. The interrupted turns continue
+later. A server that fails in this, or takes longer than `RELEASE_S`, is killed: its memory is unknown.
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock, so they keep
   it for as long as they live if their actor is killed.
 - After a turn of the learner a server's weights are lost. It gets memory for them, loads a whole version, and then gets

@@ -65,7 +65,7 @@ class Endpoint:
     `target` gives the update that the server should have; the policy's ids are less than `vocabulary`. `changed` is
     called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
     `server_faults`, `server_updates` and `canary_failures`, `pauses` each stop by an update. `fault` is the reason why
-    the server is lost, "" if it is not. With `turns` the server shares its GPUs with the learner, and has none of their
+    the server is lost, "" if it is not. With `turns` the server shares its GPUs with the learner, and holds no GPU
     memory while `rests` is true.
     """
 
@@ -256,7 +256,7 @@ class Endpoint:
         await memory.regain_weights()
 
     def _is_too_new(self, update: Update) -> bool:
-        """True if the server was leased to an older version meanwhile, and must not go on to `update`."""
+        """True if the server was leased to an older version meanwhile, and must not take the `update`."""
         target = self._target(self)
         return target is not None and target.version < update.version
 

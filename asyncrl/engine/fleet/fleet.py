@@ -1,8 +1,8 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn goes on until it is whole, through updates, aborts and lost servers. Its tokens are kept. Only the tokens of a
-request whose server died are sampled again, so a request asks for one segment of the turn at most. A turn under a
-grammar is one request: see partial_turn.
+A turn continues through updates, aborts and lost servers until it is complete. Its tokens are kept. If a server dies,
+only its request is sampled again, so a request covers at most one segment of a turn. A turn under a grammar is one
+request: see partial_turn.
 
 The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it get
 requests. An update returns once the first server serves it. The others follow at their own pace, so a slow or dead one
@@ -182,7 +182,7 @@ class Fleet:
         """Offer `version` to all servers (see `Engine`); return once the first one serves it or a newer one.
 
         A server that fails the `check` is lost until it passes one. If all are lost, this raises CanaryError. Servers
-        go on trying, and the next call may have the same version or a newer one.
+        keep trying, and the next call may have the same version or a newer one.
 
         `weights` are kept for servers that join later, and must not change; a folder may be removed once this returns.
         Raises UnavailableError: the folder was removed before.

@@ -1,8 +1,8 @@
 """The folders from which the servers of one actor process load: written by the actor, or links to the learner's.
 
-Every process has its own directory in that of its run, and touches it regularly as long as it lives. A directory that
-was not touched for long belongs to a process that was killed, and no server can still be loading from it. Any actor of
-the run removes it.
+Every process has its own directory in its run's directory, and touches it regularly as long as it lives. A directory
+that was not touched for long belongs to a process that was killed, and no server can still be loading from it. Any
+actor of the run removes it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Folders:
         try:
             before = self.directory.stat().st_mtime
             os.utime(self.directory)
-            # Both times come from the file system, whose clock may differ from that of this machine.
+            # Both times come from the file system, whose clock may differ from this machine's.
             now = self.directory.stat().st_mtime
             if now - before > self._load_s:
                 # This machine has slept: the other actors on it may not have touched their directories again yet.

@@ -20,9 +20,9 @@ _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 class PartialTurn:
     """A turn that continues `prompt`: the segments from the requests so far.
 
-    - One request asks for `segment_tokens` at most; 0 asks for the whole turn.
+    - One request samples at most `segment_tokens`; 0: the whole turn.
     - A turn under a grammar is one request, and starts over when it is cut: a server that continued it would begin the
-      grammar again. `grammar_mass` is that of its Generation.
+      grammar again. `grammar_mass` is copied from its Generation.
     - `routed_from` is the first token whose experts have not come yet; None if experts are not wanted.
     - A turn that has sampled one of `marks` ends with its request: if a prompt has images, no server continues a
       placeholder that is not one of theirs.
@@ -61,7 +61,7 @@ class PartialTurn:
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling of the next request, which is for the tokens that are left or those of one segment."""
+        """The sampling of the next request, for the remaining tokens but at most one segment."""
         whole = self._limit == self._sampling.max_new_tokens
         return self._sampling if whole else replace(self._sampling, max_new_tokens=self._limit)
 
@@ -86,7 +86,7 @@ class PartialTurn:
         return segment.finish == "stop" or (segment.finish == "length" and (own_limit or is_marked or self._left <= 0))
 
     def generation(self, finish: str = "") -> Generation:
-        """The tokens so far. Their finish reason is that of the last segment, unless `finish` is given."""
+        """The tokens so far. They have the finish reason of the last segment, unless `finish` is given."""
         segments = self._segments or [_NO_TOKENS]
         return Generation(
             _joined([segment.tokens for segment in segments]),

@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 class PushPauses:
     """Measures each stop of a server by a push, from the call to stop until it may sample again.
 
-    `clock` gives seconds, as that of `spans`, which get each stop. The preparation of the update and a drain are not
-    part of a stop. The first version of a server that has joined stops nothing, and an update that fails is a fault of
-    the server.
+    `clock` gives seconds, as the clock of `spans` does; `spans` records each stop. The preparation of the update and a
+    drain are not part of a stop. The first version of a server that has joined stops nothing, and an update that fails
+    is a fault of the server.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, spans: Spans | None = None) -> None:
@@ -27,7 +27,7 @@ class PushPauses:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The number of stops of all servers, their seconds in total, and those of the last and the longest stop."""
+        """The number of stops of all servers, and the seconds in total, of the last and of the longest stop."""
         return {
             "push_pauses": self._count,
             "push_pause_s": self._total_s,

@@ -1,7 +1,7 @@
 """The protocol of one inference server, for the fleet: SGLang, vLLM or another one.
 
-A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. So a
-server is found out that has the weights of another actor, or has read those of its folder after a restart.
+A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. This
+detects a server that has the weights of another actor, or has read its folder's weights after a restart.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def as_segment(
 
     The last token counts more than the reason. Servers also stop at end tokens that the model's own files name. If such
     a token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended,
-    since nothing may follow. An abort may also arrive in the step in which a request ends by itself.
+    since nothing may follow. An abort may also arrive in the step in which a request ends anyway.
     """
     finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
     if tokens and (tokens[-1] in stop or (sampling.grammar is not None and reason == "stop")):
@@ -186,7 +186,7 @@ class InferenceServer(Protocol):
     async def resume(self) -> None: ...
 
     async def prepare(self, update: Update) -> None:
-        """Prepare the update for `load`; requests go on meanwhile."""
+        """Prepare the update for `load`; requests continue meanwhile."""
 
     async def load(self, update: Update) -> None:
         """Load the whole update. The server is idle or paused, unless it `loads_after_requests`.
@@ -201,7 +201,7 @@ class InferenceServer(Protocol):
         """End the process groups and the like that joining and loading set up on the server."""
 
     async def close(self) -> None:
-        """Close all connections without waiting. Calls that go on fail."""
+        """Close all connections without waiting. Calls that are in progress fail."""
 
 
 class FreeingServer(InferenceServer, Protocol):

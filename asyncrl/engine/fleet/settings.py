@@ -13,7 +13,7 @@ class FleetSettings:
     - The fleet looks for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the
       pause doubles with every update that fails.
     - Updates are of `mode` (see `weights.mode`); a drain lasts `drain_s` at most.
-    - A request asks for `segment_tokens` at most, or for its whole turn if that is 0.
+    - A request samples at most `segment_tokens`, or its whole turn if that is 0.
     - `Fleet.close` takes `close_s` at most.
     """
 

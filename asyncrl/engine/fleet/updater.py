@@ -5,12 +5,12 @@
     after requests: abort and load ──► flush ──► canary, new requests ──► answers are used
 
 A server that can tell which version sampled which token is paused, and its requests go on afterwards. Any other server
-must have no requests. Some of these queue an update after the requests that they have: they get the update with the
-abort, and load it while answers are still arriving.
+must have no requests. Some servers queue an update after their requests: they get the update with the abort, and load
+it while answers are still arriving.
 
 An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server could not
 answer the canary, so it resumes its requests before. An idle server gets new requests meanwhile. The answers to all of
-these wait for the verdict.
+them wait for the verdict.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ some tensors only together. No call of a server lists the names that it would lo
 
 So a family is allowed once a test has shown that servers take every tensor of a push. For each family of `PROVEN`
 tests/sglang/test_families.py starts a real server on the CPU and pushes other weights for all tensors. Then it compares
-log-probs with those of transformers.
+log-probs with transformers'.
 """
 
 from __future__ import annotations

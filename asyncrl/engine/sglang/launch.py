@@ -37,7 +37,7 @@ when the weights of the vision tower change, so that cache gets no room."""
 OVERRIDES_FLAG = "--json-model-override-args"
 POLL_S = 0.25
 STOP_S = 1.0
-"""The time after a SIGTERM when a server is killed that has not ended by itself."""
+"""The time after a SIGTERM at which a server that is still alive is killed."""
 ENDED_POLL_S = 0.02
 KILLED_S = 30.0
 """The wait for killed processes to end: one that hangs in the kernel may never do so."""
@@ -121,7 +121,7 @@ class LaunchedServer:
         """Keep the server running; returns only by cancellation, and ends the server then.
 
         A first start that is killed is tried once more. SGLang also kills itself if it cannot start.
-        Raises ConfigError: the server never started. EngineError: it ran before, and does not start any more.
+        Raises ConfigError: the server never started. EngineError: it ran before, and does not restart.
         """
         has_run, failures = False, 0
         try:

@@ -48,7 +48,7 @@ def sglang_version(python: str) -> tuple[str, str]:
 def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float = PROGRAM_S) -> str:
     """The reason why no server starts with a Python in this environment.
 
-    It is empty if SGLang is there, or if the program did not tell in time, which is logged.
+    It is empty if SGLang is installed, or if the program did not answer in time, which is logged.
     """
     try:
         return _run(python, FIND_SERVER, environment, timeout_s)[1]

@@ -4,8 +4,8 @@ SGLang takes log-probs after temperature and before any filter, so only the temp
 takes the largest logit and reports log-probs at temperature 1, as an engine must. The sampled tokens include the stop
 token.
 
-Under a grammar the logits of other tokens become -inf before that. So log-probs are those of the allowed tokens,
-renormalised (tests/sglang/test_grammars.py).
+Under a grammar the logits of other tokens become -inf before that. So log-probs are renormalised over the allowed
+tokens (tests/sglang/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def generate_body(
     routed_from: int | None = None,
     images: Sequence[PlacedImage] = (),
 ) -> dict[str, Any]:
-    """The body of `/generate`. With `routed_from` it asks for the experts of all tokens from there on."""
+    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from that position on."""
     # SGLang wants one placeholder for each image, and repeats it by its own count of features.
     body: dict[str, Any] = {
         "rid": rid,
@@ -69,7 +69,7 @@ def _urls(images: Sequence[PlacedImage]) -> list[str]:
 def logprob_body(
     tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
 ) -> dict[str, Any]:
-    """The body of `/generate` that samples nothing and asks for the log-probs of `tokens` from `start` on.
+    """The body of `/generate` that samples nothing and requests the log-probs of `tokens` from `start` on.
 
     `images` are before `start`.
     """
@@ -85,7 +85,7 @@ def logprob_body(
 
 
 class _Given(msgspec.Struct, array_like=True, gc=False):
-    """The log-prob and the token at a place of the prompt; its first token has no log-prob."""
+    """The log-prob and the token at a position of the prompt; its first token has no log-prob."""
 
     logprob: float | None
     token: TokenId
@@ -105,7 +105,7 @@ _GIVEN = msgspec.json.Decoder(_GivenAnswer)
 def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
     """The log-probs [T - start] in an answer to `logprob_body`; nan if the server gives none.
 
-    Raises ServerFaultError: the answer is of another form, or of other tokens.
+    Raises ServerFaultError: the answer has another form, or other tokens.
     """
     try:
         given = _GIVEN.decode(answer).meta_info.input_token_logprobs
@@ -172,10 +172,10 @@ def read_segment(
     routing: RoutingRequest | None = None,
     shown: int | None = None,
 ) -> Segment:
-    """Read the segment in an answer of `/generate` to a request with `sampling`, which asked for `routing`.
+    """Read the segment in an answer of `/generate` to a request with `sampling` that requested `routing`.
 
-    Experts that do not fit the model are left out: tokens without any can be trained, too. A request with images
-    continued `shown` tokens, including those of the images.
+    Experts that do not fit the model are left out: tokens without any can be trained, too. A prompt with images had
+    `shown` tokens, including the images' tokens.
 
     Raises ServerFaultError: the answer lacks data of a trajectory, or the server saw images of other sizes.
     """
@@ -207,7 +207,7 @@ def read_segment(
 
 
 def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> Alternatives | None:
-    """Read the alternatives of `count` tokens, if the server gave as many at each."""
+    """Read the alternatives of `count` tokens, if the server gave the same number at each."""
     known = [each for each in given or () if each]
     if not known or len(known) != count or len({len(each) for each in known}) != 1:
         return None

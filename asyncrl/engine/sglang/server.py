@@ -98,7 +98,7 @@ class SglangServer:
     @property
     def loads_after_requests(self) -> bool:
         """True without spans: SGLang's updates wait for requests unless it is paused."""
-        # With spans, tokens sampled between two parts of an update would count as those of the version.
+        # With spans, tokens sampled between two parts of an update would be attributed to the version.
         return not self.spans
 
     @property

@@ -1,11 +1,11 @@
 """vLLM's requests and answers, without a socket.
 
 There are two endpoints. The answers of `/inference/v1/generate` tell which weights sampled which token; it needs a
-server that was started with `--enable-scale-out`. `/v1/completions` is always there, and its answers do not tell the
+server that was started with `--enable-scale-out`. Every server has `/v1/completions`, whose answers do not name the
 weights.
 
-Under a grammar the logits of other tokens become -inf before log-probs are taken. So log-probs are those of the allowed
-tokens, renormalised (tests/vllm/test_grammars.py).
+Under a grammar the logits of other tokens become -inf before log-probs are taken. So log-probs are renormalised over
+the allowed tokens (tests/vllm/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -56,15 +56,17 @@ def completion_body(
 
 
 def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[str, Any]:
-    """The body of `/v1/completions` that asks for the log-probs of `tokens`; it must sample one token."""
+    """The body of `/v1/completions` that requests the log-probs of `tokens`; it must sample one token."""
     body = {"model": model, "prompt": list(tokens), "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
     return {**body, **NEUTRAL} if salt is None else {**body, **NEUTRAL, "cache_salt": salt}
 
 
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
-    """The sampling parameters of a request. Only end tokens in `stop` end it; under a grammar the model's own, too."""
-    # vLLM allows the model's own end tokens once a grammar is complete. If one were ignored, vLLM would go on without
-    # any grammar. `logprobs` 0 asks for those of the sampled tokens only.
+    """The sampling parameters of a request. Only end tokens in `stop` end it, and under a grammar the model's own end
+    tokens.
+    """
+    # vLLM allows the model's own end tokens once a grammar is complete. If one were ignored, vLLM would generate
+    # without any grammar. `logprobs` 0 requests log-probs of the sampled tokens only.
     grammar = sampling.grammar
     own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
     if grammar is not None:
@@ -77,7 +79,7 @@ class _Sampled(msgspec.Struct, gc=False):
 
 
 class _Logprobs(msgspec.Struct, gc=False):
-    """The log-probs of `/inference/v1/generate` as `content`, or those of `/v1/completions` as `token_logprobs`."""
+    """The log-probs in an answer: `content` of `/inference/v1/generate`, or `token_logprobs` of `/v1/completions`."""
 
     content: list[_Sampled] | None = None
     token_logprobs: list[float] | None = None
@@ -113,7 +115,7 @@ _PROMPTED = msgspec.json.Decoder(_PromptedAnswer)
 def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
     """The log-probs [T - start] in an answer to `logprob_body`.
 
-    Raises ServerFaultError: the answer is of another form, or of other tokens.
+    Raises ServerFaultError: the answer has another form, or other tokens.
     """
     try:
         [choice] = _PROMPTED.decode(answer).choices
@@ -127,7 +129,7 @@ def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArr
 def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int], label: str | None = None) -> Segment:
     """Read the segment in an answer of either endpoint to a request with `sampling`.
 
-    `label` is that of all its tokens, if the answer has none.
+    `label` labels all its tokens if the answer has no labels.
 
     Raises ServerFaultError: the answer lacks data of a trajectory.
     """

@@ -135,7 +135,9 @@ class VllmServer:
     async def logprobs(
         self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
     ) -> NDArray[np.float32]:
-        """The log-probs of `tokens` (see `InferenceServer`). vLLM gives those of whole prompts, and gets no images."""
+        """The log-probs of `tokens` (see `InferenceServer`). vLLM returns log-probs of whole prompts, and gets no
+        images.
+        """
         if images:
             raise EngineError(NO_IMAGES)
         body = msgspec.json.encode(logprob_body(self._model, tokens, salt))

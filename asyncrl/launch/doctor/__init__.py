@@ -1,1 +1,1 @@
-"""`asyncrl doctor`: what is wrong with a host, before a run finds out."""
+"""`asyncrl doctor`: finds the faults of a host before a run meets them."""

@@ -1,4 +1,4 @@
-"""Judges the facts of a host: what is in order, what is wrong, and how to mend it. Nothing here looks at the host."""
+"""Judges the facts of a host: each is in order, or a fault with its fix. Nothing here looks at the host."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ STARTING_S = 300.0
 """The time in which roles load models before they listen."""
 SHOWN = 5
 SPANS_SINCE = (0, 5, 22)
-"""The first SGLang that goes on with requests through a push, as `SglangServer` has it. That module would load torch
-and transformers, which may be what is broken here."""
+"""The first SGLang that continues requests through a push, as `SglangServer` has it. That module would load torch
+and transformers, which may be broken on this host.
+"""
 
 
 class Severity(StrEnum):
@@ -39,7 +40,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """The finding of one check; `mend` says what to do, and is empty if nothing is to be done."""
+    """The finding of one check; `mend` is the fix, empty if none is needed."""
 
     check: str
     verdict: Severity

@@ -1,4 +1,4 @@
-"""`asyncrl doctor [RUN]`: what is wrong with this host, and how to mend it.
+"""`asyncrl doctor [RUN]`: the faults of this host, each with its fix.
 
 It looks at GPUs, their driver, torch and NCCL, and at limits of files and memory. It also looks at the folder of the
 runs, the disk and the clock, and at ports, keys and Python packages. With --python it looks at the Python of SGLang
@@ -43,7 +43,7 @@ STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "b
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print what is wrong with this host, and return the exit status."""
+    """Print the faults of this host, and return the exit status."""
     given = _parsed(_parser(), argv)
     facts = _facts(given)
     found = examine(facts)

@@ -30,9 +30,10 @@ class AcceleratorFacts:
 
 @dataclass(frozen=True, slots=True)
 class AddressFact:
-    """An address that processes use. `key` names it. An `is_here` address is to be listened at by this host, another is
-    to be reached. `error` says why that failed; empty: it did not. `since_start_s` are the seconds since its run was
-    started; None: it does not run."""
+    """An address that processes use. `key` names it. This host must listen at an `is_here` address, and must reach any
+    other. `error` is the reason of a failure, else empty. `since_start_s` are the seconds since its run was started;
+    None: it does not run.
+    """
 
     key: str
     address: str
@@ -43,7 +44,7 @@ class AddressFact:
 
 @dataclass(frozen=True, slots=True)
 class LauncherFact:
-    """Something that `cluster.launcher` needs of the host that starts the run. `error` says why it does not work."""
+    """A requirement of `cluster.launcher` on the host that starts the run. `error` says why it does not work."""
 
     needs: str
     error: str = ""
@@ -51,9 +52,9 @@ class LauncherFact:
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus that of the folder;
-    `versions` are those of Python and of packages that must be alike; `server_key` is the public key that its clients
-    trust."""
+    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus the folder's; `versions`
+    has Python's and those of packages that must be alike; `server_key` is the public key that its clients trust.
+    """
 
     host: str
     skew_s: float
@@ -64,7 +65,7 @@ class HostMark:
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
     """The folder of the runs. `error` says why it could not be written and read; `free` is in bytes, `kind` is the file
-    system's. `marks` are those of all hosts that were examined lately, this one first."""
+    system's. `marks` has the marks of all hosts that were examined lately, this one first."""
 
     path: str
     error: str = ""
@@ -75,7 +76,7 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
-    """The folder of keys. `errors` has what is wrong with each of its files. A client is accepted where its public key
+    """The folder of keys. `errors` has the fault of each of its files. A client is accepted where its public key
     `is_allowed`; None: this host has no list of clients."""
 
     path: str
@@ -97,7 +98,7 @@ class PackageFacts:
 
 @dataclass(frozen=True, slots=True)
 class LimitFacts:
-    """Open files and locked bytes that a process may have, -1 without a limit; bytes of /dev/shm, and those free; the
+    """Open files and locked bytes that a process may have, -1 without a limit; total and free bytes of /dev/shm; the
     first port that Linux gives to outgoing connections."""
 
     files: int
@@ -110,8 +111,9 @@ class LimitFacts:
 @dataclass(frozen=True, slots=True)
 class HostFacts:
     """All that is known. `launcher` is empty for a run on one host. `keys` is None without keys. `server_python` is the
-    program that starts servers, empty if none is needed; its SGLang has `server_version`, or `server_error` says why it
-    has none."""
+    program that starts servers, empty if none is needed; its SGLang has `server_version`, or `server_error` gives the
+    reason why there is no SGLang.
+    """
 
     host: str
     python: str

@@ -45,8 +45,9 @@ def gather(
     server_python: str = "",
     launcher: Sequence[LauncherFact] = (),
 ) -> HostFacts:
-    """The facts of this host. `folder` is that of the runs, in which this leaves a mark. `server_python` starts servers
-    where there are some to start."""
+    """The facts of this host. `folder` is the folder of all runs, in which this leaves a mark. `server_python` starts
+    servers where there are some to start.
+    """
     host, python = socket.gethostname(), platform.python_version()
     versions = {"Python": python, **{name: _version(name) for name in ALIKE if _version(name)}}
     server_version, server_error = sglang_version(server_python) if server_python else ("", "")

@@ -46,7 +46,9 @@ def share(folder: Path, host: str, versions: Mapping[str, str], server_key: str)
 
 
 def _skew_s(path: Path) -> float:
-    """This host's clock minus that of the machine that keeps the folder of `path`, which is written."""
+    """This host's clock minus the clock of the machine that stores the folder of `path`, which is written to measure
+    it.
+    """
     begun = time.time()
     write_whole(path, "")
     written = path.stat().st_mtime
@@ -99,7 +101,8 @@ def since_start_s(run: Path) -> float | None:
 
 def address_facts(network: NetworkConfig, shards: int, since_start_s: float | None) -> list[AddressFact]:
     """The facts about the addresses of replay and learner. While they run, this host must reach them. Before they run,
-    those of this host must be free."""
+    the ports of this host must be free.
+    """
     found, is_running = [], since_start_s is not None
     for key, host, first, count in (
         ("replay_port", network.replay_address, network.replay_port, shards),

@@ -56,7 +56,7 @@ from asyncrl.machine.shared_folder import answer_to, canary
 log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
-"""Longer than a TCP connection needs to go on after a partition of half a minute."""
+"""Longer than a TCP connection needs to recover from a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
 """The time for a host to answer at the start, when it may load torch from a cold disk."""
@@ -139,7 +139,7 @@ class HostsLauncher:
         self._addresses.close_to_others()
 
     def _reachable(self, placement: Placement) -> tuple[str, str]:
-        """The addresses of replay and learner. Raises ConfigError: a host has none."""
+        """The addresses of replay and learner. Raises ConfigError: a host has no address."""
         network = self._addresses.network
         return (
             network.replay_host or self._address(placement, "replay"),
@@ -173,7 +173,7 @@ class HostsLauncher:
         self._starts += 1
         start = (self._id, str(self._starts), str(beats), str(log_file.absolute()))
         arguments = ("keep", *start, str(self._lease_s), *role.command)
-        # The numbers of GPUs are those of that host.
+        # GPUs are numbered as on that host.
         environment = {**environment, **role_environment(placed, {})}
         return _RemoteProcess(host, self._command(host, *arguments, environment=environment), log_file, self._lease_s)
 
@@ -182,7 +182,7 @@ class HostsLauncher:
             return {kernel for kernel in threads.map(lambda name: self._end_left(name, stop), self._names) if kernel}
 
     def _end_left(self, name: str, stop: threading.Event) -> str:
-        """The kernel of a host on which no role runs any more; empty where it does not answer."""
+        """The kernel of a host on which all roles have stopped; empty if the host does not answer."""
         command = self._command(name, "end", str(self._run_dir))
         asked = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         with asked:

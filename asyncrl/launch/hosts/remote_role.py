@@ -38,7 +38,7 @@ from asyncrl.machine.shared_folder import answer_to, sees
 
 ALIVE, STOP, DRAIN, KILL = b".", b"s", b"d", b"k"
 STARTED = b"asyncrl role "
-"""Precedes the process in a line of its own: the host may greet who connects."""
+"""Marks the line that names the process: the host may print a greeting first."""
 COUNT = "count"
 POLL_S = 0.1
 READ_BYTES = 4096
@@ -107,7 +107,7 @@ def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[
             child.terminate()
         if DRAIN in told:
             child.send_signal(process.DRAIN)
-        if not told:  # The launcher has closed the pipe, and the lease goes on.
+        if not told:  # The launcher has closed the pipe, and the lease is still running.
             listening = []
         if KILL in told or time.monotonic() - heard > lease_s:
             kill_group(child)

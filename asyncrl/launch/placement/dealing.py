@@ -16,7 +16,7 @@ LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
 """The largest sum of shares on a GPU if the plan makes one of them, so that CUDA has some memory."""
 SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
-"""The shares if learner and servers have a GPU in turns. The rest is for memory that the other one cannot free, such as
+"""The shares if learner and servers take turns on a GPU. The rest is for memory that the other one cannot free, such as
 kernels and buffers of NCCL, and for what SGLang allocates in addition to weights and cache."""
 MEMORY_WEIGHTS = {"learner": 5, "actor": 5, "scoring": 3}
 MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
@@ -24,7 +24,7 @@ MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The wish of a role for GPUs of a node: `unit` GPUs for each rank, server or process, and `count` of these.
+    """The GPUs that a role needs on a node: `unit` for each of `count` ranks, servers or processes.
 
     A count of None means as many as there is room for. `key` is the option to change if the wish cannot be met.
     `shares`: several processes may share GPUs.
@@ -143,7 +143,8 @@ def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> No
 
 
 def shared_servers(dealt: Mapping[str, Sequence[int]], gpus: Sequence[int], size: int, count: int) -> list[int]:
-    """The numbers of those of an actor's `count` servers, on `size` of its `gpus` each, that share one with a role that
-    is no actor."""
+    """The indices of an actor's servers that share a GPU with a role that is no actor. It has `count` servers, on
+    `size` of its `gpus` each.
+    """
     others = {gpu for role, each in dealt.items() if role != "actor" for gpu in each}
     return [index for index in range(count) if not others.isdisjoint(gpus[index * size :][:size])]

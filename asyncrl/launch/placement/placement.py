@@ -28,8 +28,8 @@ class PlacedRole:
     """A process of the run: `python -m asyncrl.MODULE experiment=RUN/config.yaml ARGUMENTS`, the same everywhere.
 
     `node` counts the hosts from 0, and `gpus` are numbers of GPUs of that host; None: the process sees all, because
-    somebody else's servers may be there. `threads` are those of torch; the learner's process starts a rank for each
-    GPU, or `cluster.learner_ranks`, with so many each. `cpus` is what the process keeps busy.
+    somebody else's servers may be there. `threads` is torch's number of threads; the learner's process starts a rank
+    for each GPU, or `cluster.learner_ranks`, each with `threads` threads. `cpus` is what the process keeps busy.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Placement:
     hosts: tuple[Host, ...]
     roles: tuple[PlacedRole, ...]
     in_turns: bool = False
-    """True if the learner and the actors' servers have their GPUs in turns."""
+    """True if the learner and the actors' servers take turns on their GPUs."""
 
     def of(self, module: str) -> list[PlacedRole]:
         """The processes of one role."""
@@ -77,7 +77,7 @@ class Demand:
 def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = ROLES) -> Placement:
     """Every process of the `roles` of a run. Two calls with the same arguments give the same.
 
-    Raises ConfigError: the hosts have less than the configuration asks for, with a line for everything that is wrong.
+    Raises ConfigError: the hosts have less than the configuration asks for, with a line for each shortage.
     """
     demand = Demand(
         config.cluster,
@@ -173,7 +173,7 @@ def settle(cluster: ClusterConfig, learner: LearnerConfig, placement: Placement)
 
 
 def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -> Iterator[Node]:
-    """The nodes with their shares of the actors and scorers that the configuration asks for."""
+    """The nodes with their shares of the configured actors and scorers."""
     pools = {node.pool: [each for each in nodes if each.pool == node.pool] for node in nodes}
     shared: dict[tuple[str, int], Node] = {}
     for name, pool in pools.items():
@@ -206,7 +206,7 @@ def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
     try:
         return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
     except ConfigError:
-        return 0  # What is too much there is refused by name when the node is placed.
+        return 0  # A demand that exceeds the node is refused by name when the node is placed.
 
 
 def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
@@ -337,7 +337,7 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
             if "actor" in memory:
                 arguments += [f"engine.server.memory={memory['actor']}"]
                 shared = shared_servers(own, gpus, engine.server.tp_size, servers)
-                # A share that the configuration names is that of each server.
+                # A share in the configuration is the share of each server.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()
@@ -360,7 +360,7 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
 def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
     """The GPU from which NCCL into an actor's `servers` starts: it takes no two ranks on one GPU.
 
-    Raises ConfigError: the learner has none here that none of these servers has.
+    Raises ConfigError: these servers use every GPU of the learner on this host.
     """
     spare = [gpu for gpu in learner if gpu not in servers][:1]
     if servers and not spare:

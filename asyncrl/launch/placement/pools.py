@@ -24,8 +24,9 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. It has so many of the `actors` and
-    `scorers` for which the configuration has a number, by its weight among the nodes of the pool."""
+    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. `actors` and `scorers` are its share
+    of the numbers in the configuration, by its weight among the nodes of the pool.
+    """
 
     pool: str
     index: int
@@ -55,9 +56,10 @@ def pools_of(
 
 
 def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> list[Node]:
-    """The nodes of the pools. Those of one pool are on different hosts, and pools are on different ones where they can
-    be. The largest come first, so that smaller ones do not take the hosts that these need. A pool that does not say how
-    many GPUs it has takes those that the others leave."""
+    """The nodes of the pools. Nodes of one pool are on different hosts, and so are different pools if possible. The
+    largest come first, so that smaller ones do not take the hosts that these need. A pool that does not say how many
+    GPUs it has takes those that the others leave.
+    """
     free, cpus = [host.gpus for host in hosts], [host.cpus for host in hosts]
     inside: list[list[str]] = [[] for _ in hosts]
     chosen: dict[str, list[tuple[int, int, int | None]]] = {}
@@ -88,7 +90,7 @@ def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> lis
     open_pools = [sum("cpus" not in pools[name] for name in names) for names in inside]
     first = [0] * len(hosts)
     nodes: dict[str, list[Node]] = {}
-    # The GPUs of a host are numbered through its pools in the order of these, those without a number of GPUs last.
+    # The GPUs of a host are numbered in the order of its pools. Pools without a number of GPUs come last.
     for name in sorted(pools, key=lambda name: "gpus" not in pools[name]):
         nodes[name] = []
         for index, (host, taken, threads) in enumerate(chosen[name]):

@@ -28,7 +28,7 @@ def terminal_width(stream: TextIO) -> int | None:
 
 
 def placement_table(placement: Placement, names: Sequence[str] = (), width: int | None = None) -> str:
-    """A line for each process, and one for each host that has unused GPUs. `names` are those of the hosts. Where
+    """A line for each process, and one for each host that has unused GPUs. `names` has the names of the hosts. Where
     the lines would be longer than `width`, they are wrapped."""
     rows = [COLUMNS, *(_row(role, placement, names) for role in placement.roles)]
     lines = list(_table(rows, width or sys.maxsize))

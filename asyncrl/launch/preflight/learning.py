@@ -1,4 +1,4 @@
-"""Checks before anything starts that the learner can do with the policy's layers what options ask for.
+"""Checks before anything starts that the policy's layers support the options of the learner.
 
 The learner's ranks would refuse it in the same words, when all other roles have started.
 """

@@ -1,4 +1,4 @@
-"""Checks before anything starts that this machine has what the configuration asks for: ports, GPUs, programs, disk."""
+"""Checks before anything starts that this machine has the configured ports, GPUs, programs and disk space."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def check_disk(
 ) -> None:
     """Compare the bytes that the run will write with the `free` ones of its disk.
 
-    The policy has so many `parameters`, of which checkpoints hold `saved`; None: all. Raises ConfigError: not even one
-    checkpoint fits. Less room than for all checkpoints and the model is a warning.
+    `parameters` counts the policy's parameters. Checkpoints hold `saved` of them; None: all. Raises ConfigError: not
+    even one checkpoint fits. Less room than for all checkpoints and the model is a warning.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(run), learner.keep_checkpoints

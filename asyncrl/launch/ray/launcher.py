@@ -239,7 +239,7 @@ class _RayProcess:
 
     def _end(self, status: int) -> None:
         self._status = status
-        # Where the node only seems to be dead, the role must not go on there.
+        # If the node only seems to be dead, the role must not keep running there.
         self._ray.kill(self._actor)
 
     def terminate(self) -> None:

@@ -1,4 +1,4 @@
-"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm, one after the other.
+"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm in sequence.
 
 This is for sites where a job may not be requeued, or only for a short time. Each job begins when the one before has
 ended, however that ended, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the jobs that
@@ -56,7 +56,7 @@ class ChainLink:
         return self.number == self.count
 
     def why_nothing_is_left(self, run_dir: Path, steps: int) -> str:
-        """Why this job has nothing to do for a run of so many steps; empty if it has."""
+        """The reason why this job has nothing left to do for a run of `steps` steps; empty if it has work."""
         with suppress(KeyError):
             summary = Run(run_dir).summary()
             if summary["result"] == "done" and summary["planned_steps"] >= steps:

@@ -14,7 +14,7 @@ from asyncrl.errors import ConfigError, UnavailableError
 JOB_VARIABLE = "SLURM_JOB_ID"
 SEED_VARIABLE = "SLURM_ARRAY_TASK_ID"
 OF_THE_JOB = ("NTASKS", "NPROCS", "TASKS_PER", "CPUS_PER", "GPUS_PER_TASK", "TRES_PER_TASK", "DISTRIBUTION", "MEM_")
-"""The starts of names of variables, after SLURM_, by which options of the job become those of each step."""
+"""Prefixes, after SLURM_, of variables that pass options of the job on to each step."""
 COMMAND_S = 60.0
 
 
@@ -41,7 +41,7 @@ class SlurmJob:
 
 
 def assumed_job(nodes: int) -> SlurmJob:
-    """A job with so many nodes, for a look at commands before there is one."""
+    """A made-up job with `nodes` nodes, to show the commands before a real job exists."""
     return SlurmJob("JOB", tuple(SlurmNode(f"node{index}", f"node{index}") for index in range(nodes)))
 
 

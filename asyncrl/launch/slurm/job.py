@@ -3,9 +3,9 @@
 It is `asyncrl train cluster.launcher=slurm`, and more: shortly before the job's time ends, Slurm sends SIGUSR1. Then
 all roles stop, the learner saves what it has trained, the job is requeued, and it resumes when Slurm starts it again.
 
-In a job array each task is a run of its own, with the task's number as its seed and at the end of its name.
-A job of a chain (`slurm_chain`) is not requeued: the next one resumes. With `cluster.launcher=ray` the nodes of the job
-become a Ray cluster, on which the run is (`ray_nodes`). `--dry-run` prints where each role would be, and every command.
+In a job array each task is a run of its own, with the task's number as its seed and at the end of its name. A job of a
+chain (`slurm_chain`) is not requeued: the next one resumes. With `cluster.launcher=ray` the run uses the nodes of the
+job as a Ray cluster (`ray_nodes`). `--dry-run` prints where each role would be, and every command.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from asyncrl.machine import process
 log = logging.getLogger("asyncrl.slurm")
 
 DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
-"""Words before those of the user: several jobs may share a node."""
+"""Options that precede the user's: several jobs may share a node."""
 OPTIONS = ("-c", "--cfg", "--config-dir")
 """The options of every command that takes KEY=VALUE."""
 USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job
@@ -121,7 +121,7 @@ class Job:
             done = False
         if done:
             return 0
-        if link and not self.stop.is_set():  # Somebody has asked for it in the run's folder.
+        if link and not self.stop.is_set():  # The run's folder has a request to stop.
             link.end(run_dir)
         if not self._notice.is_set():
             return EXIT_STOPPED
@@ -142,7 +142,7 @@ class Job:
             yield
 
     def _how_to_resume(self) -> str:
-        """Say how the run goes on after this job, for people."""
+        """Explain to people how the run continues after this job."""
         is_stopped_by_hand = not self._notice.is_set()
         if self._link is not None and not self._link.is_last and not is_stopped_by_hand:
             return "the next job of the chain resumes it"
@@ -171,8 +171,9 @@ def requeue_this_job() -> int:
 
 
 def show(config: TrainConfig) -> None:
-    """Print where each role would be, and every command. Starts nothing. Outside of a job it shows the nodes that
-    `cluster.pools` asks for."""
+    """Print where each role would be, and every command. Starts nothing. Outside of a job it shows the nodes of
+    `cluster.pools`.
+    """
     check_launcher(config.cluster.launcher)
     check_algorithm(config)
     name_task(config.run, os.environ)
@@ -202,7 +203,7 @@ def _pool_nodes(cluster: ClusterConfig) -> list[dict[str, int]]:
 
 
 def _assumed_reports(cluster: ClusterConfig, job: SlurmJob) -> list[NodeReport]:
-    """The GPUs and CPUs that each node has if it is as the pools ask for, or as the first node of the job is."""
+    """The GPUs and CPUs of each node, taken from the pools or from the first node of the job."""
     gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", cluster.gpus or 0))
     cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", cluster.cpus or os.cpu_count() or 1))
     asked = [*_pool_nodes(cluster), *({} for _ in job.nodes)]
@@ -215,7 +216,7 @@ def _assumed_reports(cluster: ClusterConfig, job: SlurmJob) -> list[NodeReport]:
 
 
 def main(words: Sequence[str]) -> int:
-    """Run, or show, what the words of the batch script choose, and return the exit status."""
+    """Run, or show, the job that the words of the batch script describe, and return the exit status."""
     if {"-h", "--help"} & set(words):
         sys.stdout.write(USAGE)
         return 0

@@ -5,8 +5,8 @@ job's own, which ends with it. The batch script, on the first node, is the run's
 that ends before the job does is started again, but for the head's: without it there is no cluster.
 
 The replay stays on the first node by a custom resource. A requeued job may have other nodes, and the store is in the
-run's folder, which all nodes share. A client of a Ray cluster may run anything there, so that this cluster asks for a
-token. The token is in a file of the run's folder that its owner alone can read.
+run's folder, which all nodes share. A client of a Ray cluster may run anything there, so this cluster requires a token.
+The token is in a file of the run's folder that its owner alone can read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REPLAY_RESOURCE = "asyncrl_replay"
 TOKEN_FILE = "ray-token"
 """The file in the run's folder with the token of its cluster."""
 AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""The variables by which Ray and its users say who may connect."""
+"""The variables by which Ray and its users restrict who may connect."""
 START_S = 300.0
 """The time for all nodes to join: Python may start slowly from a network disk."""
 END_S = 10.0
@@ -54,8 +54,8 @@ def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
 
 
 def ask_for_token(run_dir: Path, environment: MutableMapping[str, str]) -> None:
-    """Have all Ray nodes and clients that get `environment` ask for the run's token, which is made if there is none.
-    Nothing changes where the environment says already who may connect."""
+    """Have all Ray nodes and clients that get `environment` require the run's token, which is made if it is missing.
+    Nothing changes if the environment already restricts who may connect."""
     if any(name in environment for name in AUTH_VARIABLES):
         return
     file = run_dir.absolute() / TOKEN_FILE

@@ -82,7 +82,7 @@ def count_gpus() -> int:
 
 
 def become(gpus: str, command: list[str]) -> None:
-    """Become a role's command that sees `gpus`, numbers among those of the step, or all, on the CPUs near to them."""
+    """Become a role's command that sees `gpus`, numbered within the step, or all, on the CPUs near to them."""
     if gpus != ALL_GPUS:
         numbers = [int(number) for number in gpus.split(",") if number]
         names = visible_gpus(os.environ.get(GPU_VARIABLE, ""))

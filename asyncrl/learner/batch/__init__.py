@@ -4,7 +4,7 @@ It keeps its part of two promises:
 
 - The learner's math is exact: packed sequences compute the same as single ones (`packing.py`, `prefixes.py`), and
   losses are divided by counts over all ranks (`minibatch.py`).
-- Same batch after a crash: a batch is that of the recorded plan, also if it is fetched ahead (`fetching.py`).
+- Same batch after a crash: a batch follows the recorded plan, even if it is fetched ahead (`fetching.py`).
 
 Files in reading order:
 

@@ -1,6 +1,6 @@
 """Heuristics that divide numbers into parts and bins. `schedule` chooses the best of their results.
 
-Items are indices into `lengths` and `costs`. A cost grows with its length, and decreasing items come with the dearest
+Items are indices into `lengths` and `costs`. A cost grows with its length, and decreasing items come with the costliest
 first. A length is at most the limit of a bin. Comparisons and sums have a fixed order, so that every process gets the
 same result.
 """
@@ -23,7 +23,7 @@ ENOUGH = 1.001
 def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
     """Divide `items` into `parts` parts of nearly equal cost.
 
-    The two partitions with the largest differences become one, the dearest part of one with the cheapest part of the
+    The two partitions with the largest differences are merged, the costliest part of one with the cheapest part of the
     other, until one partition is left.
     """
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
@@ -107,8 +107,9 @@ def fill_to_targets(
 
 
 def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: int) -> Bins:
-    """Return the bins after exchanges: the dearest gives an item to a cheaper one, perhaps for another, while that
-    helps."""
+    """Return the bins after exchanges: the costliest gives an item to a cheaper one, perhaps for another, while that
+    helps.
+    """
     bins = [list(each) for each in bins]
     for _ in range(STEPS):
         loads = [sum(costs[item] for item in each) for each in bins]
@@ -122,7 +123,7 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
 
 
 def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
-    """Move the item, or exchange the two, after which the dearer of two bins is cheapest. False if there is none."""
+    """Move the item, or exchange the two, that most lowers the larger cost of two bins. False if there is none."""
     ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
     own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
     gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)

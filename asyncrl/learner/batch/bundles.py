@@ -38,7 +38,7 @@ def schedule_shared(
 
 @dataclass(frozen=True)
 class _Plan:
-    """Sequences with their costs and those of their shared prefixes."""
+    """Sequences with their costs and the costs of their shared prefixes."""
 
     lengths: Sequence[int]
     shared: Sequence[int]
@@ -83,7 +83,7 @@ class _Plan:
 
 
 def _with_former(members: Sequence[int]) -> list[int]:
-    """Return those of `members` whose predecessor in the plan is a member, too."""
+    """Return the `members` whose predecessor in the plan is also a member."""
     return [member for former, member in pairwise(members) if former == member - 1]
 
 

@@ -69,7 +69,7 @@ class FetchedBatch:
 
 @dataclass(eq=False)
 class BatchFetcher:
-    """Fetches and builds the batches of one rank, in a run of `total_steps`. `settings` gives those of a step.
+    """Fetches and builds the batches of one rank, in a run of `total_steps`. `settings` returns the settings of a step.
 
     `reader` reads images for a policy that sees them. Nothing else may use `replay` within `ahead_of`. `spans` get the
     time of each fetch.

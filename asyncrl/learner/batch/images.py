@@ -138,8 +138,9 @@ class ImageEncoder:
     shape: VisionShape
 
     def inputs(self, ids: Tensor, positions: Tensor, images: PackedImages | None) -> dict[str, Any]:
-        """Return the inputs of the decoder in place of `ids` int64[U] and `positions` int64[U], with the features of
-        `images`."""
+        """Return the inputs of the decoder that replace `ids` int64[U] and `positions` int64[U], with the features of
+        `images`.
+        """
         # A pass without images encodes a blank one, which changes nothing, since all ranks gather the sharded weights
         # of the tower together.
         given = self._blank(ids.device) if images is None else (images.patches, images.grids)

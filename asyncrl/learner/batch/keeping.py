@@ -40,7 +40,7 @@ from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 EVALUATED_PART = 8
-"""Held-out episodes get one part of the bytes in so many."""
+"""Held-out episodes get one eighth of the bytes."""
 BYTES_A_TOKEN = 32
 """The bytes of a kept token: 4 each for its id, two log-probs, its advantage, its weight and its grammar's mass, and
 some for the turns."""
@@ -148,7 +148,7 @@ class EpisodeKeeper:
         return values
 
     def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
-        """Keep these held-out episodes of the evaluation of a version, after so many steps. For rank 0."""
+        """Keep these held-out episodes of the evaluation of a version, after `step` steps. For rank 0."""
         if self._evaluated is None or not names:
             return
         try:

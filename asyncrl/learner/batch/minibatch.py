@@ -22,8 +22,9 @@ class Minibatch:
 @dataclass(frozen=True, slots=True, eq=False)
 class ImitationBatch:
     """The demonstrations of a step. `batch` has this rank's tokens, `passes` its passes by update, and `tokens` how
-    many tokens all ranks learn in each update. `weight` is that of the loss, and `count` the number of
-    demonstrations."""
+    many tokens all ranks learn in each update. `weight` is the weight of the loss, and `count` the number of
+    demonstrations.
+    """
 
     batch: LocalBatch
     passes: Sequence[Passes]

@@ -18,7 +18,7 @@ from asyncrl.modelling.packed_layout import PackedLayout, send
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
-    """Sequences for one forward pass, one after the other, in this `layout`. The pass computes U tokens, and their
+    """Concatenated sequences for one forward pass, in this `layout`. The pass computes U tokens, and their
     sequences have N tokens before shared prefixes are computed once.
 
     - `ids` int64[U] and `positions` int64[U] in the sequence.

@@ -54,7 +54,7 @@ class SharedPrefixes:
     - `kept` int64[U]: the tokens among the N that are computed, in the order of the pass.
     - `rows` int64[N]: the row among the U in which each of the N is computed.
     - `queries` and `keys`: for each sequence with tokens of its own, the number of these and of the tokens of its path.
-    - `paths` int64[sum of keys]: the rows among the U of these paths, one after the other.
+    - `paths` int64[sum of keys]: the rows of the paths among the U, concatenated.
     """
 
     kept: Rows

@@ -5,8 +5,8 @@
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
 - All ranks have the same number of passes in a minibatch, so that their collectives meet; a pass may be empty.
 - A pass has at most `limit` tokens, unless a single longer sequence has it to itself.
-- No schedule of at most `COMPARED` sequences is worse than that of Karmarkar-Karp by cost followed by
-  first-fit-decreasing. It has no more passes, no larger cost in lockstep, and no rank with a larger cost that is also
+- No schedule of at most `COMPARED` sequences is worse than Karmarkar-Karp by cost followed by first-fit-decreasing. It
+has no more passes, no larger cost in lockstep, and no rank with a larger cost that is also
   above `EVEN` times the mean.
 
 Ranks wait for each other in every layer. So a minibatch takes as long as its passes in lockstep, which is the sum over
@@ -44,8 +44,9 @@ PASS_SHARE = 1 / 64
 def schedule(
     lengths: Sequence[int], costs: Sequence[float], ranks: int, minibatches: int, limit: int
 ) -> list[list[Passes]]:
-    """Return sequence indices, ascending, by [minibatch][rank][pass]. `costs` are those of the sequences, in any unit.
-    A minibatch that would be empty is left out."""
+    """Return sequence indices, ascending, by [minibatch][rank][pass]. `costs` has the costs of the sequences, in any
+    unit. A minibatch that would be empty is left out.
+    """
     total = len(lengths)
     bounds = [total * m // minibatches for m in range(minibatches + 1)]
     spans = [slice(start, end) for start, end in pairwise(bounds) if start < end]
@@ -69,7 +70,7 @@ class _Minibatch:
 
     @cached_property
     def _all(self) -> list[int]:
-        """Every sequence, the dearest first."""
+        """Every sequence, the costliest first."""
         order: list[int] = np.argsort(-np.array(self.costs), kind="stable").tolist()
         return order
 
@@ -131,7 +132,9 @@ class _Minibatch:
         return passes if len(passes) == self.ranks else None
 
     def _dealt(self, bins: Bins) -> list[Passes]:
-        """Deal the bins to the ranks, one each for every pass: the dearest to the rank with the least cost so far."""
+        """Assign the bins to the ranks, one each for every pass: the costliest bin to the rank with the least cost so
+        far.
+        """
         bins = bins + [[] for _ in range(-len(bins) % self.ranks)]
         parts: list[Passes] = [[] for _ in range(self.ranks)]
         totals = [0.0] * self.ranks
@@ -149,8 +152,9 @@ class _Minibatch:
         return [list(each) for each in zip(*columns, strict=True)]
 
     def _targets(self, count: int) -> list[float]:
-        """Return the cost that a rank's part of each pass should have: the dearest first, each no less than its dearest
-        sequence."""
+        """Return the target cost of a rank's part of each pass: the costliest first, each no less than its costliest
+        sequence.
+        """
         leads, left, targets = self._all[:: self.ranks], sum(self.costs), []
         for index in range(count):
             lead = self.costs[leads[index]] if index < len(leads) else 0.0

@@ -14,7 +14,7 @@ class BatchSettings:
     """The settings that the batch of one step is built with. They may change when a run resumes.
 
     - A step has `minibatches` updates, and each rank computes passes of at most `micro_tokens`.
-    - `shared_prefixes` and `min_grammar_mass` are those of `learner`; None lets the device decide about prefixes.
+    - `shared_prefixes` and `min_grammar_mass` come from `learner`; None lets the device decide about prefixes.
     - With `router_replay` tokens go to the experts that the engine recorded.
     - `needs` are the labels that the algorithm reads. With `greedy_sibling` the first member of every
       group is the greedy one.

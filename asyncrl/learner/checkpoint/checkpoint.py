@@ -1,7 +1,7 @@
 """Checkpoints: any number of ranks may read what any other number wrote.
 
 A checkpoint holds the weights, the optimisers' state and the progress. Random numbers need no state, since every
-learner step seeds them. The state is copied to host memory while training goes on, and only the next update waits for
+learner step seeds them. The state is copied to host memory while training continues, and only the next update waits for
 the copy.
 
 Threads write the copy under a hidden name, rename the folder, and mark it as complete. A folder without the mark is no
@@ -134,7 +134,7 @@ class Checkpoints:
 
     def prepare(self, models: Models) -> None:
         """Find the tensors for `save_prepared`, and begin to get memory for them. Call this after each step."""
-        # Tensors stay in their place, but optimisers get the moments of a parameter when they first move it. Finding
+        # Tensors are loaded in place, but optimisers get the moments of a parameter when they first move it. Finding
         # all
         # tensors again in each step would take milliseconds, in which a GPU would wait.
         if self._moved != _moved(models):
@@ -341,7 +341,7 @@ class Checkpoints:
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def clean(self, pending: Collection[int] = ()) -> None:
-        """Remove all checkpoints except the newest, the best, and those whose steps have a `pending` evaluation. For
+        """Remove all checkpoints except the newest, the best, and any with a `pending` evaluation. For
         rank 0, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:

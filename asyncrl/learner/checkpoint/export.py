@@ -166,8 +166,9 @@ def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
 
 
 def save_code(model: Any, folder: Path) -> None:
-    """Write the own code of a Hugging Face `model`, and the configuration that names it, into `folder`, which they
-    replace. A model without code of its own writes nothing. Raises OSError."""
+    """Write the custom code of a Hugging Face `model`, and the configuration that names it, into `folder`, replacing
+    files there. A model without code of its own writes nothing. Raises OSError.
+    """
     if type(model)._auto_class is None:
         return
 

@@ -1,4 +1,4 @@
-"""One checkpoint on its way to the disk: a thread of every rank writes while training goes on.
+"""One checkpoint on its way to the disk: a thread of every rank writes while training continues.
 
 The threads agree by files, since collectives belong to the main threads. Each rank of the first copy writes its file,
 then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it as complete. A

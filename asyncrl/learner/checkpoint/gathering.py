@@ -60,7 +60,7 @@ def gather(
     model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
 ) -> Iterator[GatheredBucket]:
     """Yield the published tensors of `model` in the buckets of a plan, on the device of rank 0, and nothing on other
-    ranks. Each rank merges adapters into its shards, one after the other.
+    ranks. Each rank merges adapters into its shards, one at a time.
 
     Every rank must iterate to the end. On a GPU, the buffer of a bucket is used again for the next one.
     """

@@ -1,7 +1,8 @@
 """Weights and optimiser state on disk. Any number of ranks may read the files that any other number wrote.
 
 Every rank of the first copy writes its shards into a safetensors file of its own, without communication. The rows of a
-sharded tensor are those of all files in the order of the ranks. A tensor that is not sharded is in the file of rank 0.
+sharded tensor are concatenated from all files in the order of the ranks. A tensor that is not sharded is in the file of
+rank 0.
 """
 
 from __future__ import annotations

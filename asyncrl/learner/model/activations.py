@@ -3,7 +3,7 @@
 A layer keeps only its input, or also the output of its attention, or everything. It computes the rest again in the
 backward pass.
 
-Attention is the dearest to compute again where sequences are long, and its output is small. So a budget
+Attention is the costliest part to compute again if sequences are long, and its output is small. So a budget
 goes to the outputs of attention first, and the rest of it to whole layers. These are the last layers, whose activations
 are freed before the others compute theirs again.
 """

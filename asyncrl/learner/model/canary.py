@@ -1,7 +1,7 @@
 """The canary of a version: log-probs of a fixed short sequence, which an engine must repeat before it serves it.
 
-`weights/canary.py` has the check. Here are the learner's own log-probs, and those of a model that is published as it
-was read.
+`weights/canary.py` has the check. This file computes the log-probs of the learner, and of a model that is published
+unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CanarySettings:
     dtype: str
 
     def tokens(self, vocabulary: int) -> tuple[int, ...]:
-        """Return the token ids of the canary, for a policy with so many ids."""
+        """Return the token ids of the canary, for a policy with `vocabulary` ids."""
         # A server's context may end with the longest episode, and it must have room for one more token.
         return canary_tokens(self.seed, vocabulary, min(LENGTH, max(2, self.max_tokens - 1)))
 

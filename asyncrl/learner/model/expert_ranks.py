@@ -7,7 +7,7 @@ For the computation, E = learner.expert_ranks ranks that have all the experts am
 gather their parts, so that each has n / E whole experts. A token goes to the ranks of its own group that have its
 experts, and their results come back. With E = S no expert is ever gathered.
 
-The numbers are those of FSDP's other weights. Parts are float32, and gathered experts are in the model's dtype.
+The dtypes are the same as FSDP's. Parts are float32, and gathered experts are in the model's dtype.
 Gradients are added up in float32 and divided by the number of ranks.
 """
 
@@ -172,8 +172,9 @@ def _exchange(rows: Tensor, sent: Sequence[int], received: Sequence[int], group:
 
 
 class _Gathered(torch.autograd.Function):
-    """Gathers the whole experts [n / E, ...] of a rank in `dtype` on `device`, from its rows `part` and those of its
-    neighbours. The backward pass adds up the gradients of all ranks, and divides by their number."""
+    """Gathers the whole experts [n / E, ...] of a rank in `dtype` on `device`, from its rows `part` and its neighbours'
+    rows. The backward pass adds up the gradients of all ranks, and divides by their number.
+    """
 
     @staticmethod
     def forward(ctx: Any, part: Tensor, dtype: torch.dtype, device: torch.device, groups: ExpertGroups) -> Tensor:

@@ -1,4 +1,4 @@
-"""Adapters of a model that is not sharded yet, through peft: new ones, or those of a peft folder.
+"""Adapters of a model that is not sharded yet, through peft: new ones, or the adapters of a peft folder.
 
 New adapters are as peft makes them: `lora_A` is random, and `lora_B` is zero, so that they do not change the model at
 first. The random numbers depend only on the seed and the name of the layer, so every rank has its rows of the same

@@ -1,7 +1,7 @@
 """Loss scaling for float16, whose smallest numbers are larger than many gradients.
 
-The rule is that of torch.amp.GradScaler: the loss is multiplied by a scale, and the gradient divided by it again in
-float32. A gradient that is not finite has overflowed: its update is left out and the scale halved. After `INTERVAL`
+The rule is the same as in torch.amp.GradScaler: the loss is multiplied by a scale, and the gradient divided by it again
+in float32. A gradient that is not finite has overflowed: its update is left out and the scale halved. After `INTERVAL`
 updates without an overflow the scale doubles.
 
 Scales are powers of two, so scaling rounds only numbers that underflow. All ranks have the same scale, since it follows
@@ -43,5 +43,5 @@ class LossScale:
         return [self.scale, float(self.since)]
 
     def restore(self, state: Sequence[float]) -> None:
-        """Go on from the `state` of another."""
+        """Continue from the `state` of another."""
         self.scale, self.since = state[0], int(state[1])

@@ -42,8 +42,9 @@ FEWEST_NORMS = 8
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The result of an update. `norm` is that of the gradient before clipping. It made no update if it was `too_large`,
-    or `overflowed` float16, which makes the scale of the loss smaller from now on."""
+    """The result of an update. `norm` is the norm of the gradient before clipping. It made no update if it was
+    `too_large`, or `overflowed` float16, which makes the scale of the loss smaller from now on.
+    """
 
     norm: float
     too_large: bool = False
@@ -165,7 +166,7 @@ class Trainable(Generic[M]):
         return self._config.reshard is None
 
     def exchange_bytes(self, exchange: Exchange) -> int:
-        """Return the most bytes of the device that unsharded weights and gradients take, without those of one layer."""
+        """Return the most bytes of the device that unsharded weights and gradients take, not counting one layer."""
         apart = {each for module in self.module.modules() for each in _gathered_by_itself(module)}
         parameters = [each for each in self.module.parameters() if each not in apart]
         if exchange.once:

@@ -101,7 +101,7 @@ class _Trial:
 
 
 def _with_image(sequences: Sequence[Tensor], shape: VisionShape) -> tuple[list[Tensor], PackedImages]:
-    """Return the sequences without placeholders, except for those of one image in the first, and this image."""
+    """Return the sequences without placeholders, except for one image in the first, and this image."""
     grid = (1, shape.merge, 2 * shape.merge)
     count, another = shape.features(grid), int(shape.image_token == 0)
     first, *others = (each.masked_fill(each == shape.image_token, another) for each in sequences)
@@ -120,8 +120,9 @@ def logit_cap(config: Any) -> float | None:
 
 
 def hidden_states(decoder: Any, packed: PackedSequences, encoder: ImageEncoder | None = None) -> Tensor:
-    """Compute the last hidden states [U, D], or those of this rank's part. Those of a sequence depend on that sequence
-    alone, and on its images with the `encoder` of a model that reads images."""
+    """Compute the last hidden states [U, D], or this rank's part of them. The states of a sequence depend only on that
+    sequence, and on its images with the `encoder` of a model that reads images.
+    """
     ids, positions = packed.computed
     inputs: dict[str, Any] = {"input_ids": ids[None], "position_ids": positions[None]}
     if encoder is not None:

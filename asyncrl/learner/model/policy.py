@@ -47,7 +47,7 @@ class Policy(nn.Module):
     """Computes log-probs of packed tokens at `temperature`, by the Hugging Face causal language model `model`, which is
     not sharded yet.
 
-    `weight_format` converts its weights to their published form, and `loads` are those of its experts. With
+    `weight_format` converts its weights to their published form, and `loads` has the loads of its experts. With
     `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is also the critic, over
     one backbone.
 
@@ -115,8 +115,8 @@ class Policy(nn.Module):
         """Return the log-probs float32[N] of tokens given those before them in their sequence, and the entropies
         float32[N] of the distributions that they were drawn from, or None.
 
-        With collisions, sums of squared probabilities take the place of the entropies, without gradient. All are 0 on
-        tokens that are not needed. `temperature` takes the place of the policy's if it is given.
+        With collisions, sums of squared probabilities replace the entropies, without gradient. All are 0 on
+        tokens that are not needed. `temperature` replaces the policy's if it is given.
         """
         return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
 
@@ -221,8 +221,7 @@ def reference_of(
 
 def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool) -> Policy:
     """Load the policy that `config` names as `load_policy` does, but in `config.dtype` and never trained. With
-    `on_host` its weights stay in the memory of the host, and those of a layer are on the device only for its forward
-    pass.
+    `on_host` its weights stay in host memory, and a layer's are on the device only for its forward pass.
 
     Raises ConfigError: see `open_decoder` and `load_sharded`.
     """

@@ -3,7 +3,7 @@
 The counts are of tokens of sequences: a prefix that several sequences share counts once for each of them, and padding
 does not count. They are sums over passes and ranks, divided at the end.
 
-The loss is that of the Switch Transformer (Fedus et al., 2021), with several experts a token as in transformers. In a
+The loss follows the Switch Transformer (Fedus et al., 2021), with several experts a token as in transformers. In a
 layer it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens that go to expert e, and P_e the mean of
 their probabilities. The loss is the mean over the layers.
 

@@ -63,7 +63,7 @@ class RoutingReplay:
             router.replayed = own.contiguous()
 
     def sums(self, packed: PackedSequences) -> dict[str, Tensor]:
-        """Count the last forward pass, which was that of `packed`.
+        """Count the last forward pass, whose tokens were `packed`.
 
         The counts are its tokens, the tokens and the pairs (token, layer) that were replayed, and the pairs for which
         the engine's experts differ from the router's. If ranks divide the tokens, each gets the counts of all.

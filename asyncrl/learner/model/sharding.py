@@ -49,7 +49,7 @@ def shard(
     activations that the layers keep.
 
     - A unit is gathered at once. It has consecutive layers of together `unit_bytes` in `config.dtype`; None: UNIT_BYTES
-      on a GPU, and each layer by itself on the CPU. It gathers the weights of the next unit before it runs.
+    on a GPU, and single layers on the CPU. It gathers the weights of the next unit before it runs.
     - Master weights are float32. Gathered weights and the computation are in `config.dtype`, and a frozen model, or the
       part that adapters leave frozen, has no other weights.
     - A layer is compiled and computed again without the hooks of FSDP, which stay outside.
@@ -64,7 +64,7 @@ def shard(
     activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
-    # What is frozen by patterns keeps the dtype of the rest, in which it is published.
+    # Parameters frozen by patterns keep the dtype of the rest, in which they are published.
     keeps_masters = frozen is None and not adapted_layers(root)
     convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
@@ -100,8 +100,9 @@ def shard(
 def units_of(
     layers: Mapping[str, nn.Module], ignored: Collection[nn.Parameter], largest: float
 ) -> Iterator[list[nn.Module]]:
-    """Yield the layers in lists of neighbours. A list ends once it has `largest` numbers or more, without those of the
-    parameters `ignored`."""
+    """Yield the layers in lists of neighbours. A list ends once it has `largest` numbers or more, not counting the
+    parameters `ignored`.
+    """
     unit: list[nn.Module] = []
     size, before = 0, ""
     for name, layer in layers.items():
@@ -125,8 +126,8 @@ def _allow_graphs() -> None:
     # Models have kinds of layers, and each is compiled with and without gradients and shared prefixes. Beyond torch's
     # limit, which is 8 for all models together, layers would not be compiled.
     compiler.recompile_limit = max(compiler.recompile_limit, 64)
-    # Otherwise a graph takes only passes in which two sizes are equal that happened to be so in its first one, such as
-    # those of a single sequence.
+    # Otherwise, if two sizes happen to be equal in a graph's first pass, as with a single sequence, the graph takes
+    # only such passes.
     shapes.use_duck_shape = False
     # Otherwise kernels of norms are fused only where tokens are many, and each layer has graphs for up to four ranges
     # of tokens. Fused, they cost a little more where tokens are few. Torch 2.11 has the name, others may not.

@@ -18,8 +18,8 @@ PART = 1 << 26
 def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART) -> None:
     """Do the same as `optimizer.step()`, for optimizers that update each parameter by its own state.
 
-    States are in the memory of the host before and after. Meanwhile those of at most `part` numbers of this rank, or of
-    one parameter, are on the device. Counters do not move.
+    States are in the memory of the host before and after. Meanwhile the device holds states of at most `part` numbers
+    of this rank, or of one parameter. Counters do not move.
     """
     groups = [(group, group["params"]) for group in optimizer.param_groups]
     try:

@@ -8,7 +8,7 @@ own tokens.
 
 This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
 transformers' plan of the model says how each matrix is divided. The head and the embedding are gathered for each rank's
-own tokens, so log-probs are those of the whole vocabulary.
+own tokens, so log-probs cover the whole vocabulary.
 
 The gradient by any parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In memory all
 ranks of a copy have their rows of every matrix, as without T. So files, checkpoints, pushes, norms of gradients and
@@ -179,7 +179,7 @@ class _Found:
 
 
 class _Block:
-    """A divided block. Its first argument are the states [1, U / T, D] of this rank's tokens, or those of all."""
+    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or of all tokens."""
 
     tokens: _Tokens
 

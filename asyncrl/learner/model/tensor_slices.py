@@ -6,7 +6,7 @@ For the computation rank r has slice r % T of one dimension. The ranks exchange 
 at a time, and drop them afterwards. The backward pass gets the slice again, and sends its gradient back to the ranks
 that have the rows. Slices may overlap: the gradients of all ranks that have an element are added up.
 
-The numbers are those of FSDP's other weights: rows are float32, and slices have the dtype of the computation. Gradients
+The dtypes are the same as FSDP's: rows are float32, and slices have the dtype of the computation. Gradients
 are added up in float32 or better, and divided by the number of ranks. torch.compile sees operators, which keep no
 slice.
 """
@@ -26,12 +26,12 @@ from asyncrl.modelling.context import process_group
 
 
 class Slices(NamedTuple):
-    """The division of a matrix of so many `rows` over the ranks of a copy.
+    """The division of a matrix of `rows` rows over the ranks of a copy.
 
     - In a computation rank r has bounds[2t] to bounds[2t + 1] of dimension `dim`, with t = r % (len(bounds) / 2).
     - This rank is number `shard` of `shards`. A gradient is divided by `ranks`.
-    - `copy` is torch's name of the process group of the copy, and `copies` that of the ranks with the same rows in all
-      copies, empty for one copy.
+    - `copy` is torch's name of the process group of the copy. `copies` names the group of the ranks with the same rows
+    in all copies; it is empty for one copy.
     """
 
     rows: int
@@ -93,7 +93,7 @@ def _(values: Tensor, own: Tensor, transposed: bool, numbers: Sequence[int], cop
 def _gradient(
     of_product: Tensor, values: Tensor, own: Tensor, numbers: Sequence[int], copy: str, copies: str
 ) -> Tensor:
-    """Compute the gradient by the rows `own` from the gradient by the product."""
+    """Compute the gradient with respect to the rows `own` from the gradient with respect to the product."""
     of_slice = of_product.flatten(0, -2).t() @ values.flatten(0, -2)
     of_own = _return_slice(of_slice, own.shape, Slices.from_flat(numbers, copy, copies))
     return of_own.to(own.device, own.dtype)
@@ -159,8 +159,7 @@ def gather_slice(own: Tensor, slices: Slices) -> Tensor:
 
 
 def _return_slice(of_slice: Tensor, shape: torch.Size, slices: Slices) -> Tensor:
-    """Compute the gradient by this rank's rows, which have this `shape`, from the gradients of all ranks by their
-    slices."""
+    """Compute the gradient of this rank's rows, of this `shape`, from the gradients of the slices of all ranks."""
     plan = _plan(slices.rows, slices.dim, slices.shard, slices.shards, slices.bounds)
     total = of_slice.to(torch.promote_types(of_slice.dtype, torch.float32))
     if plan.moves:

@@ -1,7 +1,7 @@
-"""The linear head of a critic: its first values are those of a head in the model's files, else zero.
+"""The linear head of a critic: it starts from a head in the model's files, else from zero.
 
-Two kinds of files have one: those of transformers' models for classification with one label (`score`), and those of
-trl's models with a value head (`v_head.summary`).
+Two kinds of files have one: transformers' models for classification with one label (`score`), and trl's models with a
+value head (`v_head.summary`).
 """
 
 from __future__ import annotations

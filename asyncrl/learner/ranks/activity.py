@@ -18,7 +18,7 @@ import msgspec
 from asyncrl.machine.activity import Activity
 
 END = "end"
-"""The phase in which a rank closes what it opened, and exits."""
+"""The phase in which a rank closes its resources, and exits."""
 END_S = 60.0
 """Seconds that this phase may take, also where other phases have a shorter limit."""
 
@@ -50,7 +50,7 @@ class RankState(msgspec.Struct, frozen=True):
     work: str = ""
 
     def limit_s(self, limit_s: float) -> float:
-        """Return the limit of this rank in seconds, from that of a rank which has not ended its work."""
+        """Return the limit of this rank in seconds, given the limit of a rank that has not ended its work."""
         return max(limit_s, END_S) if self.phase == END else limit_s
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Counts the failures of a step over restarts of the learner, so that the error can say how to go on."""
+"""Counts the failures of a step over restarts of the learner, so that the error can say how to continue."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ PIPE_BYTES = 1 << 16
 SILENT_BEATS = 5
 """The number of missed heartbeats after which a rank is shown as silent."""
 BEGUN_S = 10.0
-"""Seconds to wait for a thread's first heartbeat. If none comes, the rank goes on without heartbeats."""
+"""Seconds to wait for a thread's first heartbeat. If none comes, the rank runs without heartbeats."""
 KILLED_S = 10.0
 """Seconds to wait for a process that was killed: one that hangs in the kernel may never end."""
 
@@ -55,7 +55,7 @@ class RanksError(AsyncrlError):
 
 
 def all_ended(reason: str, final: bool = False) -> AsyncrlError:
-    """The error of a launcher that ended all its ranks for `reason`, which may be that of another launcher."""
+    """The error of a launcher that ended all its ranks for `reason`, which may come from another launcher."""
     message = f"{reason.removesuffix(ENDED)}{ENDED}"
     return ConfigError(message) if final else RanksError(message)
 
@@ -265,8 +265,8 @@ def run_ranks(
     hosts: Hosts | None = None,
     activity: Activity | None = None,
 ) -> None:
-    """Run `command` as `count` ranks on this machine, with those of the other `hosts`, until all ended with status 0.
-    `activity` is that of this process. All ranks have ended when this returns or raises.
+    """Run `command` as `count` ranks on this machine, together with the ranks of the other `hosts`, until all ended
+    with status 0. `activity` is this process's. All ranks have ended when this returns or raises.
 
     Raises StoppedError: `stop` was set before all were done. Raises RanksError: a rank died, hung, was asked to stop
     alone, or did not stop in time. Raises ConfigError: a rank cannot be configured, or hosts do not fit together.
@@ -299,7 +299,7 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
             raise _failure(ranks, timeouts, hosts)
         if all(rank.status == 0 for rank in ranks):
             return
-        # If a rank fails while all are stopping, the others would wait for it for ever.
+        # If a rank fails while all are stopping, the others would never stop waiting for it.
         if failed is not None or all(rank.status is not None for rank in ranks):
             raise StoppedError("the ranks were asked to stop before they were done")
         states = [rank.state for rank in ranks if rank.state is not None]
@@ -325,7 +325,7 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
 
 
 def _show(first: RankState, activity: Activity) -> None:
-    """Show the activity of the first rank as that of this process."""
+    """Report the activity of the first rank as this process's own."""
     if first.phase != activity.phase:
         activity.enter(first.phase)
     activity.work = first.work

@@ -40,8 +40,9 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ENDED_BY_LAUNCHER_S = 60.0
-"""Seconds between the limit of a stuck rank and that of a collective: the launcher, which knows the stuck rank, ends
-the ranks first."""
+"""Seconds between the limit of a stuck rank and the limit of a collective: the launcher, which knows the stuck rank,
+ends the ranks first.
+"""
 EXPERT_MESH = ("replicas", "experts", "parts")
 WAIT = timedelta(days=365)
 """The time that ranks wait for one that waits for the replay."""
@@ -245,7 +246,7 @@ def joined(
     - `context_ranks` divide the tokens of a pass. `tensor_ranks`, which exclude them, divide the layers as well.
     - A collective fails after `limit_s` and a minute, except those that may wait for the replay.
     - Ranks of several hosts find each other at host 0 with `keys`.
-    - `activity` and `stopping` are those of this process.
+    - `activity` and `stopping` are this process's.
 
     Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`, `expert_ranks`, or
     `tensor_ranks`.
@@ -292,7 +293,7 @@ def joined(
                 ranks.stop_if(False)
                 exit_now(EXIT_STOPPED)
             if cuda:
-                # All ranks left at the same point, so what is queued comes to an end; NCCL would warn of it otherwise.
+                # All ranks left at the same point, so queued operations finish; NCCL would warn of them otherwise.
                 torch.cuda.synchronize(device)
             raise
     finally:

@@ -56,7 +56,9 @@ class Stopping:
             self.is_updating = False
 
     def end(self) -> None:
-        """Say that the main thread ends by itself from here on. Never returns if the helper thread ends the process."""
+        """Note that the main thread can end without help from here on. Never returns if the helper thread ends the
+        process.
+        """
         with self.lock:
             self.is_stopping = True
             # These would keep the models and the communication of the ranks alive in the helper thread.
@@ -79,7 +81,7 @@ class Stopping:
             threading.Event().wait(POLL_S)
 
     def _ends_process(self) -> bool:
-        """End the process, unless the main thread does so by itself. Returns False if an update must end first."""
+        """End the process, unless the main thread does. Returns False if an update must end first."""
         with self.lock:
             if self.is_stopping:
                 return True

@@ -1,8 +1,8 @@
 """The file of one step's kept episodes: `step-NNNNNNNNN.kept`.
 
-It is what `wire.join` makes of a head in msgpack and a frame for each episode. The head has the rows of all episodes
-and each group's task once. An episode's frame joins its trajectory, its labels and the arrays of the step, each as the
-message that `wire` makes of it. Nothing is unpickled.
+`wire.join` builds it from a head in msgpack and a frame for each episode. The head has the rows of all episodes and
+each group's task once. An episode's frame joins its trajectory, its labels and the arrays of the step, each encoded as
+a message by `wire`. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def file_name(step: int) -> str:
 
 
 def encode_step(kept: KeptStep) -> bytes:
-    """The content of a step's file. Raises WireError: something of it has no encoding, or is too large for one."""
+    """The content of a step's file. Raises WireError: a value cannot be encoded or is too large."""
     tasks = {each.row.group_id: task_body(each.task) for each in kept.episodes if each.task is not None}
     head = pack(
         _Head(FORMAT, kept.step, [each.row for each in kept.episodes], tasks), f"the sample of step {kept.step}"
@@ -73,7 +73,7 @@ def _encode(episode: KeptEpisode) -> bytes:
 
 
 class StepFile:
-    """The content of a step's file, decoded as far as it is asked for. Raises StoreError: it is damaged, or not one."""
+    """The content of a step's file, decoded lazily. Raises StoreError: the file is damaged, or of another kind."""
 
     def __init__(self, content: Buffer, path: Path) -> None:
         self._path = path

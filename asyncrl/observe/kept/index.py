@@ -61,7 +61,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _decoded(line: bytes) -> IndexLine:
-    """The line. Raises ValueError or RecursionError: it is none."""
+    """The line. Raises ValueError or RecursionError: it is malformed."""
     try:
         return _LINE.decode(line)
     except msgspec.MsgspecError:

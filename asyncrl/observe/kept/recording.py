@@ -16,7 +16,7 @@ from asyncrl.observe.kept.writing import KeptWriter
 logger = logging.getLogger(__name__)
 
 WAITING_STEPS = 2
-"""So many steps may wait for the disk. Further ones are lost."""
+"""The most steps that may wait for the disk. Further ones are lost."""
 CLOSE_S = 5.0
 
 

@@ -1,7 +1,7 @@
 """Chooses the step that a full folder gives up, so that all of the run stays visible, and its end stays whole.
 
 The newest steps, a quarter of the bytes, are spared. Of the others the step goes whose neighbours are nearest to each
-other, the oldest of several. So older steps stay spread evenly over the run, with gaps that grow as it goes on. The
+other, the oldest of several. So older steps stay spread evenly over the run, with gaps that grow with its length. The
 first step always stays.
 """
 

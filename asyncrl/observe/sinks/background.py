@@ -43,7 +43,7 @@ class Background(Sink):
         self._dropped = 0
         self._ends_at: float | None = None
         self._closed = False
-        # A daemon, since a call that hangs for ever must not keep the process.
+        # A daemon, since a call that never returns must not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=f"sink-{type(sink).__name__}", daemon=True)
         self._thread.start()
 

@@ -1,4 +1,4 @@
-"""The server that Prometheus asks for the metrics of a role.
+"""The server from which Prometheus reads the metrics of a role.
 
 It needs no key: every client that reaches it may connect. It has at most MAX_CONNECTIONS at once. One more closes the
 oldest, so that connections which send nothing prevent no scrape, and take no more threads. Errors are logged at a
@@ -27,6 +27,9 @@ READING_S = 10.0
 
 class ScrapedServer(WSGIServer):
     """A thread for each connection."""
+
+    # socketserver's 5 is full after a few strangers at once; then the kernel lets Prometheus wait for seconds.
+    request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]

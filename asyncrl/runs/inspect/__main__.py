@@ -62,7 +62,7 @@ FOLLOWS = (
     "which ends nothing else; --once prints it once. `asyncrl status` and `asyncrl inspect status` are one command."
 )
 SAMPLES = 6
-"""Rates are measured since the oldest of so many samples."""
+"""The number of samples kept; rates are measured since the oldest."""
 SUGGESTIONS = 8
 WIDE = 300
 LEAST_WIDTH = 120

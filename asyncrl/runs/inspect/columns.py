@@ -1,8 +1,8 @@
 """The Parquet columns of an exported run, derived from the fields of `types`, of the store's records and of `episodes`.
 
 An exported run is a folder of tables: a row for each trajectory, step, batch plan and dead letter. docs/replay.md lists
-the columns. They are the same for every run of this format. Values are numbers, texts, or lists of these, so that
-every reader of Parquet has a type for them; what has a structure of its own is JSON text.
+the columns. They are the same for every run of this format. Values are numbers, texts, or lists of them, which every
+reader of Parquet supports; a nested value is JSON text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Episodes and steps of a run as flat rows, for lists and for tables: which there are, the best, the worst."""
+"""Episodes and steps of a run as flat rows, for lists and tables, sorted and filtered."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SORT_KEYS = {
 class EpisodeRow:
     """An episode.
 
-    `reason` says why it is evicted, filtered, dropped or dead. `step` is the newest learner step that trains it, and
-    `lag` that of its oldest token then, or at its eviction. `tokens` counts all tokens, `sampled` and `turns` those of
-    the policy. `seconds` is its duration. None: not known; an episode that failed has only an id and a reason.
+    `reason` says why it is evicted, filtered, dropped or dead. `step` is the newest learner step that trains it. `lag`
+    is the lag of its oldest token at that step, or at its eviction. `tokens` counts all tokens, `sampled` and `turns`
+    those of the policy. `seconds` is its duration. None: not known; an episode that failed has only an id and a reason.
     """
 
     id: str
@@ -147,7 +147,8 @@ def list_episodes(
     """List episodes in one of `states`, at most `limit`, of one step or one evaluation where these are named.
 
     `sort` is a key of `SORT_KEYS`: the largest come first, and those without a value last. Without it the newest ids
-    come first, and no more is read than is needed. `reverse` turns the order round. Raises RefusedError: no such step.
+    come first, and no more is read than is needed. `reverse` reverses the order. Raises RefusedError: the run has no
+    such step.
     """
     if step is not None:
         plan = required_plan(stored, step)

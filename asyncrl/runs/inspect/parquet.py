@@ -42,7 +42,7 @@ TRAJECTORIES_FILE, STEPS_FILE = "trajectories.parquet", "steps.parquet"
 PLANS_FILE, DEAD_LETTERS_FILE = "plans.parquet", "dead_letters.parquet"
 METADATA = b"asyncrl"
 GROUP_TOKENS, GROUP_ROWS = 1 << 20, 4096
-"""A row group ends with so many tokens or rows."""
+"""The tokens and the rows at which a row group ends."""
 PLANS_A_GROUP = 64
 
 

@@ -19,7 +19,7 @@ from asyncrl.runs.report.reported import NO_ADDRESS, ReportedRun
 SEED = "run.seed"
 NOT_COMPARED = ("run.name", *HOST_KEYS)
 PARTS = 4
-"""The tables have values after each of so many equal parts of the shortest run."""
+"""The tables have a value at the end of each of this many equal parts of the shortest run."""
 WINDOW = 0.125
 """A value of a training batch in a table is the mean over this share of the shortest run before it."""
 
@@ -32,7 +32,7 @@ class RunExtent:
     at: Sequence[float]
 
     def after(self, steps: float) -> float:
-        """The units after so many steps, between two known points on the line through both."""
+        """The units after `steps` steps, by linear interpolation between known points."""
         return float(np.interp(steps, self.steps, self.at))
 
 

@@ -16,7 +16,7 @@ from asyncrl.runs.run import Run
 from asyncrl.types import Turn
 
 MOST_TOKENS = 600
-"""A longer turn is shown by its first and its last tokens, half of so many each."""
+"""A longer turn shows half of this number from its start and half from its end."""
 MOST_TURNS = 40
 MOST_CHARS = 12_000
 

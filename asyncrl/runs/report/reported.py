@@ -31,7 +31,7 @@ class ReportedRun:
 
     `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
     text of its file. Secrets are masked in both. `steps` and `evaluations` are sampled rows of the learner; `roles` has
-    the rows of the other processes by name. `state` is that of the summary, or running, or unfinished for a run that
+    the rows of the other processes by name. `state` is the summary's, or "running", or "unfinished" for a run that
     ended without a summary.
     """
 
@@ -89,8 +89,9 @@ def read_run(name: str) -> ReportedRun:
 
 
 def _summary(run: Run, planned: int | None, done: int) -> tuple[str, RunSummary]:
-    """The state of a run that has `done` so many steps, and its summary: the written one if that has all of them, else
-    one of now. A learner that was killed with its launcher has more steps than the summary of an earlier end."""
+    """The state of a run that has done `done` steps, and its summary: the written one if it covers all of them, else a
+    new one. A learner that was killed with its launcher has more steps than the summary of an earlier end.
+    """
     running, written = run.is_running(), run.summary()
     if written and not running:
         try:

@@ -10,7 +10,7 @@ from statistics import fmean
 from markupsafe import Markup, escape
 
 COLOURS = 8
-"""The page's style has so many colours, and a dash pattern for each."""
+"""The number of colours in the page's style, which has a dash pattern for each."""
 MOST_POINTS = 300
 LARGEST = 1e305
 """A larger value may have no difference from another."""
@@ -49,7 +49,7 @@ class Plot:
 @dataclass(frozen=True, slots=True)
 class DrawnPlot:
     """A plot ready for a page. `legend` has for each curve its number, from which its colour follows, its label and its
-    last value. `bin_size`: each point is a mean of so many rows."""
+    last value. `bin_size`: the number of rows that each point is the mean of."""
 
     title: str
     unit: str

@@ -15,7 +15,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.runs.trace.reading import US, RoleSpans, Trace, TraceSpan, episodes_of, number_of, text_of
 
 LAST_GROUPS = 3
-"""So many groups of a batch are described: the last complete ones."""
+"""The groups of a batch that are described: the last complete ones."""
 LONGEST = 8
 LEAST_SHARE = 0.01
 """A part that took a smaller share of an episode's time is left out."""
@@ -39,7 +39,7 @@ PHRASES = {
 
 @dataclass
 class Share:
-    """The time that an episode spent on one thing: seconds in so many spans, with so many sampled tokens."""
+    """The time that an episode spent on one activity: its seconds, its spans, and the tokens sampled in it."""
 
     seconds: float = 0.0
     spans: int = 0

@@ -1,7 +1,7 @@
 """Reads the spans of a run, whose format `observe.spans` describes, on the clock of its replay.
 
-Files that grow meanwhile are read as far as they are whole. Lines that cannot be read, as a killed process leaves them,
-are skipped and counted.
+Files that grow meanwhile are read up to their last complete line. Lines that cannot be read, as a killed process leaves
+them, are skipped and counted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncrl.observe.spans import FOLDER, OLD
 from asyncrl.runs.lines import decoded, each_line
 
 SORTED_AT_ONCE = 200_000
-"""So many spans are sorted in memory; more than these pass through temporary files."""
+"""The most spans that are sorted in memory; more pass through temporary files."""
 US = 1_000_000
 
 

@@ -32,7 +32,7 @@ def main() -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # The kernel protects process 1 only from signals for which it has no handler, and Python has one for this.
+    # The kernel protects process 1 only from signals without a handler, and Python installs a handler for this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_dumpable(False)
     signal.set_wakeup_fd(wake)

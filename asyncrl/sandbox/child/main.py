@@ -55,7 +55,7 @@ def launch(options: Options) -> None:
 
 
 def find_packages() -> None:
-    """Let imports find the packages of this Python, but not those of the caller's path any more."""
+    """Let imports find the packages of this Python, but no longer the ones on the caller's path."""
     import site
 
     del sys.path[0]

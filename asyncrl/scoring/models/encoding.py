@@ -82,7 +82,7 @@ def embedding_rows(model: Any) -> int:
 def tokenize(transcript: Transcript, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """The transcript with its special tokens, as ids and the token span [start, end) of each step.
 
-    Each passage is tokenised by itself, so that no token spans a step's end. Where ordinary tokens of the policy spell
+    Each passage is tokenised separately, so that no token spans a step's end. Where ordinary tokens of the policy spell
     out a special token, such as an end of a turn in a tool result, they stay ordinary tokens.
     """
     with_runs = any(passage.runs for passage in transcript)

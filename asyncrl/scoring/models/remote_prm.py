@@ -1,8 +1,8 @@
 """Process reward models on a server that is reached by HTTP.
 
 - `json`: see remote.py.
-- `generate`: an SGLang server with a causal model that judges by label tokens. One `/generate` request an episode asks
-  for the labels' log-probs at the steps.
+- `generate`: an SGLang server with a causal model that judges by label tokens. One `/generate` request an episode
+returns the labels' log-probs at the steps.
 - `score`: such a model through SGLang's `/v1/score`, with one request an episode and one item a step.
 
 For the last two `format` names the encoding of transcripts (math_shepherd or rlhflow), and `tokenizer` the tokenizer of

@@ -1,6 +1,6 @@
 """Compares answers with ground truths in a process of its own, under limits for the answer alone.
 
-An answer such as `9^{9^{9^9}}` keeps a comparison busy for ever, or takes all memory. Such an answer is worth nothing,
+A comparison with an answer such as `9^{9^{9^9}}` would never end, or take all memory. Such an answer is worth nothing,
 while an overrun of the whole verification is a failure of the rule. The limits count processor time, so that a busy
 machine makes no right answer wrong.
 

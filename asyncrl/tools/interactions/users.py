@@ -173,7 +173,7 @@ class OpenInteraction:
         return await self._calls(f"{name} of {self._what}", lambda: call(self._interaction))
 
     def _read(self, result: Any) -> UserReply:
-        """Read a response. Raises InteractionError: it is none."""
+        """Read a response. Raises InteractionError: it is not valid."""
         match result:
             case (ends, message, (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
                 if (content := self._content(message)) is not None:

@@ -49,7 +49,7 @@ MAX_LINE_BYTES = 1 << 30
 """The most bytes of one line. A program that writes a longer one is ended."""
 
 GRACE_S = 1.0
-"""Seconds that a program has to end by itself once its input has ended."""
+"""Seconds that a program has to end once its input has ended, before it is killed."""
 
 _REAPED_S = 2.0
 _CHUNK = 1 << 16

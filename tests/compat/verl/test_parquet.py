@@ -48,6 +48,7 @@ def test_numbers_of_every_kind_and_shape_come_back(tmp_path: Path) -> None:
     assert columns.column("deep").to_pylist()[0] == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.slow
 @given(st.lists(trajectories(), min_size=1, max_size=3, unique_by=lambda each: each.id))
 def test_trajectories_come_back_bit_for_bit(
     tmp_path_factory: pytest.TempPathFactory, given_ones: list[Trajectory]

@@ -130,6 +130,7 @@ def test_tasks_give_the_fields_of_verls_data_sets() -> None:
     assert row["tools_kwargs"] == kwargs
 
 
+@pytest.mark.slow
 @given(st.lists(trajectories(), max_size=4, unique_by=lambda each: each.id))
 def test_any_trajectories_come_back_bit_for_bit(given_ones: list[Trajectory]) -> None:
     found = to_trajectories(from_trajectories(given_ones, PAD))

@@ -6,8 +6,6 @@ import json
 import math
 import random
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -23,6 +21,7 @@ from asyncrl.runs.inspect import importing
 from asyncrl.runs.inspect.episodes import step_row
 from asyncrl.runs.inspect.importing import count_rows, import_run
 from asyncrl.runs.inspect.parquet import DEAD_LETTERS_FILE, PLANS_FILE, TRAJECTORIES_FILE, export_run
+from tests.helpers import status_of
 from tests.runs.inspect.support import make_run, run_episodes
 
 Spoil = Callable[[list[dict[str, Any]]], None]
@@ -251,14 +250,11 @@ def test_damaged_files_are_refused(exported: Path, name: str) -> None:
         refusal(exported)
 
 
-def test_the_command_says_the_reason_on_one_line(exported: Path) -> None:
+def test_the_command_says_the_reason_on_one_line(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rewrite(exported / TRAJECTORIES_FILE, at("token_ids", 0, None))
-    places = ["--from", str(exported), "--to", str(exported.parent / "s")]
-    command = [sys.executable, "-m", "asyncrl", "inspect", "import", *places]
-    found = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert found.returncode == 1
-    assert len(found.stderr.splitlines()) == 1
-    assert "row 0 of trajectories.parquet" in found.stderr
+    assert status_of("inspect", "import", "--from", exported, "--to", exported.parent / "s") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "row 0 of trajectories.parquet" in line
     assert not (exported.parent / "s").exists()
 
 
@@ -304,6 +300,7 @@ def spoilt(draw: random.Random, kind: pa.DataType, value: Any) -> Any:
     return kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_imported_reads_and_what_is_not_leaves_nothing(exported: Path, seed: int) -> None:
     draw = random.Random(seed)

@@ -1,12 +1,12 @@
-"""Plays text games with `reset` and `step`, those of textarena, of gem or your own, in a Python that has them. It does
+"""Plays text games with `reset` and `step`, from textarena, gem or your own code, in a Python that has them. It does
 not need asyncrl.
 
     PYTHON gym_agent tasks GAME [--args JSON] [--limit 1000]         writes tasks as JSON lines
     PYTHON gym_agent                                   is the program of `actor.agent_command`: plays episodes
 
 GAME is `textarena:ID`, `gem:ID`, or MODULE:FUNCTION, which makes a game with Gymnasium's methods, whose observations
-and actions are texts. A task is a seed of the game. What the game says is the user's turn, and the text of the policy's
-answer is the action.
+and actions are texts. A task is a seed of the game. An observation of the game is the user's turn, and the text of the
+policy's answer is the action.
 
 Games draw from random generators of the whole process. So an episode has the process for itself, and a set of texts has
 the same order in all.

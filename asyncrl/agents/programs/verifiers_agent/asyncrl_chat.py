@@ -2,8 +2,8 @@
 task's toolsets, which run in this process, too.
 
 verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This one
-does what the harness `null` does, with the same tool names and the same limit of a tool's result. It is a plugin: its
-id is the name of this module. It needs verifiers 0.4, and not asyncrl.
+behaves as the harness `null`, with the same tool names and the same limit of a tool's result. It is a plugin: its id is
+the name of this module. It needs verifiers 0.4, and not asyncrl.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ __all__ = ["InProcessChat"]
 
 @dataclass
 class LocalTools:
-    """The tools of an environment in this process: `make` makes the toolsets of one rollout, all rollouts share some.
+    """The tools of an environment in this process: `make` makes the toolsets of one rollout; some toolsets are shared
+    by all rollouts.
 
     `known` keeps the descriptions of the tools of each class of toolsets.
     """
@@ -57,12 +58,12 @@ class ToolServer:
         self.trace: Trace | None = None
         self._toolset = toolset
         self._mcp = MCPServer(toolset.server_name or type(toolset).__name__)
-        # The rollout's state is at hand: what the server would fetch and send over HTTP.
+        # The rollout's state is in this process; a server would fetch and send it over HTTP.
         toolset._pull_state = self._pull
         toolset._push_state = self._push
 
     async def open(self, stack: AsyncExitStack, known: dict[type, list[Any]], task: Any = None) -> None:
-        """Set the toolset up for a `task`, or for all tasks. Raises what the toolset raises."""
+        """Set the toolset up for a `task`, or for all tasks. Errors of the toolset pass."""
         await stack.enter_async_context(self._toolset._exit_stack)
         await self._toolset.setup()
         if task is not None:
@@ -77,7 +78,7 @@ class ToolServer:
             tools._tools[tool.name] = tool.model_copy(update={"fn": own})
 
     async def schemas(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """The own name and the schema of each tool, by the name that the policy sees."""
+        """The original name and the schema of each tool, by the name that the policy sees."""
         prefix = f"{self._toolset.server_name}_" if self._toolset.server_name else ""
         return {
             prefix + tool.name: (tool.name, _schema(prefix + tool.name, tool.description, tool.input_schema))
@@ -233,7 +234,7 @@ class _Conversation(HarnessSession):
 
 
 class OwnInterception(InterceptionServer):
-    """Passes the requests of all rollouts on by one HTTP client."""
+    """Forwards the requests of all rollouts through one HTTP client."""
 
     # Each rollout has a key of its own, for which verifiers would make another client. To read its certificates would
     # take 20 ms.

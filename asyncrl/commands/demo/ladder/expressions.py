@@ -2,7 +2,7 @@
 
 The calculator works in the first of the innermost brackets, on the leftmost operation with the operator that the policy
 names. So each step is one decision, as in the demo, and a longer expression is a longer horizon. Brackets around a
-single number go.
+single number are removed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from asyncrl.commands.demo.arithmetic import Expression, parse
 
 LARGEST_VALUE = 999
-"""Larger results of a right step are left out of tasks: digits would be the task, not the order of operations."""
+"""Tasks have no larger intermediate results: the difficulty should be the order of operations, not long numbers."""
 
 _SMALLEST_OPERAND, _LARGEST_OPERAND = 2, 9
 _MOST_BETWEEN = 4
@@ -28,7 +28,7 @@ _INNERMOST = re.compile(r"\(([^()]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """An expression as its text. Raises ValueError: the text is none."""
+    """An expression as its text. Raises ValueError: the text is no expression."""
 
     text: str
 
@@ -44,7 +44,9 @@ class Nested:
 
     @property
     def workplace(self) -> Expression:
-        """The workplace of the calculator: the first of the innermost brackets, or all if there is none."""
+        """The part that the calculator works in: the first of the innermost brackets, or the whole if it has no
+        brackets.
+        """
         found = _INNERMOST.search(self.text)
         expression = parse(found[1] if found else self.text)
         assert expression is not None
@@ -55,8 +57,9 @@ class Nested:
         return not self.workplace.operators
 
     def reduced(self, operator: str) -> Nested:
-        """Replace the leftmost operation with `operator` in the workplace by its result. Raises ValueError:
-        there is none."""
+        """Replace the leftmost operation with `operator` in the part that the calculator works in by its result. Raises
+        ValueError: that part has no such operation.
+        """
         rest = self.workplace.reduced(operator)
         found = _INNERMOST.search(self.text)
         if found is None:
@@ -82,7 +85,7 @@ class Nested:
 
 
 def random_nested(rng: random.Random, operations: int) -> Nested:
-    """An expression of so many operations, whose right steps have no result beyond LARGEST_VALUE."""
+    """Draw an expression with a given number of operations whose correct steps all stay within LARGEST_VALUE."""
     while True:
         expression = Nested(_random_text(rng, operations))
         numbers = (number for step in expression.worked_out() for number in step.workplace.numbers)

@@ -1,7 +1,7 @@
 """A process reward model that knows the right steps, with as many mistakes as a study wants.
 
-It needs no model: it works the expression out. A calculation is right if what it leaves has the value of the task's
-expression. A step back is right if there was a mistake to take back, and an answer if it is that value.
+It needs no model: it works the expression out. A calculation is right if the remaining expression has the value of the
+task's expression. A step back is right if there was a mistake to take back, and an answer if it is that value.
 
 `accuracy` is the share of the judgements that are right. A wrong one depends on nothing but the episode up to its step,
 so that a policy can learn to seek it, as it can with a trained model.

@@ -4,9 +4,9 @@ A rung says how many operations its expressions have, and what makes them harder
 
 * `brackets-N`: N operations, so that the horizon is N decisions and an answer;
 * `brackets`: 2 to 10 operations;
-* `sparse`: 8 to 10 operations, only expressions of which careless play never found the value in so many tries;
+* `sparse`: 8 to 10 operations, only expressions whose value careless play never found in a fixed number of tries;
 * `undo`: 3 to 6 operations and a second tool that takes a step back. The messages of half of the tasks begin with a
-  wrong first step, those of the others with a right one.
+wrong first step, and of the other half with a right one.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Rung:
 
     @property
     def most_turns(self) -> int:
-        """Enough for every operation, the answer, a way back and a few calls that the tools refuse."""
+        """Enough for every operation, the answer, an undone step and a few refused calls."""
         return max(self.operations) + 4 + 2 * self.has_first_step
 
 
@@ -68,7 +68,7 @@ def call(name: str, arguments: Mapping[str, str]) -> Message:
 
 
 def careless_operator(expression: Nested, rng: random.Random) -> str:
-    """Any operator of the workplace, as the policy chooses that knows no precedence."""
+    """A random operator of the part that the calculator works in, as a policy without precedence chooses it."""
     operators = expression.workplace.operators
     return rng.choices(operators, [LEANING[each] for each in operators])[0]
 

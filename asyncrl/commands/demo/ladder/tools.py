@@ -1,4 +1,6 @@
-"""The ladder's tools: a calculator that remembers the expression, one that is slow now and then, and a way back."""
+"""The ladder's tools: a calculator that remembers the expression, one that is slow now and then, and one that undoes a
+step.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _STATES = "expressions"
 
 
 class LadderCalculator(Tool):
-    """`{"operator": "*"}` is answered by what is left of the task's expression."""
+    """`{"operator": "*"}` returns the remaining part of the task's expression."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "calculator",

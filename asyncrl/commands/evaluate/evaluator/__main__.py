@@ -1,7 +1,7 @@
 """`python -m asyncrl.commands.evaluate.evaluator`: takes the learner's place in an evaluation, on the CPU.
 
 It publishes the weights of model.path as version 0, has the replay evaluate them, and ends when every attempt is scored
-or failed. A second start goes on with the same evaluation.
+or failed. A second start resumes the same evaluation.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
 """The configurations that verl's own PPO starts with."""
 LONGEST = 1 << 16
-"""The most characters that the variables of one command may become; more is a mistake, or an attack."""
+"""The most characters that the variables of one command may expand to; more is a mistake, or an attack."""
 SPACE, DOLLAR = "\x1f", "\x1e"
 """Marks for a space that divides no words, and for a dollar sign that begins no variable."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -50,7 +50,7 @@ def script_words(text: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def named_config(text: str) -> str | None:
-    """The name of the configuration file that a script starts verl with, if it is none of verl's own."""
+    """The name of the configuration file that a script starts verl with, unless verl ships it."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     found = CONFIG_NAME.search("\n".join(lines))
     return found[1] if found and found[1].removesuffix(".yaml") not in OF_VERL else None
@@ -69,7 +69,9 @@ def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterato
 
 
 def _commands(line: str) -> Iterator[str]:
-    """The commands of a line, without its comment, with SPACE and DOLLAR where the shell sees neither."""
+    """The commands of a line, without its comment, with SPACE and DOLLAR where quotes hide a space or a dollar sign
+    from the shell.
+    """
     command, quote, depth, escaped = "", "", 0, False
     for place, letter in enumerate(line):
         before = line[place - 1 : place]

@@ -116,8 +116,9 @@ def written_at(given: Section, key: str) -> Any:
 
 
 def set_key(given: Section, key: str, value: Any) -> None:
-    """Give a dotted key a value, which is added to a section that is there. Raises ConfigError: a list is in its
-    place."""
+    """Set the value of a dotted key, in the existing section if there is one. Raises ConfigError: the section is a
+    list.
+    """
     *sections, name = key.split(".")
     for each in sections:
         if isinstance(given.get(each), list):

@@ -27,7 +27,7 @@ BY_KEY: Mapping[str, Row] = {key: row for row in TABLE for key in row.there}
 
 
 def row_of(key: str) -> Row | None:
-    """The row of a key: its own, or that of the nearest section that has one."""
+    """The row of a key: its own, or the row of the nearest section that has one."""
     section = key
     found = BY_KEY.get(key) or BY_KEY.get(f"{key}.*")
     while found is None and "." in section:

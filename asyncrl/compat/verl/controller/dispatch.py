@@ -1,4 +1,4 @@
-"""The arguments of each worker from those of a call, and the result of the call from those of the workers.
+"""Divides the arguments of a call among the workers, and joins their results to the result of the call.
 
 A dispatch function gets the group and the call's arguments, and returns arguments that are lists with one element a
 worker. A collect function gets the group and the results of all workers, which are futures if the call does not wait.

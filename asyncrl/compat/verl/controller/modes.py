@@ -1,7 +1,7 @@
 """The dispatch and execute modes of verl, which say how a call reaches the workers, and the decorator that names them.
 
-A dispatch mode makes the arguments of each worker from those of the call, and the call's result from those of the
-workers, by the functions of `dispatch.py`.
+A dispatch mode divides the arguments of a call among the workers, and joins their results to the call's result, by the
+functions of `dispatch.py`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STEPS = ("dispatch_fn", "collect_fn")
 
 
 class Dispatch(Enum):
-    """verl's dispatch modes. W is the number of workers, D that of data-parallel ranks."""
+    """verl's dispatch modes. W is the number of workers, D the number of data-parallel ranks."""
 
     RANK_ZERO = "RANK_ZERO"
     """Rank 0 alone gets the call, and its result is returned."""

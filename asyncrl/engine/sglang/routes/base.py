@@ -60,7 +60,7 @@ class ServerEnd:
         try:
             yield
         except BaseException:
-            # The first error is raised, not that of the end call; a cancellation must stay one.
+            # The first error is raised, not an error of the end call; a cancellation must stay one.
             with suppress(EngineError):
                 await self.post("/end_weight_update", timeout_s=END_S)
             raise
@@ -79,7 +79,7 @@ class ServerRoute(ABC):
 
     @abstractmethod
     async def prepare(self, update: Update) -> None:
-        """Prepare the update for `send`, while the server goes on."""
+        """Prepare the update for `send`, while the server keeps generating."""
 
     @abstractmethod
     async def send(self, update: Update) -> None:
@@ -124,7 +124,7 @@ class BucketServerRoute(ServerRoute):
         return tight_buckets(update.specs, self.bucket_bytes, request_group)
 
     async def source(self, update: Update) -> torch.device:
-        """The device of the tensors from which buckets are filled: that of the buckets, or the CPU."""
+        """The device of the tensors from which buckets are filled: the buckets' device, or the CPU."""
         return self.device
 
     async def reset(self) -> None:

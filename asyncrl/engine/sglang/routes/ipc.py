@@ -41,7 +41,7 @@ COUNTER = slice(11, 13)
 """The position of the counter of users: a file and an offset."""
 
 LEAST_BUCKET_BYTES = 64 << 20
-"""The least size of buckets: with smaller ones a server answers so many requests that other routes are as fast."""
+"""The least size of buckets: smaller ones need so many requests that other routes are as fast."""
 TIGHT_PART = 4
 """The part of the free memory that buckets take if it is less than the reserve."""
 
@@ -88,7 +88,7 @@ class IpcServerRoute(BucketServerRoute):
             where = "on the GPU" if source == self.device else "in the memory of the host, for lack of room"
             logger.info("versions for %s wait %s", self.end.url, where)
             if source == CPU:
-                # The copy of the last version is not used any more, and memory is short.
+                # The copy of the last version is no longer used, and memory is short.
                 give_back_memory()
         return source
 
@@ -124,7 +124,7 @@ def _refused_without_room(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
-    """Make a handle of a buffer on a GPU for each of so many other processes.
+    """Make a handle of a buffer on a GPU for each of `processes` other processes.
 
     After an error in the body the memory is released at once, because a handle that was never opened would keep it.
     """

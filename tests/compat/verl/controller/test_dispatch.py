@@ -125,6 +125,7 @@ def test_ranks_of_a_mesh_count_up_as_those_of_megatron_do(group: Any) -> None:
 MESHES = st.tuples(*[st.integers(1, 3)] * 4, st.integers(1, 9))
 
 
+@pytest.mark.slow
 @given(MESHES)
 def test_every_mesh_returns_each_row_once_and_in_order(mesh: tuple[int, int, int, int, int]) -> None:
     tensor, context, data, pipeline, count = mesh

@@ -41,7 +41,7 @@ def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mod
 
 
 def whole(join: Join) -> Mode:
-    """The mode in which every worker gets the whole batch, and `join` makes the call's result from those of all."""
+    """The mode in which every worker gets the whole batch, and `join` makes the call's result from all results."""
     return {"dispatch_fn": to_all, "collect_fn": partial(_collected, join)}
 
 

@@ -131,7 +131,7 @@ class RewardWorker(Worker):
         return labels, failed
 
     def _results(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, in batches as large as those of a run."""
+        """The result of each lease, in batches as large as a run's."""
         batch: list[Lease] = []
         most, tokens = self._scoring.batch_trajectories, self._scoring.batch_tokens
         for lease in leases:
