@@ -114,6 +114,9 @@ def leave_guard(group: int, mark: str, watched: int) -> None:
 
 def guard(group: int, mark: str, watched: int) -> None:
     """Wait for the end of WATCHED. Then kill the group and all that has the mark, and return once they have ended."""
+    # A scheduler sends these to all processes of a job at its end, while the parent still runs.
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
     while os.read(watched, 1 << 12):
         pass
     with suppress(ProcessLookupError):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from asyncrl.machine.child import Guarded, ending_with_parent, group_has_ended, kill_group, start_child, start_guarded
@@ -124,6 +125,33 @@ def test_a_guarded_program_has_its_own_pipes_and_what_it_leaves_ends_when_its_gu
         until(lambda: has_ended(int(left)))
         assert not has_ended(int(others))
     until(lambda: has_ended(int(others)))
+
+
+def ignored_signals(pid: int) -> set[int]:
+    """The signals that a process ignores."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    mask = int(status.partition("SigIgn:")[2].split()[0], 16)
+    return {number for number in signal.valid_signals() if mask >> (number - 1) & 1}
+
+
+@pytest.mark.slow
+def test_a_guard_outlives_the_signals_that_a_scheduler_sends_to_all_processes_of_a_job() -> None:
+    scheduler = {signal.SIGTERM, signal.SIGINT}
+
+    def keepers() -> list[int]:
+        found = [each.pid for each in psutil.process_iter(["cmdline"]) if each.info["cmdline"] == guard.command]
+        return [pid for pid in found if pid != process.pid and scheduler <= ignored_signals(pid)]
+
+    with Guarded([sys.executable, "-c", SPEAKER]) as guard, start_speaker(guard) as process:
+        try:
+            (keeper,) = until(keepers)
+            assert not scheduler & ignored_signals(process.pid), "the program itself ends by them"
+            for number in scheduler:
+                os.kill(keeper, number)
+        finally:
+            left = process.communicate("hello\n")[0].split()[0]
+        guard.close()
+        until(lambda: has_ended(int(left)))
 
 
 def test_a_guarded_program_that_is_not_there_says_so(tmp_path: Path) -> None:

@@ -20,10 +20,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: its points by ascending x, without those that are not finite or too large to be drawn.
-
-    `has_dots` marks each point.
-    """
+    """A curve: its points by ascending x. Points that are not finite or are too large to draw are left out. `has_dots`
+    marks each."""
 
     label: str
     xs: Sequence[float]
