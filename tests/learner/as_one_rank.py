@@ -41,6 +41,10 @@ def assert_same_runs(found: Mapping[str, Any], expected: Mapping[str, Any]) -> N
         assert [step for step, _ in ours["metrics"]] == [step for step, _ in run["metrics"]]
         for (_, left), (_, right) in zip(ours["metrics"], run["metrics"], strict=True):
             assert left.keys() == right.keys()
-            same = [key for key in right if not key.startswith(MEASURED)]
-            expected_ones = {key: right[key] for key in same}
-            assert {key: left[key] for key in same} == pytest.approx(expected_ones, rel=1e-4, abs=1e-5)
+            different = {
+                key: (left[key], right[key])
+                for key in right
+                if not key.startswith(MEASURED)
+                if {key: left[key]} != pytest.approx({key: right[key]}, rel=1e-4, abs=1e-5)
+            }
+            assert different == {}, f"{name}: {different}"
