@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from asyncrl.errors import (
     InteractionError,
     ScoringError,
     StoppedError,
+    StoreError,
     ToolError,
     UnavailableError,
 )
@@ -93,6 +95,8 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     found.extend(map(DataError, missing.values()))
     found.check(*more)
     files = _task_files(run_tasks(config), partial(make_tasks, config), missing, found)
+    if config.replay.source is not None:
+        found.check(partial(_check_source, Path(config.replay.source)))
     found.check(partial(check_keys, config.network.keys))
     if is_local:  # The placement checks the devices of other hosts, and their ports are chosen there.
         found.check(partial(check_ports, config.network, learner, config.replay.shards))
@@ -185,6 +189,16 @@ def _task_files(
                 make(sources)
                 files.append(tasks.all(sources))
     return files
+
+
+def _check_source(folder: Path) -> None:
+    """Raises ConfigError: the folder that `replay.source` names has no whole store."""
+    from asyncrl.replay.stored import shard_paths
+
+    try:
+        shard_paths(folder)
+    except StoreError as error:
+        raise ConfigError(f"replay.source={folder}: {error}, such as runs/NAME/replay") from error
 
 
 def _check_optimizer(name: str) -> None:

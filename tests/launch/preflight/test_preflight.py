@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
@@ -85,6 +86,14 @@ def test_a_model_without_a_tokenizer_is_named(tmp_path: Path):
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match=r"model\.path=.*model: its tokenizer cannot be loaded"):
         preflight(config)
+
+
+def test_a_source_that_is_a_run_and_not_its_replay_folder_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    (tmp_path / "run" / "replay").mkdir(parents=True)
+    config.replay.source = str(tmp_path / "run")
+    (refused,) = refusals(config)
+    assert re.match(r"replay\.source=.*/run: .*name the replay folder of a run, such as runs/NAME/replay", refused)
 
 
 def test_models_that_are_missing_or_too_short_are_named_with_their_keys(
