@@ -106,7 +106,7 @@ class ContextGroup(NamedTuple):
         """Collect the values [P] of each rank, at its `places` int64[P], into [count]. No two ranks share a place."""
         # All ranks have the whole and compute the same from it. So the gradient by a rank's values is that by the whole
         # at its places.
-        collected: Tensor = _Collected.apply(values, places, count, self.name)  # type: ignore[no-untyped-call]
+        collected: Tensor = _Collected.apply(values, places, count, self.name)
         return collected
 
 

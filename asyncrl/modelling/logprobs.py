@@ -44,7 +44,7 @@ def token_logprobs(
     """
     limit = chunk_logits or (FUSED_LOGITS if compiled else CHUNK_LOGITS)
     rows = max(1, limit // head.out_features)
-    logprobs, entropy = _HeadLogprobs.apply(  # type: ignore[no-untyped-call]
+    logprobs, entropy = _HeadLogprobs.apply(
         hidden, head.weight, head.bias, targets, temperature, with_entropy, rows, compiled, cap
     )
     return logprobs, entropy if with_entropy else None

@@ -130,16 +130,16 @@ class _SpreadExperts:
         arriving = arriving.view(groups.ranks, -1)
         sent, received = torch.stack([counts.view(groups.ranks, -1).sum(1), arriving.sum(1)]).tolist()
 
-        given = _Exchanged.apply(states[order // top_k], sent, received, groups.exchange)  # type: ignore[no-untyped-call]
+        given = _Exchanged.apply(states[order // top_k], sent, received, groups.exchange)
         numbers = torch.arange(own.num_experts, device=states.device).repeat(groups.ranks)
         numbers = numbers.repeat_interleave(arriving.flatten(), output_size=len(given))
         parts = dict(self.named_parameters())  # type: ignore[attr-defined]
         for name, part in parts.items():
-            setattr(own, name, _Gathered.apply(part.to_local(), dtype, states.device, groups))  # type: ignore[no-untyped-call]
+            setattr(own, name, _Gathered.apply(part.to_local(), dtype, states.device, groups))
         made = own(given, numbers[:, None], torch.ones_like(given[:, :1]))
         for name in parts:
             delattr(own, name)
-        back = _Exchanged.apply(made, received, sent, groups.exchange)  # type: ignore[no-untyped-call]
+        back = _Exchanged.apply(made, received, sent, groups.exchange)
 
         weighted = back * weights.flatten()[order][:, None]
         place = torch.empty_like(order)

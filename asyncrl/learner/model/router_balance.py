@@ -161,7 +161,7 @@ class _Watched:
             self.seen = (torch.cat([chosen, found, entropy], 1) * uses).sum(0)
         if self.push is not None and torch.is_grad_enabled():
             term = (found * uses * self.push).sum()
-            weights = _WithGradientOf.apply(weights, term)  # type: ignore[no-untyped-call]
+            weights = _WithGradientOf.apply(weights, term)
         return logits, weights, experts
 
 

@@ -204,6 +204,14 @@ def sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
     return nn.Parameter(whole, parameter.requires_grad)
 
 
+def _waiting_mesh() -> DeviceMesh:
+    """Return the mesh of all ranks over which they wait for each other for a long time."""
+    group = dist.new_group(timeout=WAIT, backend="gloo")
+    # torch returns a number to a rank that is not in the group. Here all are.
+    assert isinstance(group, dist.ProcessGroup)
+    return DeviceMesh.from_group(group, "cpu")
+
+
 def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tuple[dist.Store, Caller | None]:
     if meeting.round:
         caller = Caller(zmq.Context.instance(), meeting.place, keys)
@@ -273,7 +281,7 @@ def joined(
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     limit = timedelta(seconds=limit_s + ENDED_BY_LAUNCHER_S)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    waiting = DeviceMesh.from_group(dist.new_group(timeout=WAIT, backend="gloo"), "cpu") if size > 1 else None
+    waiting = _waiting_mesh() if size > 1 else None
     try:
         kind = "cuda" if cuda else "cpu"
         device = torch.device(kind, member.local) if cuda else torch.device(kind)
