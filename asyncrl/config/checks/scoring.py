@@ -62,7 +62,10 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
         if model.params and not model.is_configured:
             yield f"{key}.params {key}.path: there is no model that takes them; name its folder, hub name or URL"
     if shaping.process_weight and not scoring.prm.is_configured:
-        yield "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores"
+        yield (
+            "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores, or "
+            "set scoring.prm.family to a class of yours (my_module.MyScorer)"
+        )
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
         yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
     yield from _weightless(scoring)
