@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.config.schema.scoring import may_give
 from asyncrl.errors import ConfigError
 
@@ -33,14 +33,14 @@ def check_algorithm(config: TrainConfig) -> None:
             f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives: every episode would be "
             "a dead letter. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
         )
-    if unread := "\n".join(_unread_steps(config, parts)):
+    if unread := "\n".join(_unread_steps(config.scoring, config.replay.filter.score, parts)):
         raise ConfigError(unread)
 
 
-def _unread_steps(config: TrainConfig, parts: Composition) -> Iterator[str]:
+def _unread_steps(scoring: ScoringConfig, filtered_by: str, parts: Composition) -> Iterator[str]:
     """Step scores that would cost time and change nothing."""
-    scoring, shaping = config.scoring, config.scoring.shaping
-    named = {*parts.label_needs.scores, config.replay.filter.score}
+    shaping = scoring.shaping
+    named = {*parts.label_needs.scores, filtered_by}
     if not scoring.prm.is_configured or scoring.shadow or parts.may_read_steps or "process" in named:
         return
     model = f"scoring.prm.family={scoring.prm.family}" if scoring.prm.path is None else "scoring.prm.path"
