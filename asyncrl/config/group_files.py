@@ -35,7 +35,7 @@ PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 class GroupFiles:
     """`folder` holds further files by name, such as experiment/NAME.yaml. `wrong` gets a line for each thing in a
-    chosen file that cannot be used.
+    chosen file that cannot be used. `others` is true once a chosen file is not a shipped one.
 
     Raises ConfigError: there is no such folder.
     """
@@ -44,6 +44,7 @@ class GroupFiles:
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"--config-dir={folder}: there is no such folder")
         self.wrong: list[str] = []
+        self.others = False
         self._folder = folder
         self._within: list[Path] = []
 
@@ -76,6 +77,7 @@ class GroupFiles:
 
     def _stored(self, group: str, path: Path) -> str:
         """Hydra's name for a file outside of its search path."""
+        self.others = True
         name = f"file-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
         if path.resolve() in self._within:
             self.wrong.append(f"{path}: defaults: the file includes itself")
