@@ -36,6 +36,7 @@ from asyncrl.learner.model.tensor_slices import Slices, gather_slice, sliced_pro
 from asyncrl.learner.ranks.ranks import Ranks, context_group, joined, shard_of
 from asyncrl.learner.trainer import Trainer
 from asyncrl.runs.kept import KeptEpisodes
+from tests.helpers import GENEROUS_S
 from tests.learner.model.test_other_models import RepeatingReplay, prime
 from tests.learner.support import VOCABULARY, PlannedReplay, Run, make_config, random_sequences, with_critic
 from tests.learner.two_ranks import fine_tuned, stop_one_of_two, with_frozen
@@ -96,7 +97,7 @@ class Arrangement:
     def of(self, ranks: Ranks) -> Ranks:
         """The ranks so arranged."""
         divides_layers = self.what == "layers"
-        group = context_group(ranks.rank, ranks.size, self.together, timedelta(seconds=60), divides_layers)
+        group = context_group(ranks.rank, ranks.size, self.together, timedelta(seconds=GENEROUS_S), divides_layers)
         shape, names = (self.replicas, ranks.size // self.replicas), ("replicas", "shards")
         mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names) if self.replicas > 1 else ranks.mesh
         return replace(ranks, context=group, mesh=mesh)

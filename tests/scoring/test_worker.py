@@ -15,7 +15,7 @@ from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import ScoringWorker
 from tests.fake_replay import FakeReplay, feed_ticket
-from tests.helpers import make_trajectory
+from tests.helpers import GENEROUS_S, make_trajectory
 from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, ReplayOf, ServedPRM, answered, make_scorer
 
 
@@ -80,7 +80,7 @@ class Slow(FakePRM):
         self.ready = threading.Event()
 
     def score(self, transcripts):
-        assert self.ready.wait(30)
+        assert self.ready.wait(GENEROUS_S)
         return super().score(transcripts)
 
 
@@ -198,7 +198,7 @@ def test_a_stop_ends_the_work_after_what_is_being_delivered():
         def score(self, leases):
             for each in make_scorer(WITH_PRM, FakePRM()).score(leases):
                 yield each
-                assert stop.wait(30)
+                assert stop.wait(GENEROUS_S)
 
     replay = replay_of([answered("72", index) for index in range(9)], kind=Stopping)
     worker(replay, scorer=OneByOne()).run(stop, threading.Event())
