@@ -55,6 +55,7 @@ def replay_of(*batches, kind=ReplayOf):
     return kind(*batches, config=WITH_PRM)
 
 
+@pytest.mark.slow
 def test_every_leased_episode_comes_back_as_labels_or_with_a_reason():
     episodes = [answered("72", 0), answered("72 bad", 1), answered("5", 2), answered("72", 3, truth="none")]
     replay = replay_of(episodes)

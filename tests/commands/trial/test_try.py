@@ -141,6 +141,7 @@ def model(tmp_path: Path) -> Path:
 LIMITS = ("actor.tools=[]", "actor.max_turn_tokens=8", "actor.max_tokens=256", "engine.max_length=256")
 
 
+@pytest.mark.slow
 def test_the_embedded_engine_plays_with_the_weights_of_the_model(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

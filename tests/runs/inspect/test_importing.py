@@ -175,6 +175,7 @@ PLANS: Mapping[str, tuple[Spoil, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spoil", "reason"), PLANS.values(), ids=PLANS)
 def test_a_plan_that_no_export_has_is_refused_with_its_row_and_the_reason(
     exported: Path, spoil: Spoil, reason: str
