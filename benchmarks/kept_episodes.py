@@ -3,9 +3,9 @@
 A run of 4,200 steps, each with 3 groups of 8 episodes of 200 tokens. Opening is `KeptEpisodes.rows` of a new reader;
 `again` is the next call after one more step.
 
-Then the training thread and its two helper threads keep 3 groups of 8, of
-batches of 64 episodes with up to 1,000 and up to 8,000 tokens. Opening and reading are wall-clock time, keeping is
-processor time of a thread. Each figure is the median of five.
+Then the training thread and its two helper threads keep 3 groups of 8 of a batch of 64 episodes, with up to 1,000 and
+up to 8,000 tokens each. Opening and reading are wall-clock time, keeping is processor time of a thread. Each figure is
+the median of five.
 
     python -m benchmarks.kept_episodes
 """

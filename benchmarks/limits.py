@@ -21,7 +21,7 @@ Spawn = multiprocessing.get_context("spawn")
 
 
 def measure(folder: Path, size: int, count: int = 8000) -> Iterator[dict[str, Any]]:
-    """Messages or values of `size` bytes a second, for each limit."""
+    """Measure messages or values of `size` bytes a second, for each limit."""
     for name, work in (("router with credits", router), ("lmdb, fsync", store), ("write, fdatasync", write)):
         before = os.times()
         seconds = work(folder, size, count)

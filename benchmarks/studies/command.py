@@ -160,8 +160,8 @@ class _Asked:
         ]
 
     def _compared(self, cell: Levels) -> list[list[Row]]:
-        """The ended runs of a cell's baseline, even if the command leaves the baseline out. None for the baseline
-        itself."""
+        """The ended runs of a cell's baseline, even if the command leaves the baseline out. Empty for the
+        baseline itself."""
         beside = {**cell, **self._study.baseline}
         is_known, rate = self._rate(beside)
         if beside == cell or not is_known:
