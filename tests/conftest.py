@@ -31,8 +31,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _handlers_of_the_log() -> Iterator[None]:
-    """A command that runs within a test, or within a fixture of several tests, gives the root logger a handler, which
-    would write to a stream that is closed by the time of the next test."""
+    """A command that runs within a test or a fixture gives the root logger a handler. It would write to a stream that
+    is closed by the time of the next test."""
     root = logging.getLogger()
     _leave_handlers_of_pytest(root)
     level = root.level
