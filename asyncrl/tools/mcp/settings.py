@@ -1,6 +1,6 @@
-"""The servers of `actor.mcp_servers`, in the form of other programs' lists of servers.
+"""The servers of `actor.mcp_servers`, with the keys that other MCP clients use.
 
-A program has {command, args, env}. A server that runs already has {url, headers}.
+A server that asyncrl starts has {command, args, env}. A server that runs already has {url, headers}.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class McpServer:
-    """One server. It is hashable, so that a cache can hold its list of tools.
+    """One server. It is hashable, so that its list of tools can be cached.
 
     - `command`: the program and its arguments; empty if there is a `url`.
-    - `tools`: the tools on offer, by the server's names; empty for all. `prefix` is put in front of their names.
-    - `shared`: true if one session serves all episodes. `sessions`: the most episodes that have one at once.
+    - `tools`: the server's names of the tools that the policy gets; empty for all. `prefix` is put in front of them.
+    - `shared`: true if one session serves all episodes. `sessions`: the most episodes that have a session at once.
     - `start_s`, `timeout_s`: the most seconds of a start and of a call.
     """
 
