@@ -171,7 +171,7 @@ class Chat:
         return parse_turn(text, functions, self.format, self.one_call) if self.format else ParsedTurn(text)
 
     def parse_apart(self, text: str, functions: Functions) -> ParsedTurn:
-        """Parse a turn, with thoughts apart from the content in every family."""
+        """Parse a turn, and separate thoughts from the content in the formats of all families."""
         turn = self.parse(text, functions)
         if self.format is not None and self.format.reasoning_apart:
             return turn

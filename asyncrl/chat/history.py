@@ -46,7 +46,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def _same_kinds(one: Any, other: Any) -> bool:
-    """True if equal values have truth values at the same places."""
+    """True if two equal values have booleans at the same places."""
     match one:
         case dict():
             return all(_same_kinds(inner, other[name]) for name, inner in one.items())

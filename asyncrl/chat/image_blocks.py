@@ -39,8 +39,8 @@ def only_text(block: Any) -> Any:
     found = {name: value for name, value in block.items() if value is not None}
     if str(found.get("type", "text")) in UNREAD or not UNREAD.isdisjoint(found):
         raise RefusedError(
-            f"a message has a block that is no text, with {sorted(found)} and the type {found.get('type')!r:.40}: "
-            "images have the type image or image_url, and nothing else is shown"
+            f"a message has a block of the type {found.get('type')!r:.40} with the fields {sorted(found)}: only text, "
+            "and images of the type image or image_url, can be shown"
         )
     return found
 

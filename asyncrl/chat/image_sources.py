@@ -43,7 +43,7 @@ async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fet
             source = await asyncio.to_thread(_decoded, source)
         elif scheme in ("http", "https"):
             if not config.urls:
-                raise RefusedError(f"a message names the image {source!r:.100}: data.images.urls=true would fetch it")
+                raise RefusedError(f"a message names the image {source!r:.100}: set data.images.urls=true to fetch it")
             source = await (fetch or fetch_public)(source, limit)
         else:
             path = source.removeprefix("file://")
@@ -94,7 +94,7 @@ def read_permitted(path: str, folders: Sequence[str], limit: int) -> bytes:
             continue
         if file.is_relative_to(root):
             return _read(file, path, limit)
-    raise RefusedError(f"a message names the image {path!r:.200}, which no folder of data.images.folders has")
+    raise RefusedError(f"a message names the image {path!r:.200}, which is in no folder of data.images.folders")
 
 
 def _read(file: Path, path: str, limit: int) -> bytes:
@@ -104,7 +104,7 @@ def _read(file: Path, path: str, limit: int) -> bytes:
         with os.fdopen(descriptor, "rb") as opened:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode) or about.st_size > limit:
-                raise RefusedError(f"the image {path!r:.200} is no regular file of at most {limit} bytes")
+                raise RefusedError(f"the image {path!r:.200} is not a regular file of at most {limit} bytes")
             return opened.read(limit + 1)
     except OSError as error:
         raise RefusedError(f"the image {path!r:.200} cannot be read: {error}") from error

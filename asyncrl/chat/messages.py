@@ -59,7 +59,7 @@ def _content(content: Any, role: str) -> str | list[dict[str, Any]]:
             where = "the policy's own turns have none; " if kinds <= {"text", "image_url"} else ""
             raise RefusedError(
                 f"a part of the types {', '.join(sorted(kinds))[:200]} cannot be recorded in a message of the role "
-                f"{role}: {where}texts can, and images in messages of users and tools"
+                f"{role}: {where}only texts can, and images in messages of users and tools"
             )
     raise RefusedError(f"a content must be a text, or a list of parts, not {content!s:.100}")
 

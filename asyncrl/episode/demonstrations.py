@@ -57,12 +57,12 @@ def demonstration_tokens(
     tools = [as_tool(each) for each in shown.tools or functions.values()]
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
-        raise RefusedError("there is no assistant turn, which could be learned")
+        raise RefusedError("there is no assistant turn to learn")
     parts: list[NDArray[np.int32]] = []
     after = 0
     for turn in turns:
         if after == turn:
-            raise RefusedError(f"message {turn} is an assistant turn without a message of somebody else before it")
+            raise RefusedError(f"message {turn} is an assistant turn, but follows no message of another role")
         check_turn(shown.messages[turn], turn)
         context = messages[after:turn]
         parts.append(chat.suffix(context, tools, int(parts[-1][-1])) if parts else chat.prompt(context, tools))
@@ -75,7 +75,7 @@ def demonstration_tokens(
 def check_turn(message: Mapping[str, Any], number: int) -> None:
     """Raises RefusedError: the assistant turn `message` has no text, no calls and no thoughts."""
     if all(message.get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
-        raise RefusedError(f"message {number} has neither content nor tool_calls, and its turn would be learned")
+        raise RefusedError(f"message {number} is an assistant turn without content and tool_calls")
 
 
 def turn_tokens(
@@ -88,7 +88,7 @@ def turn_tokens(
     written = chat.written(messages, tools)
     if ends := set(written[:-1].tolist()) & set(chat.stop_ids):
         text = chat.text([min(ends)])
-        raise RefusedError(f"message {len(messages) - 1} has {text!r} in it, which ends a turn; leave such marks out")
+        raise RefusedError(f"message {len(messages) - 1} contains {text!r}, which would end the turn")
     return written
 
 
@@ -141,9 +141,9 @@ def render_file(
         if len(tokens) > limit:
             if overlong == "refuse":
                 raise DataError(
-                    f"{file.place(row)}, column {file.column}: it has {len(tokens)} tokens, and {limit} are the most "
-                    "(algorithm.sft.max_tokens, or else actor.max_tokens): raise that, or set algorithm.sft.overlong "
-                    "to leave_out or cut"
+                    f"{file.place(row)}, column {file.column}: it has {len(tokens)} tokens, and the limit is {limit} "
+                    "(algorithm.sft.max_tokens, or else actor.max_tokens): raise it, or set algorithm.sft.overlong to "
+                    "leave_out or cut"
                 )
             tokens, mask = tokens[:limit], mask[:limit]
             if overlong == "leave_out" or not mask.any():

@@ -73,7 +73,7 @@ class EpisodeRunner:
         """
         if ticket.task.demonstration:
             if self.demonstrate is None:
-                raise RefusedError("data.demonstration is not set here, so that a demonstration cannot be recorded")
+                raise RefusedError("data.demonstration is not set here, so no demonstration can be recorded")
             begin()
             return self.demonstrate(ticket)
         episode = Episode(ticket, self)

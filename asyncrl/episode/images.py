@@ -82,12 +82,13 @@ class ImageDesk:
         if images.max_mb > max_message_mb:
             raise ConfigError(
                 f"data.images.max_mb network.max_message_mb: an image of {images.max_mb:g} MB would close the "
-                f"connection to the replay, which takes {max_message_mb} MB; lower the first one, or raise the second"
+                f"connection to the replay, which takes {max_message_mb} MB; lower data.images.max_mb, or raise "
+                "network.max_message_mb"
             )
         if not engine.launches and "vision" not in model.freeze:
             log.warning(
-                "start SGLang servers with SGLANG_VLM_CACHE_SIZE_MB=0 in their environment: otherwise they keep the "
-                "features of images, also those of older weights of the vision tower (docs/models.md)"
+                "start SGLang servers with SGLANG_VLM_CACHE_SIZE_MB=0 in their environment: otherwise they reuse "
+                "features of images that older weights of the vision tower computed (docs/models.md)"
             )
         return cls(ImageReader.of(model, images), shape, images)
 
@@ -145,7 +146,7 @@ class EpisodeImages:
             name, image = await self._desk.read(block)
             digest = name.hex()
             if len(self._shown) >= MAX_IMAGES and digest not in self._shown:
-                raise TooManyImagesError(f"the episode has shown {MAX_IMAGES} images, which is all that it may show")
+                raise TooManyImagesError(f"the episode has shown {MAX_IMAGES} images, the most that it may show")
             self._shown[digest] = image
             if url:
                 self._by_url[url] = digest

@@ -151,7 +151,9 @@ class Recorder:
         prefix, (added, images) = self._continuation(request)
         if prefix is not None and (images or prefix.images) and self._images.forged(prefix.tokens, prefix.images):
             self.truncated = True
-            reason = "the policy wrote the placeholder of an image or a video, which an engine would take for one shown"
+            reason = (
+                "the policy wrote the placeholder of an image or a video, which an engine would take for a real image"
+            )
             raise LimitError("image_placeholder", reason)
         extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
@@ -370,7 +372,7 @@ class Recorder:
     def _refusal(self, seen: int, new: int) -> LimitError:
         limits = self._limits
         if self.turns_left < 1:
-            return LimitError("turn_limit", f"the episode has all of its actor.max_turns={limits.max_turns} turns")
+            return LimitError("turn_limit", f"the episode has reached actor.max_turns={limits.max_turns}")
         if seen >= limits.max_tokens:
             reason = (
                 f"the conversation has {seen} tokens, which leaves no room: the maximum context length is "

@@ -36,7 +36,7 @@ def find_split(name: str) -> Split:
         raise ConfigError(f"{setting}: use turn, {', '.join(reversed(_NEWLINES))}, or the dotted path of a function")
     function = imported(name, setting)
     if not callable(function):
-        raise ConfigError(f"{setting} is no function; it must take the texts of a turn's tokens")
+        raise ConfigError(f"{setting} is not a function; it must take the texts of a turn's tokens")
     split: Split = function
     return split
 

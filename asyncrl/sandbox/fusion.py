@@ -86,7 +86,9 @@ class FusionSandbox:
                 if len(content) > MAX_BYTES:
                     break
             if 400 <= response.status < 500 and response.status != 429:
-                raise SandboxError(f"{self._url} refused it with status {response.status}: {bytes(content[:300])!r}")
+                raise SandboxError(
+                    f"{self._url} refused the request with status {response.status}: {bytes(content[:300])!r}"
+                )
             if response.status != 200:
                 raise ValueError(f"status {response.status}: {bytes(content[:300])!r}")
             # A large answer that is not JSON comes from another kind of server, and is not the output of a program.

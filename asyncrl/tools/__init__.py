@@ -9,8 +9,8 @@ Promises that this room keeps (the numbers are those of docs/concepts.md):
 
 Files in reading order: `base.py` is the class that a tool derives from, `toolbox.py` opens and calls the tools of an
 episode, `calculator.py` is the shortest tool. `registry.py` finds tools by name, and `offered.py` lists those on offer.
-`interactions/` has simulated users, and `environments/`, `mcp/` and `search/` have what their names say;
-`python_sandbox.py` and `python_session.py` run programs, `fetch.py` reads web pages.
+`interactions/` has simulated users, `environments/` environments, `mcp/` tools of MCP servers, and `search/` the tool
+`search`. `python_sandbox.py` and `python_session.py` run programs, `fetch.py` reads web pages.
 
 To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. Users
 derive from the classes below, so their signatures must not change.

@@ -64,7 +64,9 @@ def _read_entry(entry: str) -> tuple[bool, str, int | None]:
     except ValueError:
         host = None
     if found is None or host is None:
-        raise ConfigError(f"actor.fetch.hosts: {entry!r} is no host; write HOST, *.HOST or HOST:PORT, without http://")
+        raise ConfigError(
+            f"actor.fetch.hosts: {entry!r} is not a host; write HOST, *.HOST or HOST:PORT, without http://"
+        )
     return bool(found[1]), host, int(found[3]) if found[3] else None
 
 

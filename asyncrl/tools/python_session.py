@@ -67,7 +67,7 @@ class PythonSession(Tool):
         total_mb = self.service.budget.total_mb
         if memory_mb > total_mb:
             raise ValueError(
-                f"memory_mb={memory_mb} is more than actor.sandbox.memory_mb={total_mb}, that of all sessions"
+                f"memory_mb={memory_mb} is more than actor.sandbox.memory_mb={total_mb}, the limit of all sessions"
             )
         self._limits = sandbox.SandboxLimits(wall_s, math.inf, memory_mb)
 

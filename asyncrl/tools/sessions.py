@@ -1,7 +1,7 @@
 """The Python sessions of an actor's episodes, whose memory limits together have a bound.
 
-The session of an episode begins with the episode's first call, as soon as its memory limit fits into the bound next to
-the limits of the other sessions. The session ends with the episode.
+The session of an episode begins with the episode's first call, as soon as its memory limit and those of all other
+sessions fit into the bound. The session ends with the episode.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> Environment
 def _load(name: str, path: str, setting: str) -> EnvironmentClass:
     cls = imported(path, setting, "the dotted path of a class, such as my_environments.Guess")
     if not isinstance(cls, type):
-        raise ConfigError(f"{setting} is no class; give a class with a method reset (docs/environments.md)")
+        raise ConfigError(f"{setting} is not a class; give a class with a method reset (docs/environments.md)")
     if not callable(getattr(cls, "reset", None)):
         raise ConfigError(f"{setting} has no method reset, which begins an episode (docs/environments.md)")
     try:
@@ -90,7 +90,7 @@ def _functions(cls: type, setting: str) -> dict[str, Function]:
         except Exception as error:
             raise ConfigError(
                 f"{setting}: the method {name} cannot be a tool: {reason_of(error)}; give each argument a type hint "
-                "and a line in a Google docstring, or begin the name of a method that is no tool with _"
+                "and a line in a Google docstring, or begin the name of a method that is not a tool with _"
             ) from error
     return functions
 

@@ -93,7 +93,9 @@ class Environments:
         Raises ToolError: the task names an unknown environment or tool, or `reset` failed.
         """
         if self.counts.stuck >= MAX_STUCK:
-            raise ToolError(f"{MAX_STUCK} calls of environments never returned; mend what they wait for")
+            raise ToolError(
+                f"{MAX_STUCK} calls of environments have not returned; find out what their methods wait for"
+            )
         opened = await self._begin(ticket)
         try:
             yield opened

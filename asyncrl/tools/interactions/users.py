@@ -145,12 +145,12 @@ class OpenInteraction:
         return self._limits.max_messages is None or self._responses <= self._limits.max_messages
 
     async def start(self) -> None:
-        """Begin the user's episode. Raises InteractionError, as the other methods do."""
+        """Begin the user's episode. Raises InteractionError."""
         kwargs = copied(dict(self._kwargs))
         await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
 
     async def respond(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:
-        """Get the user's response to the policy's turn, the last of `messages`."""
+        """Get the user's response to the policy's turn, the last of `messages`. Raises InteractionError."""
         given, kwargs = copied(([dict(message) for message in messages], dict(self._kwargs)))
         result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
         reply = self._read(result)
@@ -181,7 +181,7 @@ class OpenInteraction:
                     return UserReply(bool(ends), content, None if score is None else float(score))
         raise self._calls.failed(
             f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text "
-            "or a list of texts and images, a score that is finite as a float32 or None, and further data"
+            "or a list of texts and images, a finite float32 score or None, and further data"
         )
 
     def _content(self, message: Any) -> Content | None:

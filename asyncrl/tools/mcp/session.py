@@ -116,7 +116,7 @@ class Session:
                 return tools
             if size > MAX_MESSAGE_BYTES:
                 break
-        raise AnswerError(f"its list of tools does not end: {len(tools)} so far")
+        raise AnswerError(f"its list of tools is too long: {len(tools)} so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
@@ -179,7 +179,7 @@ class Session:
                 raise await self._over(error.message) from error
             raise AnswerError(f"it answered with the error {error.code}: {error.message:.500}") from error
         except ValueError as error:
-            raise AnswerError(f"its result is none of MCP: {reason_of(error):.500}") from error
+            raise AnswerError(f"its result is not valid MCP: {reason_of(error):.500}") from error
         except Exception as error:
             raise await self._over(reason_of(error)) from error
 

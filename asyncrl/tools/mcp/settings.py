@@ -64,9 +64,9 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{setting}: give {{command: PROGRAM, args: [...]}} or {{url: http://...}} (docs/tools.md)")
     if unknown := [str(key) for key in given if key not in KEYS]:
-        raise ConfigError(f"{setting}: there is no key {', '.join(unknown)}; there are {', '.join(KEYS)}")
+        raise ConfigError(f"{setting}: there is no key {', '.join(unknown)}; the keys are {', '.join(KEYS)}")
     if ("command" in given) == ("url" in given):
-        raise ConfigError(f"{setting}: give either the command that starts the server, or the url of one that runs")
+        raise ConfigError(f"{setting}: give either the command that starts the server, or the url of a running server")
     other = {"command": ("headers",), "url": ("args", "env", "cwd")}["url" if "url" in given else "command"]
     if wrong := [key for key in other if key in given]:
         kind = "a url" if "url" in given else "a command"

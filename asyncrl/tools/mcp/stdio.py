@@ -39,7 +39,7 @@ MAX_MESSAGE_BYTES = 8 << 20
 TOO_LARGE = f"the result is larger than {MAX_MESSAGE_BYTES >> 20} MiB"
 """A part of the error of a call whose result is longer than MAX_MESSAGE_BYTES."""
 
-UNREADABLE = "the result is no message of MCP"
+UNREADABLE = "the result is not a message of MCP"
 """A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
@@ -188,7 +188,7 @@ class ProgramLink:
                     message = _message(line)
                     self._stray += not self._answers(message)
                     if self._stray > MAX_STRAY:
-                        self._ended = f"; it wrote {MAX_STRAY} lines that answer nothing, and was ended"
+                        self._ended = f"; it wrote {MAX_STRAY} lines that answer no request, and was ended"
                         return
                     if message is not None:
                         await to_session.send(message)

@@ -139,7 +139,7 @@ def read_result(answer: Any, queries: int, topk: int) -> list[list[TitledPassage
 
 def _listed(documents: Any) -> list[Any]:
     if not isinstance(documents, list):
-        raise ValueError(f"the result of a query is no list: {documents!r:.100}")
+        raise ValueError(f"the result of a query is not a list: {documents!r:.100}")
     return documents
 
 
