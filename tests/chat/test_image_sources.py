@@ -70,7 +70,7 @@ def test_a_path_is_read_within_the_permitted_folders_only(folder: Path):
         with pytest.raises(RefusedError, match=r"data\.images\.folders"):
             read(path)
     for path in ("../secret", str(folder.parent / "secret"), "link", "missing.png", "a\0b", "/etc/passwd", ""):
-        with pytest.raises(RefusedError, match=r"data\.images\.folders|neither bytes|not a regular file|cannot be read"):
+        with pytest.raises(RefusedError, match=r"data\.images\.folders|neither bytes|regular file|cannot be read"):
             read(path, folders=folders)
     for path in ("pipe", "inner", "."):
         with pytest.raises(RefusedError, match=r"not a regular file|cannot be read"):
