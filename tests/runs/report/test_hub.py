@@ -159,7 +159,7 @@ def test_without_a_token_it_says_how_to_get_one(
 
 
 def test_a_name_that_is_none_is_refused(hub: FakeHub, run: Path) -> None:
-    with pytest.raises(ConfigError, match="is no name of a repository"):
+    with pytest.raises(ConfigError, match="is not a valid name of a repository"):
         push(files_of(run / "model", "a/b/c"), "a/b/c", False, "Upload")
 
 

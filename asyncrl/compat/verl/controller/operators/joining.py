@@ -21,7 +21,7 @@ from asyncrl.machine import process
 
 @contextmanager
 def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) -> Iterator[Ranks]:
-    """Connect the workers of `worker`'s group as ranks until the block ends. `threads`: CPU threads per process.
+    """Connect the workers of `worker`'s group as ranks until the block ends. `threads`: threads of each process.
 
     A process has only one connection. If it is connected already, a worker that is alone in its group uses that
     connection.
@@ -31,9 +31,7 @@ def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) 
     """
     for key, count in {"context_ranks": learner.context_ranks, "tensor_ranks": learner.tensor_ranks}.items():
         if count > 1:
-            raise ConfigError(
-                f"learner.{key}={count}: operators cannot divide a sequence among workers; set 1, or use `asyncrl train`"
-            )
+            raise ConfigError(f"learner.{key}={count}: workers cannot divide a sequence; set 1, or use `asyncrl train`")
     process.limit_threads(threads)
     if learner.deterministic:
         be_deterministic()
