@@ -184,7 +184,7 @@ def test_tool_calls_are_scored_by_the_published_answers(tmp_path: Path) -> None:
         ("search", {"question": "?", "golden_answers": [" "]}, "line 1 has no question, or neither"),
         ("code", {"question": "?", "input_output": "{"}, "line 1 has no question, or no input_output"),
         ("code", {"question": "?", "input_output": ""}, "has no row that can be a task"),
-        ("tools", {"query": "?", "tools": "3", "answers": "[]"}, "line 1 is no row with query, tools and answers"),
+        ("tools", {"query": "?", "tools": "3", "answers": "[]"}, "line 1 does not have query, tools and answers"),
         ("math", {"problem": "?", "answer": ["1", "2"]}, "line 1 has no problem, or no solution"),
         ("dapo", {"prompt": ["?"], "reward_model": {"ground_truth": "1"}}, "line 1 has no messages in prompt"),
         ("dapo", {"prompt": [{"role": "user"}], "reward_model": {"ground_truth": "1"}}, "has no messages in prompt"),
@@ -205,7 +205,7 @@ def test_tool_calls_are_scored_by_the_published_answers(tmp_path: Path) -> None:
         ("tools", {"query": "?", "tools": [{"name": 3}], "answers": []}, "a name must be text, not 3"),
         ("tools", {"query": "?", "tools": '[{"name": "f", "parameters": {"a": NaN}}]', "answers": []}, "NaN is no"),
         ("tools", {"query": "?", "tools": '[{"name": "\\ud800"}]', "answers": []}, "surrogates not allowed"),
-        ("tools", {"query": "?", "tools": [], "answers": [{"name": "f", "arguments": "[1]"}]}, "line 1 is no row with"),
+        ("tools", {"query": "?", "tools": [], "answers": [{"name": "f", "arguments": "[1]"}]}, "line 1 does not have"),
     ],
 )
 def test_a_row_of_another_format_is_named(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:

@@ -166,7 +166,11 @@ def test_a_name_that_is_none_is_refused(hub: FakeHub, run: Path) -> None:
 def test_a_dry_run_lists_files_and_asks_nobody(hub: FakeHub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(run), REPO, "--dry-run", "--report"])
     printed = capsys.readouterr().out
-    for text in ("16.4kB  model.safetensors", "report.html", f"in 5 files of {run / 'model'} would go to {REPO}"):
+    for text in (
+        "16.4kB  model.safetensors",
+        "report.html",
+        f"in 5 files of {run / 'model'} would be uploaded to {REPO}",
+    ):
         assert text in printed
     assert not hub.requests
 
