@@ -25,15 +25,15 @@ class WireError(AsyncrlError):
 
 
 class RefusedError(AsyncrlError):
-    """The other side understood the request and refused it."""
+    """The receiver understood the request and refused it."""
 
 
 class BusyError(AsyncrlError):
-    """The other side cannot take more at the moment; the same request may succeed later."""
+    """The receiver cannot take more at the moment. The same request may succeed later."""
 
 
 class UnavailableError(AsyncrlError):
-    """The other side cannot be reached, or did not answer in time."""
+    """The receiver cannot be reached, or did not answer in time."""
 
 
 class StoppedError(AsyncrlError):
@@ -53,7 +53,7 @@ class WeightsError(AsyncrlError):
 
 
 class ToolError(AsyncrlError):
-    """A tool failed although the policy used it correctly. The episode is retried, never scored as zero."""
+    """A tool failed, and not because of a wrong call. The episode is retried, never scored as zero."""
 
 
 class InteractionError(AsyncrlError):

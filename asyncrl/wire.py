@@ -47,7 +47,7 @@ FEW_LISTS = 1000
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
-"""The bytes of the largest such integer. Python refuses to convert integers of more than 4300 digits to text."""
+"""The bytes of the largest such integer. Python cannot convert integers of more than 4300 digits to text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
 """The longest side of an array without elements. The size of a message does not bound such a shape, but readers may

@@ -1,4 +1,4 @@
-"""Questions about the types of Arrow columns."""
+"""Functions over the types of Arrow columns."""
 
 from __future__ import annotations
 

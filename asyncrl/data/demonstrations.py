@@ -2,7 +2,7 @@
 
 Columns: `messages` (a chat with tool calls and results, as messages or as their JSON text), or `prompt` (messages, JSON
 text of them, or plain text) and `response` (text). Optional: `tools` (OpenAI schemas, as structs or as JSON text). The
-files are those that `asyncrl.data.tables` reads.
+supported files are listed in `asyncrl.data.tables`.
 """
 
 from __future__ import annotations

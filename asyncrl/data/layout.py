@@ -94,7 +94,7 @@ class RowLayout:
 
 
 AS_THEY_ARE = RowLayout()
-"""The layout of files that are in verl's layout."""
+"""No mapping, for files in verl's layout."""
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:

@@ -26,7 +26,7 @@ from asyncrl.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """The settings that determine the tokens of a conversation: of the section `model`, and of the section `actor`.
+    """The settings in the sections `model` and `actor` that determine the tokens of a conversation.
 
     Names of files in the run's folder contain a hash of these settings.
     """

@@ -33,8 +33,8 @@ class EvaluatedSource:
 
     - the means are None if no attempt was scored; `mean_process` is also None without a process reward model
     - `mean_length` is in policy tokens
-    - `pass_at`, `best_at`, `maj_at`: the estimate for each k; None if no task has k scored attempts, for `maj_at` with
-      at least one vote
+    - `pass_at`, `best_at`, `maj_at`: the estimate for each k; None if no task has k scored attempts. `maj_at` needs
+      a vote among them
     - `pass_tasks`: for each k, the number of tasks with k scored attempts
     """
 
@@ -106,7 +106,7 @@ def _summarise(tasks: Sequence[Sequence[TrajectoryRecord]], attempts: int, thres
 
 
 def _reasons(stored: StoredRun, failed: int) -> dict[str, int]:
-    """The number of failed attempts for each last reason, the most frequent reason first."""
+    """The `failed` attempts counted by the reason of their last failure, the most frequent reason first."""
     last: dict[str, DeadLetter] = {}
     done = {record.group for record in _evaluated(stored)}
     for _, letter in stored.dead_letters():

@@ -1,7 +1,8 @@
 """Writes merged tensors as a Hugging Face folder, after a check against the model that the configuration describes.
 
 The tensors may have the names of the model in memory, or the names in Hugging Face files (modelling/weight_format.py).
-For example, an older transformers also has a tensor for each expert in memory. The folder gets the names in files.
+The names in memory depend on the version of transformers that wrote the checkpoint: older versions have one tensor per
+expert there, too. The folder gets the names in files.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ def _check_kinds(model: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _without_tied(model: Any, tensors: Mapping[str, Tensor], drop: bool) -> dict[str, Tensor]:
-    """The tensors with only the first name of tied ones. `drop`: do not check that their values are equal."""
+    """The tensors, with tied tensors under their first name only. `drop`: do not check that their values are equal."""
     every = dict(model.named_parameters(remove_duplicate=False))
     first = {id(each): name for name, each in model.named_parameters()}
     kept = dict(tensors)

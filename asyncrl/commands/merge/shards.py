@@ -179,7 +179,7 @@ def _copies(name: str, parts: Sequence[Tensor]) -> Tensor:
 
 
 def _from_plain(name: str, shards: Sequence[Tensor], expected: torch.Size) -> Tensor:
-    """A whole tensor from plain ones."""
+    """A whole tensor from the plain tensors of all ranks."""
     if all(each.shape == expected for each in shards):
         return _copies(name, shards)
     # A rank may have no element of a tensor.

@@ -110,7 +110,7 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
 
 
 def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = (*NAMES, *PREPARED)) -> DataProto:
-    """Add fields of `tokens`, which `to_tokens` made from the batch, to the batch, in place.
+    """Add fields of `tokens` to the batch from which `to_tokens` made them, in place.
 
     Each field of `names` is [B, R], and 0 on padding. A name is skipped if `tokens` has None for it.
     """

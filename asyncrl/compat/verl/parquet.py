@@ -1,4 +1,4 @@
-"""Writes batches as Parquet files with one row per row, and reads them and verl's task files as batches.
+"""Writes batches as Parquet files, and reads these files and verl's task files as batches.
 
 A written file has a column for each field. A tensor becomes lists of numbers. Objects have Parquet's own types if that
 keeps their values exactly, and are JSON text otherwise. The file's metadata name the form of each column.

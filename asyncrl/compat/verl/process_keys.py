@@ -96,7 +96,7 @@ class ProcessRewardKeys(ShapingKeys):
 
 @dataclass(frozen=True)
 class SkyworkRewardKeys(ProcessRewardKeys):
-    """The keys with a default of `skywork_prm`: a score is the sigmoid of the model's value, as in its model card."""
+    """The keys of `skywork_prm`. By default a score is the sigmoid of the model's value, as in the model's card."""
 
     prm_apply_sigmoid: bool = option(True, "a step's score is the sigmoid of its logit; without it, the logit itself")
 

@@ -84,7 +84,7 @@ class RewardManager(AbstractRewardManager):
 
     @abstractmethod
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
-        """The reward of each row of a batch. Passes on errors of `compute_score`, with ScoringError for SystemExit."""
+        """The reward of each row of a batch. Passes on errors of `compute_score`; SystemExit becomes ScoringError."""
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
         """The rewards float32[B, R], each at the last token of its response.

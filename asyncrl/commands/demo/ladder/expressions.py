@@ -22,7 +22,7 @@ _MOST_BETWEEN = 4
 _LEAST_INSIDE = 2
 _OPERATOR_WEIGHTS = {"+": 2, "-": 2, "*": 2}
 _BEFORE, _BEHIND = ("", *"(+-*"), ("", *")+-*")
-"""The characters that may be next to brackets."""
+"""Characters that may precede an opening bracket, and characters that may follow a closing bracket."""
 _INNERMOST = re.compile(r"\(([^()]*)\)")
 
 

@@ -16,7 +16,7 @@ HELD_OUT_TASKS = 128
 WARM_START_STEPS = 400
 
 _NOT_PREPARED = ("judge", "prepare", "tools")
-"""Files that the prepared files do not depend on."""
+"""Code files that do not affect the prepared files."""
 
 
 @dataclass(frozen=True, slots=True)

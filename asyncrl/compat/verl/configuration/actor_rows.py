@@ -350,7 +350,7 @@ ROWS = (
         "log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu profiler.* ulysses_sequence_parallel_size "
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing pad_to_length "
         "router_replay.* megatron.* veomni.* torchtitan.* model.*",
-        "The reference is the initial policy. It runs in micro-batches of `learner.micro_tokens`.",
+        "The reference is the initial policy. It runs in micro-batches of `learner.micro_tokens` tokens.",
     ),
     _path("critic.model.path", "critic.path", "~/models/deepseek-llm-7b-chat"),
     made("critic.optim.lr", "`critic.lr`", 1e-5, "Only with `adv_estimator=gae`.", _critic),
@@ -367,6 +367,6 @@ ROWS = (
         "ppo_max_token_len_per_gpu forward_max_token_len_per_gpu forward_micro_batch_size ppo_epochs "
         "forward_micro_batch_size_per_gpu grad_clip shuffle data_loader_seed rollout_n strategy loss_agg_mode "
         "loss_scale_factor model.* optim.* fsdp.* checkpoint.* profiler.* ulysses_sequence_parallel_size megatron.*",
-        "A run has a critic if its advantage needs one. The policy's settings count for the critic, too.",
+        "A run has a critic if its advantage needs one. All other settings are shared with the policy.",
     ),
 )

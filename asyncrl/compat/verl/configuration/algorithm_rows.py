@@ -25,7 +25,7 @@ PLAIN = {
 }
 KL_FORMS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 RATIOS = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "clip_cov": "clip_cov"}
-"""verl's losses that take a lower and an upper clip, each with our name."""
+"""verl's losses with a lower and an upper clip, each with asyncrl's name."""
 DEFAULT_CLIP = 0.2
 BY_SEQUENCE = ("gspo", "geo_mean")
 """Losses with one ratio per sequence."""
@@ -299,7 +299,10 @@ ROWS = (
         "without one of these scores is dead-lettered; verl stops with an error.",
     ),
     used(
-        f"{NAMED}_weights", "`algorithm.advantage`", None, "The values in `weights` of `gdpo`; null gives every key 1."
+        f"{NAMED}_weights",
+        "`algorithm.advantage`",
+        None,
+        "The values in `weights` of `gdpo`; null means 1 for every key.",
     ),
     used(
         "algorithm.gamma", "`algorithm.advantage`", 1.0, "`gamma` of `gae`, `reinforce_pp` or `optimal_token_baseline`."
@@ -400,12 +403,17 @@ ROWS = (
         "The lower bound if `rollout_rs` is `token`, `sequence` or `geometric`, as in older releases.",
     ),
     used(f"{CORRECTION}.rollout_token_veto_threshold", "`algorithm.correction`", None, "Adds `veto`."),
-    used(f"{CORRECTION}.bypass_mode", "`algorithm.proximal`", False, "True becomes `behaviour`, without a correction."),
+    used(
+        f"{CORRECTION}.bypass_mode",
+        "`algorithm.proximal`",
+        False,
+        "True becomes `behaviour`, and `algorithm.correction` is empty.",
+    ),
     used(
         f"{CORRECTION}.loss_type",
         "`algorithm.loss`",
         "ppo_clip",
-        "Used in bypass mode: `reinforce` becomes `reinforce`, or `gpg` if `rollout_is` is null.",
+        "Used in bypass mode: `reinforce` is kept if `rollout_is` is set, else it becomes `gpg`.",
     ),
     used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level if `rollout_is` is true."),
     *(alias(f"algorithm.{old}", f"{CORRECTION}.{new}") for old, new in OLD.items()),

@@ -1,8 +1,8 @@
 """`asyncrl from-verl [CONFIG] [KEY=VALUE ...] [--out FILE]`: a verl PPO configuration becomes an experiment file.
 
-CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell script like verl's examples, whose name
-ends in .sh. The script is not run: only its words with dotted keys are read. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and
-~KEY override CONFIG. All other keys have verl's defaults.
+CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell script (.sh) like verl's examples. A script
+is not run: only its words with dotted keys are read. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY override CONFIG. All
+other keys have verl's defaults.
 
 Prints the differences, the keys without a counterpart, and what to use instead. Without --out it also prints the
 experiment file, with these lines as comments. docs/verl.md lists all keys.
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "words", nargs="*", metavar="CONFIG KEY=VALUE", help="a YAML file or a script, then keys of verl"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the experiment file there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the experiment file to FILE")
     given = parser.parse_intermixed_args(argv)
     if not given.words:
         parser.error("name a configuration file of verl, or keys of verl as KEY=VALUE")
@@ -73,7 +73,7 @@ def _unread(file: Path | None) -> list[str]:
 
 
 def refused(text: str) -> Iterator[str]:
-    """The errors in the text of an experiment file, one a line. Missing data files are no error."""
+    """The errors in the text of an experiment file, one per line. Missing data files are no error."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yaml"
         file.write_text(text)

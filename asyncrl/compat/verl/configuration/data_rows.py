@@ -85,7 +85,10 @@ ROWS = (
     ),
     made(GENERATED, "`replay.oversample`", None, "`gen_batch_size / train_batch_size`.", _oversample),
     used(
-        PROMPT, "`data.max_prompt_length`, `actor.max_tokens`", 512, "The same; `actor.max_tokens` adds the response."
+        PROMPT,
+        "`data.max_prompt_length`, `actor.max_tokens`",
+        512,
+        "The same; `actor.max_tokens` is prompt plus response.",
     ),
     made(
         RESPONSE,

@@ -1,6 +1,6 @@
 """`python -m asyncrl.compat.verl.configuration.page docs/verl.md` writes the lists of verl's keys on that page.
 
-They are: a table of the keys that have a counterpart, a list of the keys that have none, and a table of older names.
+The lists are a table of keys with a counterpart, a list of keys without a counterpart, and a table of older names.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class References:
                 raise ValueError(f"it becomes longer than {MAX_CHARACTERS} characters")
         joined = "".join([*parts, text[position:]])
         if is_reference(joined):
-            raise ValueError(f"only references to other keys are resolved, and {text!r:.200} has another kind")
+            raise ValueError(f"only references to other keys are resolved; {text!r:.200} has another kind of reference")
         return joined
 
     def _target(self, found: re.Match[str], key: str) -> Any:

@@ -1,4 +1,4 @@
-"""The keys of verl's sections `reward`, `reward_model` and `custom_reward_function`, and of its process rewards."""
+"""The keys of verl's sections `reward`, `reward_model` and `custom_reward_function`, and of process-reward managers."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
     yield "actor.tool_call_format", FORMATS.get(source[f"{TURNS}.format"], "auto")
     if source[f"{TURNS}.format"] not in FORMATS:
-        yield f"{TURNS}.format={source[f'{TURNS}.format']}: the format is auto, which means that of the chat template"
+        yield f"{TURNS}.format={source[f'{TURNS}.format']}: actor.tool_call_format is auto, the chat template's format"
     yield from _tools(source[f"{TURNS}.tool_config_path"])
     yield from _interactions(source)
 
@@ -148,7 +148,7 @@ def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
     if any(user["class_name"] == ANSWER_CHECKER for user in users.values()):
         yield f"{key}: verl's Gsm8kInteraction is {ANSWER_CHECKER} here"
     yield (
-        f"{key}: the policy's last turn is scored too; verl ends the episode without a score of it. "
+        f"{key}: the policy's last turn is scored too, while verl ends the episode before that score. "
         "scoring.shaping.environment_weight adds the scores to the reward, as a reward function must do in verl"
     )
 

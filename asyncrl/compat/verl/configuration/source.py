@@ -69,9 +69,9 @@ class VerlConfig:
 
 
 def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str, str]) -> Section:
-    """The configuration of a file (YAML, or a script that ends in .sh) and words (KEY=VALUE, also with + or ++; ~KEY).
+    """The configuration in a file (YAML or .sh), changed by words (KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY).
 
-    Later words win. Raises ConfigError: a part cannot be read.
+    Later words win. Raises ConfigError: the file or a word cannot be read.
     """
     given: Any = {}
     try:

@@ -1,4 +1,4 @@
-"""Reads files of strangers. A file must be small, also after the aliases in its YAML are expanded."""
+"""Reads files that strangers may have written. A file must be small, also after its YAML aliases are expanded."""
 
 from __future__ import annotations
 

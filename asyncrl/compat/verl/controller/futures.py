@@ -1,4 +1,4 @@
-"""Futures of results: of workers in this process, or references of Ray."""
+"""Futures of workers' results: futures of threads in this process, or references of Ray."""
 
 from __future__ import annotations
 

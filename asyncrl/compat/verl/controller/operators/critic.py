@@ -33,7 +33,7 @@ from asyncrl.modelling.packed_attention import PACKED
 
 @dataclass(frozen=True)
 class _CriticModel:
-    """The facts about a critic that its batches depend on, for the learner's batch code."""
+    """The properties of a critic that the learner's batch code reads."""
 
     critic: Critic
 

@@ -98,7 +98,7 @@ class RewardModelWorker(RewardWorker):
 class PromptFeed(TaskPrompts):
     """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them.
 
-    A program that resumes skips the tasks of its first `step` learner steps.
+    `step` is the number of learner steps whose tasks are skipped, for a program that resumes.
 
     Raises ConfigError: `data.band` or `data.demonstration` is set, which need a replay. Raises DataError: the tasks
     cannot be used.

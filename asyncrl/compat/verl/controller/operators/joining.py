@@ -1,4 +1,4 @@
-"""The workers of a group as ranks of a learner."""
+"""Connects the workers of a group as the ranks of a learner."""
 
 from __future__ import annotations
 

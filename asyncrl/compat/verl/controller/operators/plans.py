@@ -51,7 +51,7 @@ def trajectories_of(data: DataProto) -> list[Trajectory]:
 def labels_of(data: DataProto) -> list[Labels]:
     """The labels of the batch's trajectories.
 
-    Rewards are sums of token_level_rewards, which a program may have changed, else of token_level_scores. Raises
+    A reward is the sum of a row's token_level_rewards; if the batch has none, of its token_level_scores. Raises
     DataProtoError: the batch has no token_level_scores.
     """
     require(
