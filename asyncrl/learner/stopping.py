@@ -10,11 +10,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from asyncrl.errors import StoppedError
-from asyncrl.learner.checkpointing import Checkpointing
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.ranks.ranks import Ranks
+
+
+class SavesSteps(Protocol):
+    """Saves the steps in `progress`; `saved` is the number of steps in the newest checkpoint."""
+
+    checkpoints: Checkpoints
+    progress: Progress
+    saved: int
+
+    def save(self) -> None:
+        """Begin a checkpoint."""
+
+    def save_prepared(self) -> None:
+        """Begin a checkpoint of the models as `checkpoints.prepare` saw them, while a pass over them may be running."""
 
 
 @dataclass(eq=False)
@@ -23,7 +38,7 @@ class StopCheckpoint:
 
     ranks: Ranks
     gpus: SharedGpus
-    checkpointing: Checkpointing
+    checkpointing: SavesSteps
     report: Callable[[], None]
     publish_every: int
     weights_are_whole: bool = True

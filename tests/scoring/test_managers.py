@@ -172,8 +172,8 @@ def whole_batch(data_sources: list[str], solution_strs: list[str], scale: float 
 @pytest.mark.parametrize(
     ("name", "function", "params", "refused"),
     [
-        ("batch", "rows", {}, "the manager batch calls it with data_sources, solution_strs"),
-        ("naive", "whole_batch", {}, "the manager naive calls it with data_source, solution_str"),
+        ("batch", "rows", {}, "the manager batch passes data_sources, solution_strs"),
+        ("naive", "whole_batch", {}, "the manager naive passes data_source, solution_str"),
         ("batch", "whole_batch", {"scale": 2.0}, None),
         *((name, "rows", {}, None) for name in ("naive", "dapo", "prime")),
     ],
