@@ -35,8 +35,8 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Publishing:
-    """Publishes the weights of `policy` in buckets of `bucket_bytes`, each version with its canary if there are
-    settings for it. Rank 0 alone has a `publisher`, unless a recorded run is trained again: then no rank has one."""
+    """Publishes the weights of `policy` in buckets of `bucket_bytes`, each version with a canary if `canary` has its
+    settings. Only rank 0 has a `publisher`, and none if it trains a recorded run again."""
 
     policy: Policy
     ranks: Ranks

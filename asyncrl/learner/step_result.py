@@ -58,7 +58,8 @@ def add_sums(sums: Sums, more: Mapping[str, Tensor]) -> None:
 
 
 def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
-    """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns its sums.
+    """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns the sums of the
+    loss.
 
     The ranks of a context group have the same `output` and loss, and each adds the gradient by its part of the tokens.
     """
