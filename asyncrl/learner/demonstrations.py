@@ -77,8 +77,8 @@ class DemonstrationFeed:
         counts."""
         if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
             raise CheckpointError(
-                f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have other content "
-                "now: restore the files, or choose another run.name"
+                f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have "
+                "changed since then: restore the files, or choose another run.name"
             )
         progress.demonstrations_digest = self.rendered.digest
 

@@ -93,8 +93,8 @@ class Learner:
         self.gpus.acquire(phases)
         trained = None if self._is_skipped(plan) else self._train(plan, phases)
         self._count(plan, trained)
-        # Measures now, since that needs the main threads of all ranks: after `updated`, a helper thread may act for
-        # one.
+        # Measures now, since that needs the main threads of all ranks: after `updated`, a helper thread may act for a
+        # main thread.
         self.reports.measure(plan, trained, phases)
         self.ranks.stopping.updated()
         try:

@@ -34,8 +34,8 @@ class StepSettings:
 
 
 class SettingsHistory:
-    """The settings of every step of a run. `starts` has settings by the first step that they hold for. Step 0 is one of
-    these. `changes` are the recorded changes of the configuration."""
+    """The settings of every step of a run. `starts` has settings by the first step that they hold for, from step 0 on.
+    `changes` are the recorded changes of the configuration."""
 
     def __init__(self, starts: Mapping[int, StepSettings], changes: Sequence[ConfigChange] = ()) -> None:
         self.starts = dict(sorted(starts.items()))

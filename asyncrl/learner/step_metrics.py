@@ -25,7 +25,7 @@ from asyncrl.observe.spans import Value as SpanValue
 from asyncrl.types import BatchPlan
 
 BINS = 32
-"""The bins of a histogram of a step."""
+"""The number of bins of a histogram."""
 WAITING = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
 TRACK = "steps"

@@ -20,8 +20,8 @@ Sums = dict[str, Tensor]
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of one learner step, the same on every rank: the mean loss of its updates, the gradient norm of each
-    that did not overflow, and the metrics of the algorithm and the critic."""
+    """The result of one learner step, the same on every rank: the mean loss of its updates, the gradient norms of the
+    updates that did not overflow, and the metrics of the algorithm and the critic."""
 
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)

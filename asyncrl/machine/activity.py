@@ -193,9 +193,9 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
 
 
 def _lock_until_the_end(path: Path) -> None:
-    """Hold a shared lock on the file until this process ends. It shows a process in another container, which does not
-    see this one, whether this one has ended."""
-    with suppress(OSError):  # On a disk without locks no process asks.
+    """Hold a shared lock on the file until this process ends. A process in another container, which cannot see this
+    process, tests the lock to know whether it has ended."""
+    with suppress(OSError):  # If the disk has no locks, no process tests it.
         fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 

@@ -1,4 +1,4 @@
-"""The present work of a process: the phase of its main thread, and long work with the time that is left.
+"""The present work of a process: the phase of its main thread, and long work with the remaining time.
 
 The process writes it to the file ROLE.doing, next to its heartbeat, for views of the run. Nothing else depends on it.
 """

@@ -56,7 +56,7 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """Return the missing ones of a folder and its parents, the innermost first."""
+    """Return the folder and its parents that are missing, the innermost first."""
     return [each for each in (folder, *folder.parents) if not each.exists()]
 
 

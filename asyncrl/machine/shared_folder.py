@@ -17,8 +17,8 @@ POLL_S = 0.1
 
 @contextmanager
 def canary(folder: Path) -> Iterator[Path]:
-    """Make a new file in a folder, which is made if it is missing. After the block the file and the answers to it are
-    removed, and folders that were made for the file if they are empty. Raises OSError: the folder cannot be written."""
+    """Make a new file in a folder, which is created if it is missing. The end of the block removes the file, the
+    answers to it, and empty folders that were created for it. Raises OSError: the folder cannot be written."""
     made = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f".canary-{uuid4().hex}"

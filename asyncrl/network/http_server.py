@@ -2,8 +2,9 @@
 
 - A connection is a stranger's until one of its requests has a key, which the application tells by `shows_key`. A
   stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it keeps sending.
-- If the number of connections is at its bound, a new connection closes the oldest connection of a stranger. There is no
-  lower bound for strangers: at the start of a run thousands of agents may connect at once, and show their keys later.
+- If the number of connections is at its bound, a new connection closes the oldest connection of a stranger. Strangers
+  have no separate, lower bound: at the start of a run thousands of agents may connect at once, and show their keys
+  later.
 - After each request with a key, the whole of the next one must arrive within `idle_s` seconds. The client must read the
   answer to the first within the same time. Requests without a key do not extend this time.
 

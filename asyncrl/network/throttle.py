@@ -1,4 +1,4 @@
-"""Log lines about events that others cause, at a bounded rate, so that they cannot fill the disk."""
+"""Log lines about events that clients cause, at a bounded rate, so that they cannot fill the disk."""
 
 from __future__ import annotations
 

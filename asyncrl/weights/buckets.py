@@ -11,8 +11,8 @@ from asyncrl.weights.manifest import DTYPES, TensorSpec, as_tensor, new_bytes
 
 ALIGNMENT = 64
 TIGHT = 1
-"""The alignment without bytes between tensors. They must come from the widest dtype to the narrowest, so that views are
-aligned."""
+"""The alignment of buckets without gaps. Their tensors must come from the widest dtype to the narrowest, so that views
+are aligned."""
 
 
 @dataclass(frozen=True, slots=True)

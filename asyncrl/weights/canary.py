@@ -165,8 +165,8 @@ class CanaryJudge:
                 raise self._failed(
                     check,
                     by,
-                    f"the engine answers to the bit as with version {before.version}, since when the learner's own "
-                    f"log-probs have moved by {moved:.4g} on average: it kept its old weights",
+                    f"the engine's log-probs equal those of version {before.version} bit for bit, and since then the "
+                    f"learner's own have moved by {moved:.4g} on average: it kept its old weights",
                 )
         if is_new:
             self._last = (check, given)
@@ -178,8 +178,8 @@ class CanaryJudge:
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1
         return CanaryError(
-            f"version {check.version}, which came by {check.route}, is not in {by} what the learner published, and "
-            f"nothing of it is served: {reason} (docs/faults.md)"
+            f"version {check.version}, which came by {check.route}, fails its canary in {by}, which does not serve "
+            f"it: {reason} (docs/faults.md)"
         )
 
 

@@ -156,7 +156,7 @@ class WeightGroup:
                 self._group.abort()
         except RuntimeError as error:
             logger.warning("a weight group did not end well: %s", error)
-        # gloo closes its connections only when its last reference is dropped. This tells the other ranks.
+        # gloo closes its connections only when its last reference is dropped. The other ranks then notice the end.
         self._group = None
 
 

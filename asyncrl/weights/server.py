@@ -40,8 +40,8 @@ from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
-"""The most milliseconds by which an answer `nothing` is late, or a dead receiver is forgotten late. Weights never wait
-for it."""
+"""The most milliseconds by which an answer `nothing` is late, or a dead receiver is forgotten late. Weights are sent
+without this delay."""
 
 CALL_POLL_S = 0.01
 

@@ -215,7 +215,7 @@ class Transfers:
         return bool(lately - set(self.joining(backend)))
 
     def call(self, receivers: Sequence[bytes], call: BroadcastCall) -> Iterator[tuple[bytes, Message]]:
-        """Yield `call` for each of the joining `receivers`, with its rank and their number."""
+        """Yield `call` for each of the joining `receivers`, with the receiver's rank and the number of receivers."""
         for rank, receiver in enumerate(receivers, 1):
             own = msgspec.structs.replace(call, rank=rank, size=len(receivers) + 1)
             yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, own)

@@ -32,12 +32,12 @@ class BatchSource(Protocol):
     # Defaults for a source that has no images, tasks or engines.
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Tell the replay to plan only episodes whose labels meet the algorithm's `needs`, each from its first step
-        on."""
+        """Tell the replay to plan only episodes whose labels meet the algorithm's needs. `needs` has them by the first
+        step for which they hold."""
         return None
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        raise RefusedError(f"the image {name.hex()} of {trajectory} is not there")
+        raise RefusedError(f"the image {name.hex()} of {trajectory} does not exist")
 
     def task(self, name: str) -> Task | None:
         return None

@@ -37,7 +37,7 @@ class LocalBatch:
     - `ids` int64[N] and `mask` bool[N] are the ids and the loss mask of `tokens`.
     - A forward pass takes every branch of an episode as a sequence: `positions` int64[N] restart with each branch.
       `lengths` has the lengths of an episode's branches by its index in the plan, ascending.
-    - A pass computes a prefix that its sequences share only once if `sharing` accepts it.
+    - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
     - `routing` uint8[N, W] has the experts that tokens go to, if experts are replayed (see `PackedSequences`).
       `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
@@ -96,7 +96,8 @@ def build_local_batch(
     - A token counts as restricted if a grammar left the policy less probability mass than `min_grammar_mass`.
     - If the model has a `routing` shape, tokens go to the experts that their engine recorded. An episode whose experts
       do not exist in this model is routed by the policy, and counted as refused.
-    - `vision` is the layout of images for a model that reads them, and `images` has those that the trajectories name.
+    - `vision` is the layout of images for a model that reads them, and `images` has the images that the trajectories
+      name.
 
     Raises ImageError: see `batch_images`.
     """

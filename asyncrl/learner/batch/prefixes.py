@@ -42,8 +42,8 @@ to 1.9 times as fast."""
 
 
 def sharing_of(shares: bool | None, is_able: bool, device: str) -> Sharing | None:
-    """Return the rule of `learner.shared_prefixes`, the value `shares`, on a kind of device. `is_able`: the policy can
-    share prefixes."""
+    """Return the rule for prefixes on a kind of `device`. `shares` is learner.shared_prefixes. `is_able`: the policy
+    can share prefixes."""
     if shares is None:
         return WORTHWHILE[device] if is_able else None
     return EVERY if shares else None

@@ -5,9 +5,8 @@
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
 - All ranks have the same number of passes in a minibatch, so that their collectives match. A pass may be empty.
 - A pass has at most `limit` tokens, unless it consists of a single longer sequence.
-- For at most `COMPARED` sequences, the schedule is compared with Karmarkar-Karp by cost followed by
-  first-fit-decreasing. It has no more passes and no larger cost in lockstep. Its costliest rank costs no more, or at
-  most `EVEN` times the mean.
+- For at most `COMPARED` sequences, a schedule has no more passes and no larger cost in lockstep than Karmarkar-Karp by
+  cost followed by first-fit-decreasing. Its costliest rank costs no more, or at most `EVEN` times the mean.
 
 Ranks wait for each other in every layer. So the time of a minibatch is its cost in lockstep: the sum over passes of the
 largest cost on a rank.

@@ -247,8 +247,8 @@ class Checkpoints:
             ) from error
 
     def best(self) -> list[Path]:
-        """Return the complete checkpoints that were rated, the best one first, and of equal ones the newest. Raises
-        CheckpointError: the ratings cannot be read."""
+        """Return the complete checkpoints that were rated, the best one first. Of equally rated ones the newest comes
+        first. Raises CheckpointError: the ratings cannot be read."""
         ratings = self._ratings()
         rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
         return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)
@@ -317,8 +317,8 @@ class Checkpoints:
         base = values.pop("base", self._base)
         if self._ranks.any(self._ranks.rank == 0 and base != self._base):
             raise CheckpointError(
-                f"{folder} has adapters alone, and the model that they belong to has other weights now: restore the "
-                "files of that model (docs/models.md), or choose another run.name"
+                f"{folder} has only adapters, and the weights of their base model have changed: restore the files of "
+                "that model (docs/models.md), or choose another run.name"
             )
         values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
         read_state(models, folder, ranks, self._ranks)

@@ -120,7 +120,8 @@ def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callabl
     """
 
     def write(partial: Path) -> None:
-        # The tensors have the format of files already. A retry needs the dict again, and transformers empties its own.
+        # The tensors have the format of files already. Passes a copy of the dict, since transformers empties it and a
+        # retry needs it.
         model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
         # Replaces the saved configuration, which names the dtype in which the learner keeps its weights.
         write_beside(partial)

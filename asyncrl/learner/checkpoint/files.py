@@ -1,7 +1,7 @@
 """Writes the files of one checkpoint, by a thread of every rank while training continues.
 
-The threads tell each other by files, since collectives belong to the main threads. Each rank of the first copy writes
-its file, then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it as complete. A rank that
+The threads communicate by files, since collectives belong to the main threads. Each rank of the first copy writes its
+file, then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it as complete. A rank that
 cannot write its part removes the folder, so that rank 0 does not wait for it.
 """
 
@@ -113,7 +113,7 @@ def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
         if not (folder / name).is_file():
             return f"{name} is missing"
         if _checksum(folder / name) != checksums[name]:
-            return f"{name} is not what was written"
+            return f"{name} has changed since it was written"
     return None
 
 

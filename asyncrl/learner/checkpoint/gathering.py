@@ -28,7 +28,7 @@ BUCKET_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
-    """Tensors of one dtype that are gathered at once. These whole `parts` become the published `bucket`."""
+    """Tensors of one dtype that are gathered at once: whole `parts`, which become the published `bucket`."""
 
     parts: tuple[ConvertedTensors, ...]
     bucket: Bucket

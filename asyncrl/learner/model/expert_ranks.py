@@ -95,7 +95,7 @@ def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
         raise ConfigError(f"{key}: a {type(model).__name__} has no stacked experts that could be spread; use 1")
     for experts in found:
         if any(len(each) != experts.num_experts for each in experts.parameters()):
-            raise ConfigError(f"{key}: experts of a {type(model).__name__} have weights that they share; use 1")
+            raise ConfigError(f"{key}: experts of a {type(model).__name__} share weights; use 1")
         if experts.num_experts % size:
             raise ConfigError(f"{key}: {experts.num_experts} experts cannot be divided equally by {size} ranks")
     return found

@@ -198,8 +198,8 @@ def _own_rows(tensor: Tensor) -> range | None:
 
 
 def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
-    """Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError, SafetensorError: the model cannot be
-    loaded at all."""
+    """Open a model to read it shard by shard. Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError,
+    SafetensorError: the model cannot be loaded at all."""
     source = source_of(named)
     config = open_config(named)
     if getattr(config, "quantization_config", None):

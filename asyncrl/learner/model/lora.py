@@ -206,7 +206,9 @@ def _read(path: str, key: str) -> dict[str, Tensor]:
         raise ConfigError(f"{key}.path={path}: its adapters cannot be read: {error}") from error
     for name, each in found.items():
         if not (each.is_floating_point() and each.float().isfinite().all()):
-            raise ConfigError(f"{key}.path={path}: {name} of these adapters, {each.dtype}, is not of finite numbers")
+            raise ConfigError(
+                f"{key}.path={path}: {name} of these adapters, {each.dtype}, has numbers that are not finite"
+            )
     return found
 
 

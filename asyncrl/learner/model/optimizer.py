@@ -81,13 +81,13 @@ class Trainable(Generic[M]):
     def __init__(self, module: M, lr: float, config: LearnerConfig, dtype: str = "float32") -> None:
         self.module = module
         self.loss_scale = LossScale() if dtype == "float16" else None
-        """The scale of its losses before the backward pass; None: its gradients need no scale."""
+        """The scale of its losses before the backward pass. None: its gradients need no scale."""
         self._ranks = _ranks_of(module)
         self._itemsize = DTYPES[dtype].itemsize
         self.fitted = Exchange()
         """The exchange that fits into memory, for learner.exchange=auto and learner.reshard=null."""
         self.norms: deque[float] = deque(maxlen=NORMS)
-        """The latest norms. They include gradients that were too large, so that the limit follows gradients that stay
+        """The latest norms. They include gradients that were too large, so that the limit adapts if gradients stay
         larger."""
         self.copied: torch.cuda.Event | None = None
         """The GPU event at the end of a copy of weights and moments, which may not change before it."""
@@ -199,7 +199,7 @@ class Trainable(Generic[M]):
             exchanges = is_last or not exchange.once
             self.module.set_requires_gradient_sync(exchanges)
             self.module.set_reshard_after_forward(not exchange.once)
-            # If any layer keeps its weights, so does the root, whose backward pass is the first.
+            # If any layer keeps its weights, so does the root, whose backward pass comes first.
             if kept := self._gathered(self._units(), exchange):
                 for each in (self.module, *(unit[0] for unit in kept)):
                     each.set_reshard_after_forward(False, recurse=False)

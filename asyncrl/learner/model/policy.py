@@ -297,7 +297,7 @@ def _check_range(root: nn.Module, path: str, ranks: Ranks) -> None:
 
 @contextmanager
 def _advice(path: str, config: ModelConfig) -> Iterator[None]:
-    """Add the options that may be changed to an error."""
+    """Extend an error by advice on the options to change."""
     try:
         yield
     except ConfigError as error:

@@ -8,8 +8,8 @@ layer it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens tha
 probability of expert e over these tokens. The loss is the mean over the layers.
 
 The f_e are constants, which additional passes compute before the passes that train. The rest is a sum over tokens, so
-any split into passes and ranks gives the same gradient. A layer adds this gradient to its router's in its own backward
-pass, so the layer may be recomputed there.
+any split into passes and ranks gives the same gradient. A layer adds this gradient to the gradient of its router in its
+own backward pass, so the layer may be recomputed there.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def shard(
     activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
-    # Parameters frozen by patterns keep the dtype of the rest, in which they are published.
+    # Parameters that patterns freeze have the dtype of the trained ones.
     keeps_masters = frozen is None and not adapted_layers(root)
     convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()

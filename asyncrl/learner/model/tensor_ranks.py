@@ -10,9 +10,9 @@ This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 
 The model's plan in transformers tells how each matrix is divided. The head and the embedding are gathered for each
 rank's own tokens, so log-probs cover the whole vocabulary.
 
-The gradient by any parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In memory all
-ranks of a copy have their rows of every matrix, as without tensor parallelism. So files, checkpoints, pushes, norms of
-gradients and optimizers need no change.
+The gradient with respect to a parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In
+memory all ranks of a copy have their rows of every matrix, as without tensor parallelism. So files, checkpoints,
+pushes, norms of gradients and optimizers need no change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.routers import extend
 
 BY_ROWS, BY_COLUMNS, WHOLE = "colwise", "rowwise", "replicated_with_grad_allreduce"
-"""Names in transformers' plans for the ways to divide a matrix. They count the columns of the transposed matrix."""
+"""Names in transformers' plans for the ways to divide a matrix. The names refer to the transposed matrix: `colwise`
+divides the rows."""
 
 
 @dataclass(slots=True, eq=False)

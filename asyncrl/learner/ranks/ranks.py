@@ -118,7 +118,7 @@ class Ranks:
         return total
 
     def sum_pass_groups(self, values: Tensor) -> Tensor:
-        """Return the elementwise sum over pass groups of `values`, which all ranks of a group have."""
+        """Return the elementwise sum over pass groups of `values`, which are equal on all ranks of a group."""
         return self.sum(values if self.is_first_of_pass_group else torch.zeros_like(values))
 
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """The messages between the learner's hosts, and a connection to the first host.
 
 The first host answers on one ZeroMQ socket, with the run's keys if there are any. Other hosts join there, send the
-states of their ranks, and learn whether all must stop. It also stores the values by which torch connects the ranks of
-all hosts. A round is one start of all ranks, and only hosts that joined know its name.
+states of their ranks, and learn whether all must stop. The first host also stores the values by which torch connects
+the ranks of all hosts. A round is one start of all ranks, and only hosts that joined know its name.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Stopping:
             self.is_updating = False
 
     def end(self) -> None:
-        """Note that the main thread can end without help from here on. Never returns if the helper thread ends the
+        """Record that the main thread can end without help from here on. Never returns if the helper thread ends the
         process.
         """
         with self.lock:
