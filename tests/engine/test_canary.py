@@ -144,7 +144,7 @@ async def test_weights_that_the_engine_silently_keeps_are_found_out_though_the_l
         await engine.update_weights(1, parameters(tiny_model()), old)
         with monkeypatch.context() as patch:
             spoil_next(patch, engine, with_old(engine, ""))
-            with pytest.raises(CanaryError, match="to the bit as with version 1"):
+            with pytest.raises(CanaryError, match="equal those of version 1 bit for bit"):
                 await engine.update_weights(2, parameters(newer), check)
         await engine.update_weights(2, parameters(newer), check)
 
