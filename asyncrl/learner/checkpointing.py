@@ -1,4 +1,4 @@
-"""Checkpointing: begins a checkpoint where one is due, and tells the replay once it is complete.
+"""Checkpointing: begins a checkpoint when one is due, and tells the replay once it is complete.
 
 Until the replay gets this report, it keeps the data of the steps that a restart would train again.
 """
@@ -57,7 +57,8 @@ class Checkpointing:
             self.stop.together(self._report, self.progress.step)
 
     def end_step(self, steps: int) -> None:
-        """Begin a checkpoint after `steps` steps where one is due; otherwise report one that has become complete."""
+        """Begin a checkpoint after `steps` steps if one is due. Otherwise report a checkpoint that has become
+        complete."""
         if steps % self.every == 0 or steps == self.total_steps:
             self.finish()
             self.save()

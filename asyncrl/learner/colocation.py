@@ -30,7 +30,7 @@ STOPPED_S = 60.0
 
 
 class SharedGpus:
-    """The GPUs of one rank; all ranks acquire and release theirs together. Without a `lock` they are always the
+    """The GPUs of one rank. All ranks acquire and release their GPUs together. Without a `lock` they are always the
     learner's."""
 
     def __init__(self, ranks: Ranks, lock: LearnerLock | None, stop: threading.Event) -> None:

@@ -22,7 +22,7 @@ from asyncrl.types import BatchPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedStep:
-    """One rank's part of a step that it trained, with the result of the whole step."""
+    """One rank's part of a trained step, with the result of the whole step."""
 
     episodes: Episodes
     batch: LocalBatch

@@ -200,7 +200,8 @@ def _lock_until_the_end(path: Path) -> None:
 
 
 class Pulse:
-    """The heartbeat of another process, in the file at `path`, from its start on. `clock` gives seconds."""
+    """The heartbeat of another process, in the file at `path`, since the start of that process. `clock` gives
+    seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock

@@ -24,7 +24,7 @@ class GpuFact:
 
 
 def driver_gpus() -> tuple[list[GpuFact], str, str]:
-    """Return the GPUs that the driver shows, its version, and the reason if it shows none."""
+    """Return the GPUs that the driver shows, the driver's version, and the reason if it shows none."""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     if shutil.which(command[0]) is None:
         return [], "", "there is no nvidia-smi"

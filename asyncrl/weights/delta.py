@@ -43,8 +43,8 @@ MAX_DENSITY = 0.25
 """A tensor travels whole if a larger share of its elements changed."""
 
 SHARED_BYTES = 1 << 20
-"""Smaller tensors are copied even if they did not change: otherwise one could keep alive a large buffer that it shares
-with others."""
+"""Smaller tensors are copied even if they did not change: otherwise a small tensor could keep alive a large buffer of
+many tensors."""
 
 GAPS = (1, 2, 4)
 """Widths of a gap in bytes."""

@@ -80,7 +80,7 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DeltaHeader(msgspec.Struct, frozen=True):
-    """The patches that make the version with digest `result` from the one with digest `base`.
+    """The patches that make the version with digest `result` from the version with digest `base`.
 
     They are in the payload's order, at most one for each tensor. Digests identify manifests.
     """

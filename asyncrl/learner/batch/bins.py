@@ -108,8 +108,8 @@ def fill_to_targets(
 
 
 def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: int) -> Bins:
-    """Return the bins after exchanges that lower the largest cost. In each, the costliest bin moves an item to a
-    cheaper bin, or swaps two items with it.
+    """Return the bins after exchanges that lower the largest cost. In each exchange, the costliest bin gives an item to
+    a cheaper bin, or the two swap an item each.
     """
     bins = [list(each) for each in bins]
     for _ in range(STEPS):
@@ -124,8 +124,8 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
 
 
 def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
-    """Move one item or swap two, so that the larger cost of the two bins falls most. Returns False if it cannot
-    fall."""
+    """Move an item, or swap an item of each bin, so that the larger cost of the two bins falls most. Returns False if
+    it cannot fall."""
     ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
     own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
     gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)

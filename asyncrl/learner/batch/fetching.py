@@ -49,11 +49,11 @@ class PackedModel(Protocol):
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of the expert routing that the model can replay. None: it routes all tokens itself."""
+        """The shape of the expert routing that the model can replay. None: the model routes all tokens itself."""
 
     @property
     def vision(self) -> VisionShape | None:
-        """The layout of images among its tokens. None: the model reads no images."""
+        """The layout of images among the tokens. None: the model reads no images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,7 +1,7 @@
 """Gathers a sharded model's whole weights in their published format, one bucket after the other on rank 0.
 
-The device of a rank has at most two buckets of gathered weights at a time. Rank 0 also has one part that is being
-converted (see modelling/weight_format.py), such as the stacked experts of a layer, two or three times. The next bucket
+The device of a rank has at most two buckets of gathered weights at a time. Rank 0 also has two or three copies of the
+part that is being converted (see modelling/weight_format.py), such as the stacked experts of a layer. The next bucket
 is gathered while the caller works with the previous one.
 """
 

@@ -1,9 +1,9 @@
 """Weights and optimiser state on disk. The number of ranks that read the files may differ from the number that wrote
 them.
 
-Every rank of the first copy writes its shards into a safetensors file of its own, without communication. The rows of a
-sharded tensor are concatenated from all files in the order of the ranks. A tensor that is not sharded is in the file of
-rank 0.
+Every rank that holds a shard of the models' first copy writes its shards into a safetensors file of its own, without
+communication. The rows of a sharded tensor are concatenated from all files in the order of the ranks. A tensor that is
+not sharded is in the file of rank 0.
 """
 
 from __future__ import annotations

@@ -35,8 +35,8 @@ class Kept(Enum):
 
 
 class Activations:
-    """The activations that the layers of one model keep: `share` of them, from 0 to 1. A token's output of attention
-    has `width` elements.
+    """Decides which activations the layers of one model keep: the fraction `share` of all, from 0 to 1. A token's
+    output of attention has `width` elements.
 
     The first pass with gradients measures the size of activations: one of its layers keeps everything, and the other
     layers only their input. Ranks that compute a pass together must recompute the same layers, so `agree` returns the
@@ -126,7 +126,8 @@ class Activations:
 
 
 def attention_width(config: Any) -> int:
-    """Return the elements of a token's attention in a model of this Hugging Face configuration, over all heads."""
+    """Return the number of elements of a token's attention output, over all heads, in a model of this Hugging Face
+    configuration."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     return heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)

@@ -62,8 +62,8 @@ def canary_of(policy: Policy, version: int, settings: CanarySettings | None, ran
 
 @torch.no_grad()
 def canary_of_model(model: Any, path: str, settings: CanarySettings | None) -> Canary | None:
-    """Compute the canary of a Hugging Face `model` that is published as it was read from `path`, in float32. Returns
-    None without settings.
+    """Compute the canary of a Hugging Face `model` that is published unchanged from `path`, in float32. Returns None
+    without settings.
 
     Raises ConfigError: the log-probs are not finite.
     """

@@ -26,7 +26,7 @@ class Critic(nn.Module):
     zeros."""
 
     activations: Activations
-    """The activations that its layers keep for the backward pass. `load_critic` sets them."""
+    """The activations that the layers keep for the backward pass. `load_critic` sets them."""
 
     def __init__(self, decoder: Any, head: nn.Linear | None = None) -> None:
         super().__init__()

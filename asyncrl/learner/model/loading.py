@@ -48,7 +48,7 @@ class NoSafetensorsError(_LoadWholeError):
 
 
 def open_model(config: ModelConfig, activity: Activity | None = None, with_head: bool = True) -> StoredModel:
-    """Open the causal language model that `config` names; its weights are read once it is sharded.
+    """Open the causal language model that `config` names. Its weights are read after the model is sharded.
 
     If the whole model must be loaded at once, `activity` shows the time. Without `with_head` the files may lack the
     head of a language model, which a critic does not need. Raises ConfigError: it cannot be loaded.

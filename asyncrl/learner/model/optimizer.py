@@ -81,7 +81,7 @@ class Trainable(Generic[M]):
     def __init__(self, module: M, lr: float, config: LearnerConfig, dtype: str = "float32") -> None:
         self.module = module
         self.loss_scale = LossScale() if dtype == "float16" else None
-        """The scale of its losses before the backward pass. None: its gradients need no scale."""
+        """The scale of the losses before the backward pass. None: the gradients need no scale."""
         self._ranks = _ranks_of(module)
         self._itemsize = DTYPES[dtype].itemsize
         self.fitted = Exchange()

@@ -55,7 +55,7 @@ class Policy(nn.Module):
     """
 
     activations: Activations
-    """The activations that its layers keep for the backward pass. `load_policy` and `load_reference` set them."""
+    """The activations that the layers keep for the backward pass. `load_policy` and `load_reference` set them."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Policy(nn.Module):
 
     @property
     def vision(self) -> VisionShape | None:
-        """The layout of images among its tokens. None: the model reads no images."""
+        """The layout of images among the tokens. None: the model reads no images."""
         return None if self._images is None else self._images.shape
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of the expert routing that it can replay. None: it routes all tokens itself."""
+        """The shape of the expert routing that the model can replay. None: the model routes all tokens itself."""
         return None if self._replay is None else self._replay.shape
 
     def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:

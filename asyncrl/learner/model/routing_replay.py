@@ -66,8 +66,8 @@ class RoutingReplay:
     def sums(self, packed: PackedSequences) -> dict[str, Tensor]:
         """Count the last forward pass, whose tokens were `packed`.
 
-        The counts are its tokens, the tokens and the pairs (token, layer) that were replayed, and the pairs for which
-        the engine's experts differ from the router's. If ranks divide the tokens, each gets the counts over all ranks.
+        The counts are all tokens, the replayed tokens, the replayed pairs (token, layer), and the pairs for which the
+        engine's experts differ from the router's. If ranks divide the tokens, each gets the counts over all ranks.
         """
         count = int(packed.layout.bounds[0, -1])
         tokens = packed.ids.new_tensor(count)

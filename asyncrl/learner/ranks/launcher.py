@@ -55,7 +55,7 @@ class RanksError(AsyncrlError):
 
 
 def all_ended(reason: str, final: bool = False) -> AsyncrlError:
-    """The error of a launcher that ended all its ranks for `reason`, which may come from another launcher."""
+    """Return the error of a launcher that ended all its ranks for `reason`, which may come from another launcher."""
     message = f"{reason.removesuffix(ENDED)}{ENDED}"
     return ConfigError(message) if final else RanksError(message)
 

@@ -59,7 +59,7 @@ class Ranks:
     mesh: DeviceMesh | None = None
     """The ranks as [shards] or [replicas, shards]; None only if there is one rank without communication."""
     waiting: DeviceMesh | None = None
-    """The same ranks, without a time limit; None only if there is one rank."""
+    """A mesh of the same ranks, whose collectives have no time limit. None only if there is one rank."""
     activity: Activity = field(default_factory=Activity)
     stopping: Stopping = field(default_factory=Stopping)
     context: ContextGroup | None = None
@@ -70,7 +70,7 @@ class Ranks:
 
     @staticmethod
     def alone() -> Ranks:
-        """This process on its CPU, without communication."""
+        """Return the only rank of a process, on the CPU and without communication."""
         return Ranks(0, 1, torch.device("cpu"))
 
     @property
@@ -159,7 +159,7 @@ class Ranks:
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
-        """Return the result of `request` on this rank, which may wait for the replay or the disk for any time. Raises
+        """Make `request` and return its result. It may wait for the replay or the disk for any time. Raises
         StoppedError on every rank if the request of one rank raises it."""
         answers: list[T] = []
         with suppress(StoppedError), self.activity.waiting():
@@ -220,8 +220,8 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
 
 
 def context_group(rank: int, size: int, together: int, limit: timedelta, divides_layers: bool = False) -> ContextGroup:
-    """Make the group of `rank`: `together` neighbours. They are on one host if `together` divides the number of its
-    ranks."""
+    """Make the group of `rank`: `together` neighbours. They are on one host if `together` divides the number of a
+    host's ranks."""
     # All ranks take part in making every group.
     groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
     own = groups[rank // together]

@@ -111,8 +111,8 @@ class Caller:
         return socket
 
     def call(self, request: Request, kind: type[Any], timeout_s: float) -> Any:
-        """Send a request and wait for the first host's answer, a `kind`. Raises UnavailableError: no answer came in
-        time; ConfigError: the answer comes from another version of asyncrl."""
+        """Send a request and wait for the first host's answer, of the type `kind`. Raises UnavailableError: no answer
+        came in time; ConfigError: the answer comes from another version of asyncrl."""
         with self._lock:
             self._number += 1
             number, deadline = str(self._number).encode(), time.monotonic() + timeout_s
