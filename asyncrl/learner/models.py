@@ -100,7 +100,7 @@ def fit_passes(trainer: Trainer, settings: RunSettings, history: SettingsHistory
 
 
 def _largest_pass(settings: RunSettings, history: SettingsHistory) -> list[int]:
-    """Return the lengths of the longest sequences that are trained in one pass."""
+    """Return the lengths of the sequences of the largest pass."""
     longest = settings.models.longest
     together = history.at(0).learner.pass_ranks
     tokens = max(longest, *(each.learner.micro_tokens * together for each in history.every()))

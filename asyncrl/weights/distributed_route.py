@@ -57,7 +57,7 @@ class DistributedRoute:
         self.received = 0
 
     def reset(self) -> None:
-        """Leave the group and drop the connection. The next call makes new ones."""
+        """Leave the group and drop the connection. The next call makes a new group and a new connection."""
         self._requests.reset()
         self._leave()
         self._store, self._call = None, None

@@ -101,15 +101,15 @@ class RecordedReplay(BatchSource):
         return self._stored.plan(step)
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """The labels of `ids`. Raises StoreError: they were not kept."""
+        """Return the labels of `ids`. Raises StoreError: they were not kept."""
         return [self._kept(name, self._stored.labels) for name in ids]
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """The trajectories of `ids`. Raises StoreError: one was not kept."""
+        """Return the trajectories of `ids`. Raises StoreError: a trajectory was not kept."""
         return [self._kept(name, self._stored.trajectory) for name in ids]
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The image of this digest that a trajectory shows. Raises RefusedError: it was not kept."""
+        """Return the image with the digest `name` that a trajectory shows. Raises RefusedError: it was not kept."""
         return self._stored.image(trajectory, name)
 
     def _kept(self, name: str, read: Callable[[str], T | None]) -> T:

@@ -190,9 +190,9 @@ class RankPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The sequences of a forward pass, the `rows` int64[N] of their tokens in the batch, and the `view` of the N tokens
-    that the policy sampled. A pass without rows has a dummy sequence, so that this rank takes part in the collectives
-    of the other ranks."""
+    """The sequences of a forward pass, the `rows` int64[N] of their tokens in the batch, and the `view`, which selects
+    the policy's tokens among the N. A pass without rows has a dummy sequence, so that this rank takes part in the
+    collectives of the other ranks."""
 
     packed: PackedSequences
     rows: Tensor

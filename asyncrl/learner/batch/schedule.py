@@ -132,7 +132,7 @@ class _Minibatch:
         return passes if len(passes) == self.ranks else None
 
     def _dealt(self, bins: Bins) -> list[Passes]:
-        """Assign one bin a pass to each rank: the costliest bin of a pass to the rank with the least cost so far."""
+        """Assign one bin to each rank in every pass: the costliest bin to the rank with the least cost so far."""
         bins = bins + [[] for _ in range(-len(bins) % self.ranks)]
         parts: list[Passes] = [[] for _ in range(self.ranks)]
         totals = [0.0] * self.ranks
