@@ -93,7 +93,7 @@ def test_a_server_that_keeps_its_old_weights_serves_nothing_of_the_version_and_t
 
     run(scenario)
     [lost, *_] = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
-    assert "version 2, which came by zmq, is not in http" in lost
+    assert "version 2, which came by zmq, fails its canary in http" in lost
     assert "(by disk)" in lost
     assert "differ from the learner's by 1 on average" in lost
 
