@@ -63,8 +63,8 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, named: Callable[[Any], Any]) -> Any:
-    """The value that `encode` has turned into JSON; `named` returns the object of a name. The value contains only data
-    and such objects, whatever the JSON is. Raises an Exception: the JSON has another form."""
+    """The value that `encode` has turned into JSON; `named` returns the object of a name. Any JSON gives only data and
+    such objects. Raises an Exception: the JSON has another form."""
     if value is None or isinstance(value, bool | str | int | float):
         return value
     kind, content = value

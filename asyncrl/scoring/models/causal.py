@@ -64,7 +64,7 @@ class CausalReader:
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """For each input float64[K]: for each of its K steps, the sum of the values at the step's positions."""
+        """One float64[K] for each input: the sums of the values at the positions of each of its K steps."""
         totals = [np.zeros(len(each.reads)) for each in inputs]
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
         # The backbone is causal: tokens after the last position that is read change nothing.

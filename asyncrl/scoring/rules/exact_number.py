@@ -53,7 +53,7 @@ _MAX_DIGITS = 1000
 """Longer numbers are not read: no true answer is longer, and reading takes time quadratic in the length."""
 
 _NEAR = 40
-"""How many characters before a number are searched for `_OPENS`."""
+"""The number of characters before a number that are searched for `_OPENS`."""
 
 _DIGIT = re.compile("[0-9]")
 _STATEMENT = re.compile(r"(?i:\banswer\b[^.\n0-9]{0,80}?(?:\bis\b|:|=))([^\n]{1,300})")

@@ -30,7 +30,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "gsm8k": final_number,
     "multiple_choice": option,
 }
-"""For rules that find the answer in a text themselves, the function that does so. It returns None for no answer."""
+"""The functions of rules that find the answer in a text themselves. They return None for no answer."""
 
 
 def vote(result: object, read: Callable[[str], object], answer: str) -> str:
