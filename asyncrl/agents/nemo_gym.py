@@ -81,7 +81,7 @@ class NemoGymAgent:
         return AgentResult({REWARD: reward}, _metrics(found, row))
 
     async def _called(self, client: ServerClient, call: Item) -> Item:
-        """Send a call to the server. As with Gym's own agents, the policy reads the result whatever its status is."""
+        """Send a call to the server. As with Gym's agents, the policy reads results of any status."""
         reply = await client.request("POST", quote(call["name"], safe=""), json.loads(call["arguments"]))
         self._server.counts.errors += reply.status >= HTTPStatus.BAD_REQUEST
         text = cut(reply.body.decode(errors="replace"), self._server.options.max_chars)

@@ -148,8 +148,8 @@ class Engine(Protocol):
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Return once the engine serves `version` or a newer version.
 
-        Until the session `pin` is released, it and all sessions `pin`/NAME get exactly this version, if the engine can
-        serve two versions at once, as a fleet of several servers can.
+        With `pin`, the session `pin` and all sessions `pin`/NAME get exactly this version until `pin` is released, if
+        the engine can serve two versions at once. A fleet of several servers can.
         """
 
     def stats(self) -> EngineStats: ...

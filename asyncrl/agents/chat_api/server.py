@@ -249,7 +249,7 @@ def _check_length(episode: Episode, request: CompletionRequest) -> None:
         episode.recorder.truncated = True
         raise LimitError(
             "context_length_exceeded",
-            f"the request has {characters} characters, too many for the maximum context length of "
+            f"the request has {characters} characters, which leaves no room: the maximum context length is "
             f"actor.max_tokens={limits.max_tokens}",
         )
 

@@ -5,8 +5,8 @@ of its loaders change loaded tensors, such as the experts of a mixture or the pr
 some tensors only together. No call of a server lists the names that it would load.
 
 So a family is allowed once a test has shown that servers take every tensor of a push. For each family of `PROVEN`,
-tests/sglang/test_families.py starts a real server on the CPU, pushes new weights for all tensors, and compares the
-server's log-probs with those of transformers.
+tests/sglang/test_families.py starts a real server on the CPU and pushes new weights for all tensors. Then it compares
+the server's log-probs with those of transformers.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 
 class _Prompted(msgspec.Struct, gc=False):
-    """For each token of the prompt, its log-prob by the token's id; None for the first token."""
+    """The log-prob of each token of the prompt, by the token's id; None for the first token."""
 
     prompt_logprobs: list[dict[str, _Sampled] | None]
 

@@ -48,7 +48,7 @@ class StepScores:
         """
         given = np.asarray(probabilities, np.float64)
         if not ((given >= 0) & (given <= 1)).all():
-            raise ScoringError(f"step scores must be probabilities in [0, 1]: {given.tolist()}")
+            raise ScoringError(f"step scores are not finite, or outside [0, 1]: {given.tolist()}")
         with np.errstate(divide="ignore"):
             logit = np.clip(np.log(given) - np.log1p(-given), -_MAX_LOGIT, _MAX_LOGIT)
         return StepScores(given.astype(np.float32), logit.astype(np.float32))

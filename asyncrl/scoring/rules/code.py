@@ -66,7 +66,7 @@ def code(
     tests = _tests(task, program_in(answer), sandbox)
     if len(tests) * _START_S > left:
         raise ScoringError(
-            f"task {task.id} has {len(tests)} tests, which take too long to start: raise scoring.timeout_s"
+            f"task {task.id} has {len(tests)} tests, more than can start in time: raise scoring.timeout_s"
         )
     end = time.monotonic() + left
     judge = _verdicts if isinstance(sandbox, BuiltInSandbox) else _patient_verdicts

@@ -43,7 +43,7 @@ COUNTER = slice(11, 13)
 LEAST_BUCKET_BYTES = 64 << 20
 """The least size of buckets. Smaller buckets need so many requests that other routes are as fast."""
 TIGHT_PART = 4
-"""If little more than the reserve is free, buckets may take 1 / TIGHT_PART of the free memory."""
+"""Buckets may always take 1 / TIGHT_PART of the free memory, even if this leaves less than the reserve."""
 
 Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
