@@ -110,7 +110,7 @@ class Layout:
         return torch.from_numpy(array).to(self.cache.keys[0].device)
 
     def _hide_from(self, lengths: np.ndarray[Any, Any]) -> torch.Tensor:
-        """An additive mask [R, longest] for lengths [R]: 0 at positions below a row's length, -inf at the others."""
+        """An additive mask [R, longest] for lengths [R]: 0 at positions below a row's length, -inf from there on."""
         hidden = self._tensor(np.arange(lengths.max()) >= lengths[:, None])
         return torch.zeros_like(hidden, dtype=self.cache.keys[0].dtype).masked_fill_(hidden, -torch.inf)
 
@@ -224,7 +224,7 @@ def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.T
         layout = Layout(cache, chunks)
         where = torch.cat([torch.arange(chunk.start, chunk.end, device=ids.device) for chunk in chunks])
         ours = model(ids[where][None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
-        reason = "its log-probs change where it computes with cached keys and values"
+        reason = "its log-probs change with cached keys and values"
         check_same_logits(alone[where], ours, model.dtype, reason)
 
 

@@ -62,7 +62,7 @@ class EmbeddedEngine:
 
     `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
     `prefill_tokens` limits the prompt tokens of one pass. `clock` (seconds) is for `stats`. `model` must have
-    `config.dtype` already, except for a dtype of integers: to these, the engine rounds its matrices.
+    `config.dtype` already. For a dtype of integers, the engine rounds the model's matrices instead.
 
     Raises ConfigError for one of these reasons:
 

@@ -7,8 +7,7 @@ Invariants:
 - A sequence that lacks several tokens gets a copy of the longest prefix that another slot has computed, if it is longer
   than the sequence's computed prefix. The members of a group share their prompt, and all tasks the text of the tools.
 - If an older request computes at least half of the tokens that a sequence lacks in the next pass, the sequence waits
-and
-  copies them.
+  and copies them.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the remaining sequences, oldest
   request first. So a prompt of any length slows other sequences by a bounded amount.
 - After `forget` no earlier key or value is used. With `keep`, only the session that owns them reuses them.
@@ -113,7 +112,7 @@ class Scheduler:
 
     @property
     def running(self) -> Collection[Slot]:
-        """The slots with requests, the one that got its request first before the others."""
+        """The slots with requests, in the order in which they got them."""
         return self._running.values()
 
     @property

@@ -30,8 +30,7 @@ _VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
 
 @dataclass(frozen=True, slots=True)
 class FrozenPart:
-    """The frozen `count` elements in `tensors` parameters of the modules named `module`, where `*` is any
-    layer."""
+    """`count` frozen elements, in `tensors` parameters of the modules named `module`. In names, `*` is any layer."""
 
     module: str
     tensors: int
@@ -111,7 +110,7 @@ def _moe_experts(model: nn.Module) -> Iterator[str]:
 
 
 def _moe_router(model: nn.Module) -> Iterator[str]:
-    """The parameters of modules with experts that are not the experts': routers, and the gates of shared experts."""
+    """The parameters of modules with experts, except the experts': routers, and the gates of shared experts."""
     return (name for name in _moe_all(model) if not _is_expert(name))
 
 

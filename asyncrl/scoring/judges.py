@@ -2,8 +2,8 @@
 
 Such code may never end, block the interpreter in a regular expression, use up the memory, or crash. None of that may
 stop the scorer or become a reward. When a request takes too long, the process writes its stack to stderr and ends
-itself; otherwise the scorer kills it. The scorer also measures its memory, because a limit inside the process would
-reach the code as a MemoryError, which the code may take for a wrong answer.
+itself; if this fails, the scorer kills it. The scorer also measures the process's memory, because a limit inside the
+process would reach the code as a MemoryError, which the code may take for a wrong answer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ START_TIMEOUT_S = 120.0
 """The limit for the start of the process and its imports."""
 
 GRACE_S = 2.0
-"""Seconds after the time limit in which the process ends itself; then the scorer kills it."""
+"""Seconds after the time limit in which the process may end itself; then the scorer kills it."""
 
 MARK = "ASYNCRL_JUDGE"
 """An environment variable of the processes. It prevents code that they import from starting further ones without
@@ -68,7 +68,7 @@ class JudgePool:
 
     The first process starts at once, to report code that cannot be loaded; the rest start when they are needed.
 
-    Raises ConfigError: the first process refuses its settings or does not start, or a process of a pool makes a pool.
+    Raises ConfigError: the first process refuses its settings or does not start, or this process belongs to a pool.
     """
 
     def __init__(self, program: str, settings: Mapping[str, Any], processes: int, limits: Limits) -> None:

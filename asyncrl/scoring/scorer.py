@@ -3,8 +3,8 @@
 The last kind of scoring shapes the reward. Every episode gets labels or an error. An episode that cannot be scored does
 not affect others: if a model fails on a batch, the batch's members are scored one by one.
 
-If a service seems to be unavailable, it gets an easy episode. If it answers, it is available, and the error is a
-failure of the episode.
+If a service seems to be unavailable, it gets an easy episode. If the service answers, it is available, and the error
+counts as a failure of the first episode.
 """
 
 from __future__ import annotations

@@ -293,8 +293,7 @@ class AgentProgram:
             self._answer.set_result(answer)
 
     def _note_unread(self, line: bytes) -> None:
-        """Keep an unreadable line that looks like an answer, so that its program does not pass for one without
-        answer."""
+        """Keep an unreadable line that looks like an answer: if the program then ends, this is an error."""
         if line.removeprefix(_BOM).lstrip().startswith(b"{"):
             self._unread = self._unread or line[:SHOWN]
 

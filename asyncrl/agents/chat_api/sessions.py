@@ -26,7 +26,7 @@ MAX_WAIT_S = 60.0
 """Seconds that a request for an episode waits at most. The agent may then send it again."""
 
 STALE = 64
-"""The queue may have this many sessions that ended before an agent took them; then they are removed."""
+"""Ended sessions are removed from the queue once it is longer than 2 * (live sessions) + STALE."""
 
 
 class SessionOverError(AsyncrlError):

@@ -1,12 +1,12 @@
 """The servers' turns on GPUs that are shared with the learner (cluster.colocated; machine/gpu_lock.py has the locks).
 
-    the learner's ──lock taken──► ours ──the learner asks──► ending ──no server has memory──► the learner's
+    learner's turn ──lock taken──► our turn ──learner requests──► ending ──memory freed──► learner's turn
 
 Invariants:
 
 - A server's process is started only in our turn. If the learner requests the GPUs meanwhile, it waits for the start.
 - In `ending`, each endpoint ends its requests, and its server frees weights and cache. The interrupted turns continue
-later. A server that fails here, or takes longer than `RELEASE_S`, is killed, since it may still have memory.
+  later. A server that fails here, or takes longer than `RELEASE_S`, is killed, since it may still have memory.
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
   is killed, they keep it until they end.
 - After the learner's turn, a server's weights are lost. The server allocates memory for them, loads a whole version,
@@ -89,13 +89,13 @@ class ServerTurns:
         await self._condition.wait_for(lambda: self.ours)
 
     def resumed(self) -> None:
-        """Note that a server is ready."""
+        """Record that a server is ready."""
         if self._began is not None:
             self._counts["gpu_resume_s"] += self._clock() - self._began
             self._began = None
 
     async def keep(self) -> None:
-        """Take one turn after the other; returns only by cancellation."""
+        """Take and end turns; returns only by cancellation."""
         while True:
             while not self.lock.take():
                 await asyncio.sleep(POLL_S)

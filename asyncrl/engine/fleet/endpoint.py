@@ -192,12 +192,12 @@ class Endpoint:
             await self.server.close()
 
     def _check_labels(self, segment: Segment, sent_under: str) -> None:
-        """Raises ServerFaultError: the answer is from weights of another fleet, or not from those at its request."""
+        """Raises ServerFaultError: the answer is from weights of another fleet, or from other weights than expected."""
         # A server without spans runs no requests during an update, so the whole answer is from one version.
         owner = _owner(sent_under)
         for span in segment.spans:
             if _owner(span.label) != owner or (not self.server.spans and span.label != sent_under):
-                raise ServerFaultError(f"{self.server.url} answered with weights {span.label!r}, which are not ours")
+                raise ServerFaultError(f"{self.server.url} answered with weights {span.label!r}, not from this fleet")
 
     async def _keep(self) -> None:
         while True:

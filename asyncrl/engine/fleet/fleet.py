@@ -1,8 +1,8 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn keeps its tokens and continues through updates, aborts and lost servers until it is complete. Each request covers
-at most one segment of a turn, because the request of a server that dies is sampled again. A turn under a grammar is one
-request: see partial_turn.
+A turn keeps its tokens and continues through updates, aborts and lost servers until it is complete. If a server dies,
+only its current request is sampled again, so each request covers at most one segment of a turn. A turn under a grammar
+is one request: see partial_turn.
 
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
 get requests. An update returns once the first server serves it. The remaining servers follow independently, so a slow
@@ -151,7 +151,7 @@ class Fleet:
             if not self._turns:
                 self._idle.idle()
             if is_released := scope.when() is not None:
-                # An answer that came at the same moment was recorded for the session.
+                # An answer that came at the same moment has recorded data for the released session.
                 self._forget(session)
         self._counts["tokens"] += len(generation.tokens)
         if self._routed is not None and turn.routed_from is not None and not is_released:
@@ -383,7 +383,8 @@ class Fleet:
         task.add_done_callback(self._leaving.pop)
 
     def _rests(self) -> bool:
-        """True in the learner's turn on the GPUs, and then until the version that it published has arrived."""
+        """True in the learner's turn on the GPUs, and after it until the version that the learner published has
+        come."""
         # The actor fetches that version only once a server has the version before it.
         if self._shared is None:
             return False

@@ -86,7 +86,7 @@ class PartialTurn:
         return segment.finish == "stop" or (segment.finish == "length" and (own_limit or is_marked or self._left <= 0))
 
     def generation(self, finish: str = "") -> Generation:
-        """The tokens so far, with the finish reason `finish`, or without it that of the last segment."""
+        """The tokens so far. Their finish reason is `finish`, or the last segment's if `finish` is empty."""
         segments = self._segments or [_NO_TOKENS]
         return Generation(
             _joined([segment.tokens for segment in segments]),

@@ -75,7 +75,7 @@ def as_segment(
 ) -> Segment:
     """Make the segment of a request with `sampling`, which the server ended for `reason`.
 
-    The last token decides before the reason. Servers also stop at end tokens that the model's files name. If such a
+    The last token decides first, then `reason`. Servers also stop at end tokens that the model's files name. If such a
     token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended,
     since the grammar allows no further token. The reason may also be an abort in the step in which the request ended
     anyway.

@@ -1,4 +1,4 @@
-"""An SGLang server that the actor starts, restarts when it dies, and ends with itself."""
+"""An SGLang server that the actor starts, restarts if it dies, and ends when the actor ends."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class LaunchedServer:
             await self._stop()
 
     async def _run_once(self) -> bool:
-        """Run one process until it ends. True if it answered before."""
+        """Run one process until it ends. True if the server answered before the process ended."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.python={self._command[0]}: there is no such program")

@@ -39,8 +39,7 @@ def micro_batches(
 
 
 def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]:
-    """Every index once, in sets of inputs with a common prefix. Inputs without one form a set with a prefix of 0
-    tokens.
+    """Every index once, in sets of inputs with a common prefix. All inputs without one form a set with prefix length 0.
 
     `ids[i]` are the tokens that input i may share. A set of n inputs with a common prefix of p tokens saves (n - 1) * p
     tokens and costs `pass_cost`. The inputs are sorted, so that inputs with a common prefix are neighbours, and the

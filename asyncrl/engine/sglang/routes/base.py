@@ -1,4 +1,4 @@
-"""The base of all routes into a server: the route's view of the server, and buckets, filled while others are sent."""
+"""The base of all routes into a server: their view of the server, and buckets, each filled while another is sent."""
 
 from __future__ import annotations
 
