@@ -33,8 +33,7 @@ from asyncrl.modelling.routing import RoutedTokens
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], with `wanted` alternatives for each
-    token.
+    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], each with `wanted` alternatives.
 
     `future` gets its result or error.
     """

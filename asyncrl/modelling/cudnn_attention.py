@@ -86,8 +86,7 @@ def find_kernel(problem: Problem, backward: bool) -> CudnnKernel | None:
     """Find the kernel that writes `output` and `normalisers`, or with `backward` the kernel that writes the gradients.
 
     None if cuDNN has no such kernel, if its package is missing, or if training must repeat bit for bit. In the forward
-    pass, a sequence's queries are the last of its keys. In the backward pass, it must have equally many queries and
-    keys.
+    pass, a sequence's queries are the last of its keys. In the backward pass, it must have as many queries as keys.
     """
     too_large = problem.tokens * problem.heads * problem.width > MOST_NUMBERS
     if too_large or torch.are_deterministic_algorithms_enabled():

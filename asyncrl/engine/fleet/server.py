@@ -77,8 +77,7 @@ def as_segment(
 
     The last token decides first, then `reason`. Servers also stop at end tokens that the model's files name. If such a
     token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended,
-    since the grammar allows no further token. The reason may also be an abort in the step in which the request ended
-    anyway.
+    since the grammar allows no further token. `reason` may be an abort in the step in which the request ended anyway.
     """
     finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
     if tokens and (tokens[-1] in stop or (sampling.grammar is not None and reason == "stop")):

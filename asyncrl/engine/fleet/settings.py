@@ -9,8 +9,7 @@ from dataclasses import dataclass
 class FleetSettings:
     """The limits and intervals of a fleet.
 
-    - A turn fails after `attempts` server faults in a row without a new token, or after a wait of `wait_s` for a
-    server.
+    - A turn fails after `attempts` server faults in a row without a new token, or if no server is ready for `wait_s`.
     - Every `check_s` the fleet looks for servers and checks each of them. It rejoins a lost server after `retry_s`.
       This pause doubles with every failed update.
     - Updates are of `mode` (see `weights.mode`); a drain lasts at most `drain_s`.

@@ -90,8 +90,7 @@ def load_rules(
     """The rules that `scoring.rule` and `scoring.rules` name.
 
     verl's reward managers are made with the policy's tokenizer, which `tokenizer` loads. Without `tokenizer` they are
-    checked but not made. Rules run programs in `sandbox`. Raises ConfigError: a rule is unknown, or its settings are
-    wrong.
+    checked but not made. Rules run programs in `sandbox`. Raises ConfigError: a rule is unknown or wrongly configured.
     """
     sandbox = sandbox or THIS_MACHINE
     by_source = {
