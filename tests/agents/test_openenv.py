@@ -209,7 +209,7 @@ async def rewards_hugely(socket: web.WebSocketResponse) -> None:
     ("happens", "reason"),
     [
         (ends, "ended the connection"),
-        (talks, "no JSON"),
+        (talks, "not JSON"),
         (floods, "ended the connection"),
         (is_silent, "took more than"),
         (rewards_oddly, "not a finite number"),
