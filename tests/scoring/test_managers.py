@@ -157,7 +157,7 @@ def test_a_module_that_starts_its_own_manager_when_it_is_imported_is_refused_ins
     (tmp_path / "no_guard.py").write_text(dedent(program).format(model=model))
     monkeypatch.syspath_prepend(tmp_path)
     config = ScoringConfig(manager=ManagerConfig(name="no_guard.Shares"))
-    with pytest.raises(ConfigError, match=r"put what it runs under if __name__ == .__main__"):
+    with pytest.raises(ConfigError, match=r"put the code that it runs under if __name__ == .__main__"):
         Managers(config, ModelConfig(path=model))
 
 
