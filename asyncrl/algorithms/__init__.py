@@ -11,10 +11,10 @@ give every rank the same statistics.
 
 In reading order:
 - parts.py: the base of estimators, losses, corrections, KL forms, aggregations and reward changes (frozen dataclasses)
-  - batch.py: the episodes and tokens that the parts get; policy_tokens.py: the selection of policy tokens
-- from_config.py, composition.py, conflicts.py: the parts that the configuration names, and the forbidden combinations -
-  step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss, in every pass -
-  algorithm.py: `Algorithm`, the only class that the learner calls; metrics.py: the numbers of a step
+- batch.py: the episodes and tokens that the parts get; policy_tokens.py: the selection of policy tokens
+- from_config.py, composition.py, conflicts.py: the parts that the configuration names, and the forbidden combinations
+- step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss, in every pass
+- algorithm.py: `Algorithm`, the only class that the learner calls; metrics.py: the numbers of a step
 
 A new part is a new file in advantages/, losses/, corrections/ or rewards/. Discuss a change of an existing formula
 first, since runs depend on it.

@@ -25,8 +25,8 @@ from asyncrl.config.schema import DemonstrationConfig
 class DemonstrationLoss:
     """The loss of a demonstration's tokens, with the advantage A and the policy's probability p.
 
-    Formula: -A p / sg(p); with shaped=true, -A p / (p + gamma), whose gradient is -A w grad log p with
-    w = gamma p / (p + gamma)^2
+    Formula: -A p / sg(p); with shaped=true, -A p / (p + gamma), whose gradient is -A w grad log p with w = gamma p / (p
+    + gamma)^2
     Source: Learning to Reason under Off-Policy Guidance, 2025 (policy shaping, with 1 for the probability of each token
     under the demonstrator)
     """

@@ -112,9 +112,10 @@ class RefKl(LossStream):
 
     Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta even
     beyond the cap, 0 where pi_theta - mu < -delta; times weight score, divided by the share of policy tokens with a
-    weight Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own
-    episodes Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models:
-    Learning from Self-Generated Mistakes, 2023
+    weight
+    Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes
+    Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
+    Self-Generated Mistakes, 2023
     Caveat: it estimates the KL from the policy to the reference, so it needs a reference. No correction applies to it.
     prime-rl adds 1e-3 log^2(pi_theta / mu) on every token of the stream, also on tokens beyond delta; here no term
     holds the policy near mu

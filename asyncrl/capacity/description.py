@@ -32,14 +32,15 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The speed of each part.
 
     - `tasks` has the episodes of some tasks. A simulated group draws a task, and each member draws one of its episodes.
-      - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.
-      - New weights reach an engine `transfer_s` after they are published. The engine then pauses for `switch_s`. - A
-      scorer takes `label_s` per trajectory.
+    - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.
+    - New weights reach an engine `transfer_s` after they are published. The engine then pauses for `switch_s`.
+    - A scorer takes `label_s` per trajectory.
     - A learner step takes `token_s` for each token of the batch, divided by the number of the learner's GPUs, plus
       `step_s` with any number of GPUs. A publish takes another `publish_s`.
     - `failed` is the share of episodes that fail, and `zero_variance` the share of groups whose rewards are all equal.
-      - `requests` has the smallest and the largest number of requests with which the speed of an engine was measured;
-      empty: unknown. - `steps` is the number of measured learner steps; 0: unknown.
+    - `requests` has the smallest and the largest number of requests with which the speed of an engine was measured;
+      empty: unknown.
+    - `steps` is the number of measured learner steps; 0: unknown.
     """
 
     tasks: Annotated[list[Annotated[list[TypicalEpisode], Meta(min_length=1)]], Meta(min_length=1)]

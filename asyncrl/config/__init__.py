@@ -4,7 +4,7 @@ A package takes `TrainConfig` only in its `from_config.py` or `__main__.py`, whi
 The promises that this package keeps:
 
 - 3, the same batch after a crash: `changes.py` decides which keys a resumed run must keep, and which value a key has at
-a learner step.
+  a learner step.
 - 8, closed by default: `bind.py` and `checks/deployment.py` refuse open addresses without keys; `secrets.py` hides the
   values of secret keys.
 

@@ -3,7 +3,7 @@
 This package keeps five promises:
 
 - 1, exactly once: `store.py` (each change is one transaction), `server.py` (no answer before the commit), `link.py`
-(requests are repeated until they are answered), `leases.py`.
+  (requests are repeated until they are answered), `leases.py`.
 - 2, bounded age: `admission.py` computes the bound, and `planning.py` evicts groups that are too old.
 - 3, same batch after a crash: `planning.py` records a plan before it hands it out.
 - 4, a failure is never a reward of zero: `dead_letters.py`, `failure_limit.py`, `backoff.py`.

@@ -5,9 +5,9 @@ until they are nearly too old. Pacing then starts fewer episodes. `ahead` limits
 admitted and not planned yet. With B trajectories per step:
 
 - if the learner waits for a batch: `ahead` grows by B / 2 at once, and again after every AGAIN_S seconds of the same
-wait, up to the age bound;
+  wait, up to the age bound;
 - if it did not wait, and more trajectories than the spare batches are complete: `ahead` falls by the surplus / (max_lag
-+ 1), but not below the trajectories of one version.
+  + 1), but not below the trajectories of one version.
 
 So `ahead` adapts to the number of episodes that keeps the learner busy, long or short. It rises faster than it falls,
 since an idle learner costs more than data that are one version older. Pacing never changes the age bound.

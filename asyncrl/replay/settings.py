@@ -25,17 +25,18 @@ class ReplaySettings:
     """`batch_size` is this shard's part of a batch in trajectories. `publish_every` is in learner steps.
 
     - If the store has more than `high_water_bytes`, no new groups start until some of it is released. If trajectories
-      take more than `full_bytes`, no further ones are accepted, so that labels, plans and releases still have room. -
-      An evaluation makes `eval_attempts` attempts at each held-out task: a single attempt is greedy, several are
+      take more than `full_bytes`, no further ones are accepted, so that labels, plans and releases still have room.
+    - An evaluation makes `eval_attempts` attempts at each held-out task: a single attempt is greedy, several are
       sampled. It keeps the data of `evaluation_sample` episodes, over all shards, for a while.
     - `spare_batches` batches may be complete, in addition to the learner's batch, before fewer episodes start (see
-    `pacing`). `None`: only admission limits the episodes.
+      `pacing`). `None`: only admission limits the episodes.
     - With `greedy_sibling`, the first member of every group is sampled greedily.
     - `needs` returns the kinds of scores for a data source.
     - Trajectories are kept for `keep_steps` steps after their training. Infinity keeps all trajectories, also untrained
-      ones. - An actor may hold a ticket for at most `longest_episode_s`.
-    - At most `max_dead_letters` dead letters are kept, and with their episodes at most `max_dead_letter_bytes`. - A
-      share of failures of at least `max_failure_share` ends the run (see `failure_limit`).
+      ones.
+    - An actor may hold a ticket for at most `longest_episode_s`.
+    - At most `max_dead_letters` dead letters are kept, and with their episodes at most `max_dead_letter_bytes`.
+    - A share of failures of at least `max_failure_share` ends the run (see `failure_limit`).
     - A trajectory may have at most `max_tokens` tokens. Token ids must be below `vocabulary`, if that is known.
     """
 

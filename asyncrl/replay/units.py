@@ -1,14 +1,14 @@
 """Units of scoring: the trajectories that are leased, labelled and failed together. A unit is one trajectory, or for
 GROUP_KIND a whole group. Rules for groups:
 
-- A lease has all members of a group in order. The group waits until all members have all earlier kinds of scores. - The
-  labels of all members are taken in one transaction.
+- A lease has all members of a group in order. The group waits until all members have all earlier kinds of scores.
+- The labels of all members are taken in one transaction.
 - GROUP_KIND is the last kind, so that no member can fail after its group was scored. Scores of a closed group are never
-trained.
+  trained.
 - A failure counts as an attempt of every member. After too many failures, every member becomes a dead letter and gets a
   new ticket, or the group is dropped. If the stored data of a member is damaged, only this member is replaced, and the
-  group waits for it. - A complete group without scores is always queued or leased, so that the death of a scorer loses
-  no group.
+  group waits for it.
+- A complete group without scores is always queued or leased, so that the death of a scorer loses no group.
 """
 
 from __future__ import annotations

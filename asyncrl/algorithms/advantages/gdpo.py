@@ -17,9 +17,9 @@ class Gdpo(SequenceAdvantage):
     batch's sequences.
 
     Formula: A = whiten(sum_k weight_k grpo(R_k)), R_k the named scores of the labels
-    Use: several rewards with different scales (outcome, format, length), when no reward should dominate Source: GDPO:
-    Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026 Caveat: `reward`,
-    and a KL in the reward, have no effect unless `weights` contains `reward`.
+    Use: several rewards with different scales (outcome, format, length), when no reward should dominate
+    Source: GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026
+    Caveat: `reward`, and a KL in the reward, have no effect unless `weights` contains `reward`.
     """
 
     name = "gdpo"

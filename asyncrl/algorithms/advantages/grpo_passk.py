@@ -14,8 +14,8 @@ class GrpoPassk(SequenceAdvantage):
 
     Formula: A = (best - second) / (std + 1e-6) for the best member, 0 for all other members
     Use: when one right answer among k samples is enough, and their mean does not matter
-    Source: Pass@k as a target of GRPO, after Optimizing Language Models for Inference Time Objectives, 2025 Caveat: all
-    members get 0 if several are equally best, or if the group has one member.
+    Source: Pass@k as a target of GRPO, after Optimizing Language Models for Inference Time Objectives, 2025
+    Caveat: all members get 0 if several are equally best, or if the group has one member.
     """
 
     name = "grpo_passk"

@@ -16,9 +16,10 @@ class OptimalTokenBaseline(TokenAdvantage):
     A member's weight is the sum of its squared gradient norms (by the logits) up to that token.
 
     Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2, without the
-    ratio if cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t Use: long
-    episodes of different lengths, for which the group's mean as a baseline leaves a high variance of gradients Source:
-    The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; multi_turn=true is verl's
+    ratio if cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t
+    Use: long episodes of different lengths, for which the group's mean as a baseline leaves a high variance of
+    gradients
+    Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; multi_turn=true is verl's
     tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
     Caveat: it needs the proximal policy's whole distributions, from a forward pass before the update. zero_tail leaves
     out the baseline at every t that only one member has; verl does so only at the end of the longest member, which

@@ -13,8 +13,8 @@ class M2po(Correction):
 
     Formula: drop the largest (log w)^2 until the mean of the rest is < tau, w = pi_prox / mu, over the global batch
     Use: very old data, where clipping would drop too much
-    Source: Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?, 2025 Caveat: equal
-    values are dropped or kept together. The threshold is computed once per step, before the updates.
+    Source: Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?, 2025
+    Caveat: equal values are dropped or kept together. The threshold is computed once per step, before the updates.
     """
 
     name = "m2po"
