@@ -30,7 +30,7 @@ command line.
 Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It
 lists all of them at once, one a line, with the fix. Then it checks that everything exists that the values name (models,
 files, tools, rules and parts of the algorithm), and lists all that is missing. Intervals are written as in mathematics:
-(0, inf) is without 0, [0, inf) with it.
+(0, inf) excludes 0, and [0, inf) includes it.
 
 The last column tells whether a run may resume with a changed value, and if not, why ([faults.md](faults.md)).
 

@@ -121,7 +121,7 @@ def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
 
 def test_metrics_that_are_damaged_or_lack_values_are_named(run: Path) -> None:
     write_rows(run / "metrics" / "scoring-0.jsonl", [{"time": 1.0}, {"time": 2.0}])
-    with pytest.raises(ConfigError, match=r"'labelled'.*another version"):
+    with pytest.raises(ConfigError, match=r"'labelled'.*different version"):
         describe(Run(run))
     (run / "metrics" / "scoring-0.jsonl").write_text("garbage\n")
     with pytest.raises(ConfigError, match="damaged"):
@@ -159,10 +159,10 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (["RUN", "cluster.gpus=8"], "cluster.gpus=8: there is no such option; did you mean --gpus 8?"),
         (["RUN", "--max_lag", "2"], "--max_lag: there is no such option; did you mean --max-lag?"),
         (["--steps", "3", "RUN", "--from", "RUN"], "name one run"),
-        (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are no whole hosts"),
+        (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are not a whole number of hosts"),
         (["--from", "RUN", "--gpus", "1"], "the learner needs at least 1 GPU, and an engine 1"),
         (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "is too small for an engine"),
-        (["--from", "RUN", "--price", "nan"], "nan is no price"),
+        (["--from", "RUN", "--price", "nan"], "nan is not a price"),
         (["--from", "RUN", "--max-lag", "1000000"], "too many episodes to simulate"),
         (["--from", "RUN", "--batch-size", "3"], "batch_size 3 is not a multiple of group_size 2"),
     ],

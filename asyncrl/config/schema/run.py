@@ -28,12 +28,12 @@ class ModelConfig:
         REQUIRED,
         "the policy and its tokenizer: a Hugging Face folder, a hub name, or the URL of a folder (s3://, gs://, "
         "hdfs://), which each host copies once (docs/models.md)",
-        fixed="checkpoints and stored log-probs are this model's",
+        fixed="checkpoints and stored log-probs belong to this model",
     )
     revision: str | None = option(
         None,
         "branch, tag or commit of a model on the hub; null: the main branch",
-        fixed="checkpoints and stored log-probs are this model's",
+        fixed="checkpoints and stored log-probs belong to this model",
     )
     tokenizer: str | None = option(
         None,
