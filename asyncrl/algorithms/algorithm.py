@@ -39,7 +39,7 @@ class Algorithm:
     def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
         """The algorithm for a learner with `updates` updates a step.
 
-        Raises ConfigError: a name or parameter is wrong, or the parts do not go together.
+        Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
         """
         return cls(composition_of(config, updates))
 

@@ -11,8 +11,8 @@ class Vtrace(TokenAdvantage):
     Formula: rho = min(rho_bar, w), c = lam min(c_bar, w); delta_t = rho_t (r_t + gamma V_{t+1} - V_t); v_t - V_t =
     delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t = v_t
     Use: with a critic and data of several versions; choose loss gpg and no correction
-    Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018 Caveat:
-    rho_bar determines the policy whose values are learned, and c_bar only the speed of convergence.
+    Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
+    Caveat: rho_bar determines the policy whose values are learned, and c_bar only the speed of convergence.
     """
 
     name = "vtrace"

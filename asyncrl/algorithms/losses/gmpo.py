@@ -10,8 +10,8 @@ class Gmpo(Loss):
     """Geometric-mean policy optimisation: one ratio per sequence, the geometric mean of its tokens' clipped ratios.
 
     Formula: -exp(mean over the sequence of l) mean A, l = min(log r, clip_high) if A > 0, else max(log r, -clip_low)
-    Use: a sequence-level loss that a few outlying tokens do not dominate; with aggregation seq-mean-token-mean Source:
-    Geometric-Mean Policy Optimization, 2025
+    Use: a sequence-level loss that a few outlying tokens do not dominate; with aggregation seq-mean-token-mean
+    Source: Geometric-Mean Policy Optimization, 2025
     Caveat: the bounds are on log r. Token advantages are averaged over the sequence. Corrections must have level
     sequence or geometric.
     """

@@ -19,8 +19,8 @@ def implicit_loss(
 
     The score of a sequence is beta sum_t log(pi_phi / pi_ref). The sums contain the scores of the pass as float64[S].
     The loss is a mean over the global sequences, the sum of the parts of all micro-batches and ranks. Its gradient
-    trains pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global batch, clamped to [0, 1]. Source:
-    Process Reinforcement through Implicit Rewards, 2025.
+    trains pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global batch, clamped to [0, 1].
+    Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
     present = view.sequences.lengths > 0
