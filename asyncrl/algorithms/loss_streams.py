@@ -75,8 +75,7 @@ class Rl(Stream):
 
     Formula: the policy loss times weight score, divided by the mean of weight score over the policy tokens
     Use: weight=0 trains only the other streams; a score of 0 or 1 chooses the sequences that the policy loss trains
-    Source:
-    the stream rl of the library prime-rl, 2026
+    Source: the stream rl of the library prime-rl, 2026
     Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted.
     """
 

@@ -13,8 +13,7 @@ class Veto(Correction):
     Use: with any weights, against corrupted or foreign samples
     Source: When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch, 2025
     Caveat: longer sequences are more likely to have such a token: use a tiny threshold. A threshold below 2e-9
-    (exp(-20)) drops
-    nothing.
+    (exp(-20)) drops nothing.
     """
 
     name = "veto"
