@@ -47,7 +47,7 @@ def test_help_and_version(arguments: list[str], text: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "asyncrl: there is no command 'trian'; did you mean train?\n"),
+        (["trian"], "asyncrl: unknown command 'trian'; did you mean train?\n"),
         (["actor", "--help", "lerner"], "asyncrl: lerner: there is no such section; did you mean learner?\n"),
     ],
 )

@@ -348,7 +348,7 @@ def test_a_truth_value_is_0_or_1() -> None:
 
 @pytest.mark.parametrize("protocol", [1, PROTOCOL - 1, PROTOCOL + 1])
 def test_another_protocol_is_refused_with_advice(protocol: int) -> None:
-    with pytest.raises(WireError, match="use one asyncrl version"):
+    with pytest.raises(WireError, match="use the same asyncrl version"):
         decode([msgpack.packb([protocol, "x", 0, {}, []])])
 
 

@@ -1,7 +1,7 @@
-"""The way from KEY=VALUE words to a checked configuration: Hydra composes the files, the schema types them.
+"""Turns KEY=VALUE words into a checked configuration: Hydra composes the files, and the schema adds the types.
 
-Three levels, the later wins: the schema's defaults, the chosen files (algorithm, engine, scoring, experiment), the
-words of the command line. All that is wrong is refused at once, one line for each key.
+There are three levels, and a later one wins: the schema's defaults, the chosen files (algorithm, engine, scoring,
+experiment), the words of the command line. One error lists all mistakes, a line for each key.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ DEFAULTS = "train"
 
 
 def read(words: Sequence[str], folder: Path | None = None, names_missing_data: bool = True) -> TrainConfig:
-    """The typed and checked configuration that `words` (KEY=VALUE) choose; `folder` has further files of groups.
+    """The typed and checked configuration of the KEY=VALUE `words`. `folder` holds further files of groups.
 
-    `names_missing_data`: a refusal names data files that do not exist too, since a start would refuse them. Raises
-    ConfigError with one line for each mistake.
+    `names_missing_data`: an error also lists data files that do not exist. Raises ConfigError with one line for each
+    mistake.
     """
     config, wrong = _composed(words, folder)
     if wrong or not _is_whole(config):
@@ -49,7 +49,7 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:
-        # If nothing else is wrong, the preflight refuses missing files, together with everything else that is missing.
+        # If nothing else is wrong, the preflight reports missing files, together with other missing things.
         missing = missing_data(typed.data, typed.algorithm.sft.path) if names_missing_data else {}
         lines += (line for key, line in missing.items() if key not in wrong)
         raise ConfigError("\n".join(lines))
@@ -57,10 +57,9 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
 
 
 def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
-    """The typed configuration before it is checked: required keys may be missing, and values may break their
-    constraints.
+    """The typed configuration without checks: required keys may be missing, and values may break their constraints.
 
-    Raises ConfigError with one line for each key and each word that cannot be used.
+    Raises ConfigError with one line for each unusable key or word.
     """
     config, wrong = _composed(words, folder)
     if wrong:
@@ -69,7 +68,7 @@ def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
 
 
 def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, dict[str, str]]:
-    """Compose all words that can be used. For each other word, also return the line that refuses it, by its key.
+    """Compose all usable words. Also return the error line of each unusable word, by its key.
 
     Raises ConfigError: a file cannot be used.
     """
@@ -115,7 +114,7 @@ def _of_files(shipped: Path, names: tuple[tuple[str, str], ...]) -> _OfFiles:
     """Compose the default files and the named ones."""
     config, overruled = typed_defaults(), dict[str, str]()
     try:
-        # Hydra composes the files without types, so that one may give a part by its name alone.
+        # Hydra composes the files without types, so that a part can be given by its name alone.
         with initialize_config_dir(str(shipped), version_base="1.3"):
             content = compose(DEFAULTS, [f"{group}={name}" for group, name in names])
             overruled = _overruled_engine(dict(names), content)
@@ -129,8 +128,7 @@ _of_shipped_files = cache(_of_files)
 
 
 def _overruled_engine(chosen: Mapping[str, str], content: DictConfig) -> dict[str, str]:
-    """A line if a word chose a file of engines whose kind the experiment's file replaces: the run would have another
-    engine than the word says."""
+    """An error line if `engine=NAME` was given, and the experiment's file sets another engine.kind, which would win."""
     name = chosen.get("engine")
     if not name or not chosen.get("experiment"):
         return {}
@@ -177,7 +175,7 @@ def _is_whole(config: DictConfig) -> bool:
 
 
 def _unset(config: DictConfig, key: str) -> str | None:
-    """The reason why an option has no value: it is not set, or it refers to a key that does not exist."""
+    """The reason why an option has no value: it is not set, or refers to a missing key. `None` if it has a value."""
     try:
         value = OmegaConf.select(config, key, throw_on_missing=True)
         if OmegaConf.is_config(value):

@@ -343,7 +343,7 @@ def test_best_of_n_names_the_score_that_is_missing():
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("behaviour", "behaviour is nan at position 1 of sequence 0; every policy token needs a finite one"),
+        ("behaviour", "behaviour is nan at position 1 of sequence 0; every policy token needs a finite value"),
         ("proximal", "proximal is nan at position 1 of sequence 0"),
         ("reference", "reference is nan at position 1"),
         ("values", "values is nan at position 1"),

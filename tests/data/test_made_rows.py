@@ -145,12 +145,12 @@ def test_sources_of_another_form_are_refused_by_name(monkeypatch: pytest.MonkeyP
         ("hub:a/b", "names no split; write hub:OWNER/NAME"),
         ("hub:?split=train", "write hub:OWNER/NAME"),
         ("hub:a/b?split=train&split=test", "each key once"),
-        ("hub:a/b?split=train&rows=5", "there is no rows; write"),
-        ("hub:json?split=train", "json is no OWNER/NAME; write hub:OWNER/NAME"),
-        ("hub:../b?split=train", "../b is no OWNER/NAME"),
-        ("hub:/tmp/../etc?split=train", "/tmp/../etc is no OWNER/NAME"),
-        ("hub:asyncrl/data?split=train", "there is a folder asyncrl/data here, which would be read; name it /"),
-        ("hf://datasets/a/b/../../c", "leads out of the data set"),
+        ("hub:a/b?split=train&rows=5", "unknown key rows; write"),
+        ("hub:json?split=train", "json is not OWNER/NAME; write hub:OWNER/NAME"),
+        ("hub:../b?split=train", "../b is not OWNER/NAME"),
+        ("hub:/tmp/../etc?split=train", "/tmp/../etc is not OWNER/NAME"),
+        ("hub:asyncrl/data?split=train", "the local folder asyncrl/data would be read; if you mean it, name it /"),
+        ("hf://datasets/a/b/../../c", "is outside of the data set"),
     ):
         with pytest.raises(DataError, match=reason.replace("?", r"\?")):
             list(sources.parts(source, REQUIRED))

@@ -77,7 +77,7 @@ def test_a_task_file_has_the_tasks_of_the_source(tmp_path: Path):
     ("source", "reason"),
     [
         ("reasoning-gym:chess?size=5", "reasoning-gym has no chess; it has composite, sums"),
-        ("reasoning-gym:composite", "name its data sets as sources of their own"),
+        ("reasoning-gym:composite", "name each of its data sets as a separate source"),
         ("reasoning-gym:sums?size=0", "refuses the options: AssertionError: size must be positive"),
         ("reasoning-gym:sums?width=5", "refuses the options: TypeError"),
         ("reasoning-gym:?size=5", "write reasoning-gym:NAME"),

@@ -176,7 +176,7 @@ def test_what_is_trained_is_kept_for_as_long_as_the_rules_and_the_kept_checkpoin
         status = core.status()
         assert (status["trained"], status["depth_data"]) == (8, kept)
     if kept < 8:
-        with pytest.raises(RefusedError, match="are not there: trained"):
+        with pytest.raises(RefusedError, match="are not stored: trained"):
             core.fetch(first.ids)
 
 

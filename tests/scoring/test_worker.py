@@ -290,7 +290,7 @@ def test_a_service_that_is_away_for_a_while_costs_no_trajectory_an_attempt(serve
     pauses = [later - earlier for earlier, later in pairwise(asked)]
     assert pauses[:4] == [1, 2, 4, 8]
     assert set(pauses[4:]) == {10}
-    assert "prm has been unavailable for 155 s: its trajectories wait, and the next try is in 10 s" in caplog.text
+    assert "prm has been unavailable for 155 s: its trajectories wait, and are tried again in 10 s" in caplog.text
     for _ in range(100):
         one.work(threading.Event())
         rules.work(threading.Event())

@@ -1,4 +1,4 @@
-"""Opens the player of an actor whose configuration names an agent: a function, a program, or agents elsewhere."""
+"""Opens the player of an actor whose configuration names an agent: a function, a program, or agents that connect."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from asyncrl.machine.ports import LOOK_S, TakenPort
 
 
 async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, images: bool) -> AgentPlayer:
-    """Open the player, whose endpoints answer until `stack` closes; their requests may have `images`.
+    """Open the player, whose endpoints answer until `stack` closes; with `images`, requests may have images.
 
-    Agents elsewhere find its address in `folder`. Raises ConfigError: the agent cannot be used.
+    Agents that connect find its address in `folder`. Raises ConfigError: the agent cannot be used.
     """
     where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
     if actor.agent is not None:
@@ -43,7 +43,7 @@ async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, im
 
 
 async def _start(player: AgentPlayer, setting: str) -> None:
-    """Start the endpoints, and retry while the port of `setting` is taken. Raises ConfigError: it stays taken."""
+    """Start the endpoints, and retry while the port of `setting` is taken. Raises ConfigError: the port stays taken."""
     taken = TakenPort(setting)
     while True:
         try:
@@ -54,7 +54,7 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 
 def _tell(path: Path, url: str, key: str) -> None:
-    """Write the address at which agents request episodes, in a folder that this user alone may read."""
+    """Write the address and key with which agents request episodes, in a folder that only this user may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

@@ -164,7 +164,7 @@ async def test_an_answer_that_comes_when_its_episode_has_failed_is_not_the_next_
         '    print(json.dumps({"rewards": {"own": int(each is asked)}, "api_key": each["api_key"]}))\n'
     )
     async with programs(late, processes=1) as agents:
-        with pytest.raises(AgentError, match="the agent's program says: an error without a message"):
+        with pytest.raises(AgentError, match="the agent's program reports: an error without a message"):
             await agents.play(30)
         assert (await agents.play(30)).rewards == {"own": 1.0}
         assert agents.agent.counts.started == 1
@@ -201,10 +201,10 @@ async def test_the_mean_of_metrics_whose_sum_is_not_finite_is_written():
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
-        ('print(\'{"error": ""}\')', "the agent's program says: an error without a message"),
+        ('print(\'{"error": ""}\')', "the agent's program reports: an error without a message"),
         ("import sys; sys.exit('no such model')", "ended with status 1 without an answer: no such model"),
         ("import os; os.kill(os.getpid(), 9)", "ended by signal 9 without an answer"),
-        ('print(\'{"error": "the site is down"}\')', "the agent's program says: the site is down"),
+        ('print(\'{"error": "the site is down"}\')', "the agent's program reports: the site is down"),
         ("print('{\"reward\": 1}')", "the result has reward; it may have rewards, metrics and turns"),
         ("print('{\"rewards\": [1]}')", "rewards and metrics are objects of numbers"),
         ('print(\'{"rewards": {"a": "x"}}\')', "it must return numbers by name"),

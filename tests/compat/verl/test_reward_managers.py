@@ -102,7 +102,7 @@ def test_dapo_takes_from_long_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "size", "problem"), [(None, 4, "give max_resp_len"), (3, 4, "from 1 to"), (8, 0, "from 1 to")]
+    ("length", "size", "problem"), [(None, 4, "set max_resp_len"), (3, 4, "from 1 to"), (8, 0, "from 1 to")]
 )
 def test_dapos_lengths_must_fit(length: int | None, size: int, problem: str) -> None:
     with pytest.raises(DataProtoError, match=problem):

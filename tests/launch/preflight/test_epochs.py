@@ -49,7 +49,7 @@ def test_without_epochs_the_steps_are_those_that_are_set_or_a_hundred(
 
 
 def test_a_role_by_itself_does_not_count_epochs(tasks: Path) -> None:
-    with pytest.raises(ConfigError, match="only `asyncrl train` counts the steps of epochs"):
+    with pytest.raises(ConfigError, match="only `asyncrl train` computes the steps from epochs"):
         _ = config_of(tasks, epochs=1).learner.total_steps
 
 

@@ -83,7 +83,7 @@ def test_the_oldest_tool_results_make_room_and_nothing_is_cut(room, kept):
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ScoringError, match="has 12 tokens; model reads 11"):
         Encoder(letters, 11, 128, False, "model")(PASSAGES)
-    with pytest.raises(ScoringError, match=r"has the token 99 .* embedding of model has 99"):
+    with pytest.raises(ScoringError, match=r"has the token id 99.* embedding of model has 99"):
         Encoder(letters, 12, 99, False, "model")(PASSAGES)
     with pytest.raises(ScoringError, match="has 5 tokens without its tool results; model reads 4"):
         Encoder(letters, 4, 128, True, "model")(PASSAGES)
