@@ -209,7 +209,7 @@ def test_a_dead_letter_that_no_export_has_is_refused_with_its_row_and_the_reason
     ("about", "reason"),
     [
         ("", "metadata"),
-        ("[]", "metadata .* are not there"),
+        ("[]", "metadata .* are missing"),
         ("[" * 100_000, "recursion"),
         ({"counters": 5}, "Expected `object`"),
         ({"counters": {"run": 5}}, "'run' is no counter"),
