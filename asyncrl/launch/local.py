@@ -264,7 +264,7 @@ def _scale(
     try:
         locations.record_config(scaled)
     except OSError as error:
-        launcher.set_placement(before)  # The roles of before keep running, and the launcher may have to restart them.
+        launcher.set_placement(before)  # The earlier roles keep running, and the launcher may have to restart them.
         raise ConfigError(f"the run's folder cannot be written: {error}") from error
     for name, count in counts.items():
         setattr(config.cluster, name, count)

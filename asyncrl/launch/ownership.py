@@ -31,8 +31,8 @@ LOOK_S = 1.0
 """The pause between two looks for a request, long enough to spare a shared file system."""
 POLL_S = 0.2
 LEFT_S = 10.0
-"""A folder that has no owner for this long was left: by then a restarted owner has written its name, and the ranks of a
-finished run have ended."""
+"""The owner of a folder has ended if the folder has no owner for this long. By then a restarted owner has written its
+name, and the ranks of a finished run have ended."""
 TRIES = 10
 """The attempts to lock a file that its owner has locked, or removes at the same time."""
 MOST_TRIES = 150

@@ -87,7 +87,8 @@ class Fanout(Sink):
     """Passes everything on to several sinks.
 
     A sink that fails never ends the process. The failed call is lost, counted as `metrics/lost` in later values, and
-    logged the first time. So is a value that is neither text nor a number that fits a float; the rest of its row stays.
+    logged the first time. The same holds for a value that is neither text nor a number within the range of floats; the
+    rest of its row stays.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:

@@ -52,7 +52,7 @@ class RunProgress:
 
 
 def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]]:
-    """Names and formatted values for people. `steps` are the planned ones."""
+    """Names and formatted values for people. `steps` are the planned steps."""
     held_out = {name: values[f"held_out_{name}"] for name in ("outcome", "accuracy")}
     return [
         ("step", f"{values['step']}/{steps}"),

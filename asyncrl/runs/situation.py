@@ -26,7 +26,7 @@ class RoleNow:
     """A role of a supervised run.
 
     `runs`: it has a process. `placed`: it has a host. `silent_s`: seconds since its last heartbeat, if it had any.
-    `does`: the work that it reports, since `does_s` seconds. If the report names a part of the role that is silent,
+    `does`: the work that it reports, for `does_s` seconds so far. If the report names a silent part of the role,
     `part_silent_s` is the time of that silence. `row`: its newest metrics; empty if they are old.
     """
 

@@ -145,7 +145,7 @@ def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
     if shard.committed + now.group_size > shard.capacity:
         why = f"replay.max_lag={now.max_lag}"
         if shard.capacity < shard.age_bound:
-            why = f"{shard.age_bound} by {why}, fewer by replay.spare_batches"
+            why = f"{why} allows {shard.age_bound}, replay.spare_batches fewer"
         return Wait(
             shard.name,
             f"issues no tickets: {shard.committed} of {shard.capacity} trajectories are admitted at version "

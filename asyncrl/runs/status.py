@@ -49,8 +49,8 @@ class StoreSummary:
     - `counters` include `live_bytes`, the bytes of its pages in use.
     - `counts` of trajectories: `states` by state, `planned_trajectories` of the newest plans by lag, `scorers` by their
       scorer, `evicted` by reason.
-    - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`, the open ones, by what they wait
-      for: `playing`, `scoring`, and the same of held-out tasks.
+    - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`: open groups by the work that
+      they wait for (`playing`, `scoring`, and both of held-out tasks).
     - Other `counts`: `actors`, tickets by their actor; `dead_letters`, the kept ones, by what failed.
     - `steps` is the number of recorded plans, and `learner_step` the step that the learner requested last.
       `oldest_ticket` is the open ticket whose group was opened first, with its actor.

@@ -242,7 +242,7 @@ def resume_command(run: Run) -> str:
 
 
 def as_text(summary: RunSummary) -> str:
-    """The summary for people, one fact a line."""
+    """The summary for people, one fact per line."""
     return "".join(f"  {name:<19}{text}\n" for name, text in summary_rows(summary))
 
 

@@ -152,8 +152,8 @@ CASES = [
     ),
     (
         situation(LEARNS, shards=[replace(FULL, age_bound=40)], version=12, max_lag=4, group_size=4),
-        "replay issues no tickets: 24 of 24 trajectories are admitted at version 12 (40 by replay.max_lag=4, fewer by "
-        "replay.spare_batches): learner trains step 12 for 31 s",
+        "replay issues no tickets: 24 of 24 trajectories are admitted at version 12 (replay.max_lag=4 allows 40, "
+        "replay.spare_batches fewer): learner trains step 12 for 31 s",
     ),
     (
         situation(LEARNS, role("replay", silent_s=12.0), shards=[ShardNow("replay", 8, answers=False)]),

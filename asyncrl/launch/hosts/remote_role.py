@@ -1,7 +1,7 @@
 """Starts a role on its host and watches it: `python -m asyncrl.launch.hosts.remote_role keep ... COMMAND...`.
 
 It starts the command, prints its process id, and reads stdin, to which the launcher writes a byte every second. The
-byte `STOP` asks the role to stop, `DRAIN` asks it to finish its episodes before, and `KILL` kills it. The role also has
+byte `STOP` asks the role to stop, `DRAIN` asks it to finish its episodes first, and `KILL` kills it. The role also has
 to stop if the launcher closes stdin, and it is killed if the launcher is silent for the lease. The exit status is the
 role's, or 128 plus the number of the signal that killed it.
 

@@ -127,7 +127,7 @@ def memory_shares(
 
 
 def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> None:
-    """Raises ConfigError: the `shares` of roles that are on one GPU are more than it has."""
+    """Raises ConfigError: the sum of the `shares` of the roles on one GPU is too large."""
     named = {role: share for role, share in shares.items() if role in given}
     made = sum(share for role, share in shares.items() if role not in given)
     most = MOST_MEMORY if made else 1.0

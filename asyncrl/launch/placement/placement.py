@@ -113,7 +113,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # Place again with this number of ranks. `settle` sets it for the run, whose nodes then have the same actors.
+        # Place again with this number of ranks, which `settle` sets: later placements of the run give the same actors.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(

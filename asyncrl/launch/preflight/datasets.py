@@ -1,5 +1,5 @@
 """Writes the tasks of a run into its folder at the start, if roles cannot read their sources themselves. It does the
-same for the tasks of a user's dataset class (`data.dataset`), which has the interface of verl's.
+same for the tasks of a user's dataset class (`data.dataset`), with the interface of verl.
 
 The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. It has a
 length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have `extra_info`,
@@ -113,7 +113,7 @@ def _read(dataset: Any, row: int) -> Task:
 
 
 def _task(row: int, values: Mapping[str, Any]) -> Task:
-    """The task of a row with these `values`. Raises DataError: the row lacks one."""
+    """The task of a row with these `values`. Raises DataError: a required value is missing."""
     prompt = without_nulls(plain(values.get("raw_prompt", values.get("prompt"))))
     truth = plain(values.get("reward_model") or {}).get("ground_truth")
     if not isinstance(prompt, list) or not prompt or not all(isinstance(each, dict) for each in prompt):

@@ -221,7 +221,7 @@ def _views(run: Run, live: LiveReplay, stored: StoredRun, interval: float) -> It
 
 
 def list_rows(arguments: Namespace) -> int:
-    """A line an episode."""
+    """A table of episodes, one per line."""
     _check_states(arguments.state)
     with _opened(arguments) as (_, stored):
         rows = list_episodes(

@@ -1,5 +1,5 @@
 """A few kept episodes of a run, as a report shows them: the best, a middle and the worst one of the first and of the
-last step that kept some."""
+last step that kept episodes."""
 
 from __future__ import annotations
 

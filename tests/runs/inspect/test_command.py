@@ -78,7 +78,7 @@ def test_a_line_of_the_status_that_goes_into_a_pipe_is_whole_and_tables_have_the
             "stopped",
             "the run has stopped: asyncrl resume runs/mine continues it, and asyncrl report runs/mine",
         ),
-        ("failed", "the run failed: asyncrl resume runs/mine goes on"),
+        ("failed", "the run failed: asyncrl resume runs/mine continues it"),
         (None, "no replay serves"),
     ],
 )
@@ -103,9 +103,9 @@ def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote
 
 def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
     status = " ".join(call("--help", command="status")[1].split())
-    assert "Rates, depths, lags" in status
-    assert "`asyncrl status` and `asyncrl inspect status` are one command" in status
-    assert "One line an episode." in call("list", "--help")[1]
+    assert "Rates, queues, lags" in status
+    assert "`asyncrl status` and `asyncrl inspect status` are the same command" in status
+    assert "One line per episode." in call("list", "--help")[1]
 
 
 @pytest.mark.parametrize(

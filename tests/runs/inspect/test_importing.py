@@ -171,7 +171,7 @@ PLANS: Mapping[str, tuple[Spoil, str]] = {
     "a weight that is no number": (at("weights", 0, math.nan), "negative or not finite"),
     "a negative weight": (at("weights", 0, -1.0), "negative or not finite"),
     "a shared part that is too long": (at("shared", 0, 10**6), "no part of it"),
-    "a demonstration elsewhere": (given(demonstrations=[99]), "none of its ids"),
+    "a demonstration elsewhere": (given(demonstrations=[99]), "not among its ids"),
 }
 
 
