@@ -83,7 +83,7 @@ _SURROUNDINGS = (
     gauge("agent_sessions_waiting", "episodes", "episodes that no agent elsewhere has taken yet"),
     counter("agent_sessions_started", "episodes", "episodes that agents elsewhere took, since the start"),
     counter("agent_sessions_failed", "episodes", "episodes that agents elsewhere gave up, since the start"),
-    counter("agent_sessions_silent", "episodes", "episodes whose agent elsewhere sent no more requests"),
+    counter("agent_sessions_silent", "episodes", "episodes whose agent elsewhere fell silent, since the start"),
     counter("agent_sessions_refused", "requests", "rewards and ends of agents elsewhere that were refused"),
     counter("agent_server_started", "episodes", "episodes that began at the server of openenv or nemo_gym"),
     counter(
@@ -108,7 +108,9 @@ _WEIGHTS = (
         "one if there are several servers ([weights.md](weights.md))",
     ),
     gauge("canary_allowed", "nats", "the limit of canary_difference"),
-    counter("canary_failures", "versions", "versions that an engine did not serve because their canary failed"),
+    counter(
+        "canary_failures", "versions", "versions that an engine did not serve: their canary failed, since the start"
+    ),
 )
 
 _SERVERS = (

@@ -177,9 +177,11 @@ _WEIGHTS = (
     counter("kept/episodes_evaluated", "episodes", "held-out episodes kept since the start (observe.keep_evaluated)"),
     gauge("kept/bytes_evaluated", "bytes", "bytes of kept held-out episodes"),
     counter("kept/lost_evaluated", "evaluations", "evaluations whose sample of episodes is lost"),
-    counter("kept/thinned", "steps", "steps whose episodes were deleted for room (observe.keep_episodes_mb)"),
+    counter(
+        "kept/thinned", "steps", "steps whose episodes were deleted for room since the start: observe.keep_episodes_mb"
+    ),
     counter("kept/left_out", "groups", "groups that are too large to be kept, since the learner's start"),
-    counter("kept/lost", "steps", "steps whose episodes could not be kept, for example because the disk was full"),
+    counter("kept/lost", "steps", "steps whose episodes could not be kept since the learner's start: a full disk"),
     gauge("weights/bytes", "bytes", "size of the newest version"),
     gauge("weights/delta_bytes", "bytes", "size of the newest version as a delta"),
     gauge("weights/density", "share", "numbers that the newest delta changes"),

@@ -250,7 +250,7 @@ def test_a_python_without_sglang_is_refused_and_called_the_default_where_none_is
 def test_servers_without_a_gpu_are_refused_unless_their_arguments_name_another_device(tmp_path: Path):
     python = python_with(tmp_path, "python3", "sglang/launch_server.py")
     config = config_with_servers(python)
-    reason = r"^engine\.kind=sglang: servers need a GPU, and {}; engine\.server\.arguments=\[--device,cpu\] says .*$"
+    reason = r"^engine\.kind=sglang: servers need a GPU, and {}; engine\.server\.arguments=\[--device,cpu\] runs .*$"
     with pytest.raises(ConfigError, match=reason.format("this machine has 0 GPUs")):
         check_devices(config, gpus=0)
     config.cluster.gpus = 0
