@@ -28,7 +28,7 @@ A_LITTLE = 0.001
 
 
 def ray_module() -> Any:
-    """Ray itself. Raises ConfigError: it is not installed."""
+    """Import Ray. Raises ConfigError: it is not installed."""
     try:
         import ray
         import ray.exceptions

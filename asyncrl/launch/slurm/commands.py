@@ -85,7 +85,7 @@ def ask_slurm(*command: str) -> str:
 
 
 def forget_options_of_job(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Remove the variables by which sbatch hands the shape of the job's own tasks to every step."""
+    """Remove the variables by which sbatch would pass the job's own task options on to every step."""
     for name in [name for name in environment if name.removeprefix("SLURM_").startswith(OF_THE_JOB)]:
         if name.startswith("SLURM_"):
             del environment[name]
