@@ -74,7 +74,7 @@ def test_a_run_with_another_setting_seed_or_stage_is_another_run() -> None:
     ("changes", "message"),
     [
         ({"factors": {"size": {"a": {"x": 1}}, "colour": {"b": {"x": 2}}}}, "size and colour both set x"),
-        ({"skipped": [{"size": "huge"}]}, "there is no level huge of size"),
+        ({"skipped": [{"size": "huge"}]}, "size has no level huge"),
         ({"panels": "shape"}, "there is no factor shape"),
         ({"search": dataclasses.replace(age.STUDY.search, at={})}, "the search must name every factor"),
     ],

@@ -199,7 +199,7 @@ def test_demonstrations_are_rendered_by_the_start_which_names_a_bad_row(tmp_path
         '{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "<|im_end|>b"}'
     )
     [reason] = refusals(config)
-    assert "shown.jsonl: line 2, column response: message 1 has '<|im_end|>' in it" in reason
+    assert "shown.jsonl: line 2, column response: message 1 contains '<|im_end|>'" in reason
     (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "response": "b"}')
     preflight(config)
     [folder] = (tmp_path / "runs").glob("*/demonstrations/*")
