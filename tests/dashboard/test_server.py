@@ -150,7 +150,7 @@ def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused_with_how_to_mend_it(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="name the folder of one"):
+    with pytest.raises(ConfigError, match="name the folder of a run"):
         shown_runs([str(tmp_path / "nothing")])
 
 

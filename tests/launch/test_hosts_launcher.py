@@ -55,7 +55,7 @@ def test_hosts_that_cannot_be_used_are_all_named_with_the_reason(tmp_path: Path)
         == f"cluster.hosts: away does not share the folder {tmp_path}/run; set run.dir to one that all hosts "
         + ("read and write")
     )
-    assert old.startswith("cluster.hosts: old has asyncrl 0.0, and this host ")
+    assert old.startswith("cluster.hosts: old has asyncrl 0.0, this host ")
     assert not (tmp_path / "run").exists()
     assert launcher_of(make_config(tmp_path, ["a", "polite"])).hosts() == [Host(0, 3), Host(0, 3)]
 

@@ -51,7 +51,7 @@ def test_the_same_configuration_resumes_and_resumable_options_may_change(
     config.scoring.rules = {"math": "mine.rule"}
     config.cluster.actors = 7
     assert claim(config, tmp_path)
-    assert "learner.lr=0.5 from now on, before 1e-06" in caplog.messages
+    assert "learner.lr=0.5 from now on; it was 1e-06" in caplog.messages
 
 
 def test_another_configuration_is_refused_naming_what_differs(tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(
         assert is_past_its_steps(steps, tmp_path) is past
     (message,) = caplog.messages
     assert "has done 14 steps, so learner.steps=5" in message
-    assert "set a greater learner.steps than 14" in message
+    assert "set learner.steps to more than 14" in message
 
 
 @pytest.mark.parametrize("during_checks", [True, False])
@@ -177,4 +177,4 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
     assert not signalled.is_set(), "a job of Slurm ends its chain for a request, and not for a signal"
     command.join(GENEROUS_S)
     assert not run_dir.exists()
-    assert capsys.readouterr().out == f"{run_dir} has ended before anything was started\n"
+    assert capsys.readouterr().out == f"{run_dir} has ended before it started anything\n"

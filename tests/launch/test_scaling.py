@@ -54,7 +54,7 @@ def test_a_refusal_comes_back_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_without_a_supervisor_the_command_says_so_and_leaves_no_wish_behind(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="does the run go on"):
+    with pytest.raises(UnavailableError, match="check that the run works"):
         ask(tmp_path, {"actors": 8}, timeout_s=0)
     Scaler(tmp_path, lambda counts: pytest.fail("an old wish")).update()
 

@@ -323,7 +323,7 @@ def test_a_chain_is_jobs_that_wait_for_one_another_with_the_options_and_words_th
 ) -> None:
     words = ["launch.sh", "3", "-N", "2", "--time=4:00:00", "run.name=a", "learner.steps=9", "--dry-run"]
     submit(words[:-1])
-    assert capsys.readouterr().out.startswith("submitted, one after the other: 101 102 103; `scancel`")
+    assert capsys.readouterr().out.startswith("submitted, in this order: 101 102 103; to end the chain, `scancel`")
     lines = stub.read_text().splitlines()
     (name,) = {re.sub(r".*--chained=(\w+)/.*", r"\1", line) for line in lines}
     assert lines == [
@@ -410,7 +410,7 @@ def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(launcher: str, stub
         (
             ["model.path=m", "data.train=d"],
             {},
-            "asyncrl: cluster.launcher=slurm: this process is in no job; submit one",
+            "asyncrl: cluster.launcher=slurm: this process is not in a job; submit one",
         ),
         (
             ["--dry-run", "model.path=m", "data.train=d", "cluster.launcher=hosts", "cluster.hosts=[a,b]"],

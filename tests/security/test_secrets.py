@@ -146,7 +146,7 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
     told = comparison_page(compared) + json.dumps(as_plain(compared))
     told += json.dumps(overview(Run(run))) + json.dumps([asdict(each) for each in found]) + printed(change_table(found))
     output = capfd.readouterr()
-    assert "actor.session_key=(hidden) from now on, before (hidden)" in output.err
+    assert "actor.session_key=(hidden) from now on; it was (hidden)" in output.err
     assert_nothing_shows(tmp_path, told, output.out, output.err)
 
 

@@ -171,7 +171,7 @@ PLANS: Mapping[str, tuple[Spoil, str]] = {
     "a weight that is no number": (at("weights", 0, math.nan), "negative or not finite"),
     "a negative weight": (at("weights", 0, -1.0), "negative or not finite"),
     "a shared part that is too long": (at("shared", 0, 10**6), "no part of it"),
-    "a demonstration elsewhere": (given(demonstrations=[99]), "none of its ids"),
+    "a demonstration elsewhere": (given(demonstrations=[99]), "not among its ids"),
 }
 
 
@@ -210,7 +210,7 @@ def test_a_dead_letter_that_no_export_has_is_refused_with_its_row_and_the_reason
     ("about", "reason"),
     [
         ("", "metadata"),
-        ("[]", "metadata .* are not there"),
+        ("[]", "metadata .* are missing"),
         ("[" * 100_000, "recursion"),
         ({"counters": 5}, "Expected `object`"),
         ({"counters": {"run": 5}}, "'run' is no counter"),

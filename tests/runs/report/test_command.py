@@ -174,7 +174,7 @@ def test_a_damaged_record_of_the_hardware_counts_as_none(tmp_path: Path, name: s
     record_environment(run)
     file = run / "environment.json"
     file.write_text(json.dumps({"starts": [{**json.loads(file.read_text())["starts"][0], name: value}]}))
-    assert ("recorded none" in page_of(run).text) == ((name, value) != ("packages", None))
+    assert ("has no record" in page_of(run).text) == ((name, value) != ("packages", None))
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

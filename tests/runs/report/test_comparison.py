@@ -98,7 +98,7 @@ def test_it_prints_tables_or_json_and_writes_a_page(tmp_path: Path, capsys: pyte
     page = tmp_path / "page.html"
     main([str(one), str(two), "--html", str(page)])
     printed = capsys.readouterr().out
-    for text in ("learner.lr", "held-out accuracy, last", "reward after so many samples", "may be chance"):
+    for text in ("learner.lr", "held-out accuracy, last", "reward at the same number of samples", "may be chance"):
         assert text in printed
     tags = Tags(page.read_text())
     assert "script" not in tags.tags
