@@ -1,4 +1,4 @@
-"""The `asyncrl` command: one name for everything that a person starts."""
+"""The command `asyncrl`, which runs all subcommands."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from asyncrl.config.exits import EXIT_USAGE, end_quickly, exit_status
 from asyncrl.config.keys import did_you_mean
 
 SHOWS = ("-h", "--help", "-c", "--cfg", "--plan")
-"""Options whose commands only print something and end."""
+"""Options with which a command only prints something."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command that `argv` names, by default the command line of this process, and return its exit status."""
+    """Run the command in `argv` (None: `sys.argv`), and return its exit status."""
     return exit_status(partial(_main, argv), "asyncrl")
 
 
@@ -33,18 +33,18 @@ def _main(argv: Sequence[str] | None) -> int:
         sys.stdout.write(f"asyncrl {asyncrl.__version__}\n")
     elif name not in COMMANDS:
         hint = did_you_mean(name, COMMANDS) or f"; use one of {', '.join(COMMANDS)}"
-        sys.stderr.write(f"asyncrl: there is no command {name!r}{hint}\n")
+        sys.stderr.write(f"asyncrl: unknown command {name!r}{hint}\n")
         return EXIT_USAGE
     else:
-        # The help of a command names it by this. `status` is a subcommand of `inspect` whose help has the shorter name.
+        # The help of a command shows sys.argv[0]. `status` is a subcommand of `inspect`, whose parser adds "status".
         sys.argv = ["asyncrl", name, *rest] if name == "status" else [f"asyncrl {name}", *rest]
         if COMMANDS[name].is_role and {"-h", "--help"} & set(rest):
             return show_role_help(rest)
         end_quickly()
         if name in SLOW and not any(word.startswith(SHOWS) for word in rest):
-            with suppress(OSError):  # The disk of a log may be full.
+            with suppress(OSError):  # stderr may be a log on a full disk.
                 os.write(2, f"asyncrl {name}: loading\n".encode())
-        # Python finds a tool or a rule of the user in the working directory, as with `python -m`.
+        # Lets Python import the user's tools and rules from the working directory, as with `python -m`.
         sys.path.insert(0, "")
         return run_command(name, rest)
     return 0
@@ -53,11 +53,11 @@ def _main(argv: Sequence[str] | None) -> int:
 def run_command(name: str, argv: Sequence[str]) -> int:
     """Run a command with the words that follow its name, and return its exit status.
 
-    No error that a command expects shows a traceback: `exit_status` says which statuses there are.
+    Expected errors show no traceback. `exit_status` lists the statuses.
     """
 
     def run() -> int | None:
-        # Only here is a command imported, so that help comes at once.
+        # Commands are imported only here, so that the help appears at once.
         module = importlib.import_module(COMMANDS[name].module)
         status: int | None = module.main([name, *argv] if name == "status" else argv)
         return status
@@ -66,7 +66,7 @@ def run_command(name: str, argv: Sequence[str]) -> int:
 
 
 def _is_subcommand(word: str) -> bool:
-    """True if this is a bare word. An option begins with a sign, and a key has a "="."""
+    """True if the word is neither an option nor KEY=VALUE."""
     return word[:1].isalpha() and "=" not in word
 
 

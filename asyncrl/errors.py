@@ -1,6 +1,6 @@
-"""One hierarchy of errors: everything that asyncrl raises on purpose derives from `AsyncrlError`.
+"""The hierarchy of errors: everything that asyncrl raises on purpose derives from `AsyncrlError`.
 
-A message gives the fault and its fix; the command line prints it without a traceback.
+A message names the fault and its fix. The command line prints the message without a traceback.
 """
 
 
@@ -9,7 +9,7 @@ class AsyncrlError(Exception):
 
 
 class ConfigError(AsyncrlError):
-    """The configuration is impossible: the message names the key, its value and the fix."""
+    """The configuration is invalid. The message names the key, its value and the fix."""
 
 
 class DataError(AsyncrlError):
@@ -17,23 +17,23 @@ class DataError(AsyncrlError):
 
 
 class InvariantError(AsyncrlError, ValueError):
-    """A data type (of `types`, for one) was constructed with values that break its invariants."""
+    """The values for a data type, such as one in `types`, break its invariants."""
 
 
 class WireError(AsyncrlError):
-    """A message is malformed: it was refused whole, and nothing was stored."""
+    """A message is malformed. It was refused, and no part of it was stored."""
 
 
 class RefusedError(AsyncrlError):
-    """The other side understood the request and refused it."""
+    """The receiver understood the request and refused it."""
 
 
 class BusyError(AsyncrlError):
-    """The other side cannot take more at the moment; the same request may succeed later."""
+    """The receiver cannot take more at the moment. The same request may succeed later."""
 
 
 class UnavailableError(AsyncrlError):
-    """The other side cannot be reached, or did not answer in time."""
+    """The receiver cannot be reached, or did not answer in time."""
 
 
 class StoppedError(AsyncrlError):
@@ -41,7 +41,7 @@ class StoppedError(AsyncrlError):
 
 
 class RunOverError(AsyncrlError):
-    """The run is done: the replay has no more work, and the process ends with status 0."""
+    """The run is done. The replay has no more work, and the process ends with status 0."""
 
 
 class EngineError(AsyncrlError):
@@ -49,19 +49,19 @@ class EngineError(AsyncrlError):
 
 
 class WeightsError(AsyncrlError):
-    """A weight update was refused: names, shapes, checksums or versions do not fit. Nothing was changed."""
+    """A weight update was refused, and nothing was changed: names, shapes, checksums or versions do not fit."""
 
 
 class ToolError(AsyncrlError):
-    """A tool itself failed (not the policy's use of it): the episode is retried, never scored as zero."""
+    """A tool failed, and not because of a wrong call. The episode is retried, never scored as zero."""
 
 
 class InteractionError(AsyncrlError):
-    """A simulated user failed: the episode is retried, never scored as zero."""
+    """A simulated user failed. The episode is retried, never scored as zero."""
 
 
 class ScoringError(AsyncrlError):
-    """A scorer or verifier failed: the trajectory is retried, then dead-lettered, never scored as zero."""
+    """A scorer or verifier failed. The trajectory is retried, then dead-lettered, never scored as zero."""
 
 
 class TooManyFailuresError(AsyncrlError):
@@ -69,18 +69,18 @@ class TooManyFailuresError(AsyncrlError):
 
 
 class DataProtoError(AsyncrlError, AssertionError, RuntimeError):
-    """The fields of a batch of verl's kind do not fit together. It is an AssertionError, which verl raises for this,
-    and a RuntimeError, which tensordict raises."""
+    """The fields of a DataProto do not fit together. verl raises an AssertionError here, tensordict a RuntimeError."""
 
 
 class DispatchError(AsyncrlError, AssertionError):
-    """A call of a worker group does not fit its dispatch mode or its workers. It is an AssertionError, which verl
-    raises for this."""
+    """A call of a worker group does not fit its dispatch mode or its workers. verl raises an AssertionError here."""
 
 
 class WorkerError(AsyncrlError):
-    """A method of a worker in a worker group failed; the message names the rank. `cause` is the worker's own error,
-    where that could be sent to the caller."""
+    """A method of a worker in a worker group failed; the message names the rank.
+
+    `cause` is the worker's own error; None if it could not be sent to the caller.
+    """
 
     def __init__(self, message: str, cause: Exception | SystemExit | None = None) -> None:
         super().__init__(message, cause)

@@ -1,7 +1,7 @@
-"""The forms in which users give a grammar: the forms of the chat-completions API's `response_format`, and two of ours.
+"""Reads grammars of users, in the forms of `response_format` of the chat-completions API and in two further forms.
 
-A server restricts what the policy samples to the grammar, from the first token of an assistant turn to its end.
-docs/engines.md says which servers can, and what the learner does with such turns.
+A server restricts the sampled tokens of a whole assistant turn to the grammar. docs/engines.md lists the servers that
+can do this, and explains how the learner treats such turns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.types import Grammar
 
 KEY = "response_format"
-"""The name of a form in a request, in the configuration, and in a task's `extra_info`."""
+"""The key of the grammar in a request, in the configuration, and in a task's `extra_info`."""
 FORMS = (
     '{type: text}, {type: json_object}, {type: json_schema, json_schema: {name: "...", schema: {...}}}, '
     '{type: regex, regex: "..."} or {type: ebnf, ebnf: "..."}'
@@ -22,10 +22,7 @@ FORMS = (
 
 
 def read_grammar(form: Any) -> Grammar | None:
-    """The grammar of a form, which may be JSON text; None for free text.
-
-    Raises RefusedError: it is not among `FORMS`.
-    """
+    """The grammar in a form, which may be JSON text; None for free text. Raises RefusedError: the form is unknown."""
     try:
         form = json.loads(form) if isinstance(form, str) else form
         match form:

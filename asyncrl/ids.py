@@ -1,4 +1,4 @@
-"""The ids of tasks, groups and episodes. Only this file makes and reads them.
+"""Makes and reads the ids of tasks, groups and episodes. No other file knows their form.
 
 | id | example | names |
 |---|---|---|
@@ -6,11 +6,11 @@
 | group of the feed | `t000000012` | the feed's group number 12, counted over all shards |
 | group of a task that runs again | `r000000003` | the third task that was requeued or evicted |
 | group of an evaluation | `e7-000042` | held-out task 42, run for policy version 7 |
-| the same, a later attempt | `e7-a3-000042` | attempt 3 of several at that task; the first is attempt 0 |
-| ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of that group |
+| the same, a later attempt | `e7-a3-000042` | attempt 3 at that task; attempts are counted from 0 |
+| ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of group `t000000012` |
 
-Groups of one kind sort in the order in which they were opened. The last number of a group's id, modulo the number of
-shards, is the shard that it lives on.
+Ids of groups of one kind sort in the order in which the groups were opened. The shard of a group is the last number of
+its id, modulo the number of shards.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import re
 from asyncrl.errors import RefusedError
 
 FEED, AGAIN, EVALUATION = "t", "r", "e"
-"""The first letters of groups."""
+"""The first letters of group ids."""
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 
@@ -42,17 +42,17 @@ def evaluation_group(version: int, row: int, attempt: int = 0) -> str:
 
 
 def evaluation_prefix(version: int) -> str:
-    """The beginning of the ids of the evaluation of a version."""
+    """The common prefix of the group ids of a version's evaluation."""
     return f"{EVALUATION}{version}-"
 
 
 def evaluated_version(name: str) -> int:
-    """The policy version of the evaluation to which a group, or the group of a ticket, belongs."""
+    """The policy version of the evaluation to which a group or a ticket belongs."""
     return int(name.removeprefix(EVALUATION).partition("-")[0])
 
 
 def held_out_row(group: str) -> int:
-    """The row of the held-out task that a group of an evaluation runs."""
+    """The row number of the held-out task of an evaluation's group."""
     return int(group.rpartition("-")[2])
 
 
@@ -61,7 +61,7 @@ def ticket_id(group: str, member: int, attempt: int) -> str:
 
 
 def attempts_of(group: str, member: int) -> str:
-    """The beginning of the ids of all attempts at a member."""
+    """The common prefix of the ids of all attempts at a member."""
     return f"{group}.{member}."
 
 
@@ -70,18 +70,18 @@ def attempt_of(ticket: str) -> int:
 
 
 def is_evaluation(name: str) -> bool:
-    """True if a group, or the group of a ticket, belongs to an evaluation."""
+    """True if a group or a ticket belongs to an evaluation."""
     return name.startswith(EVALUATION)
 
 
 def opening_order(ticket: str) -> tuple[bool, str]:
-    """A sort key: tickets in the order in which the feed opened their groups, and then the tickets of other groups."""
+    """A sort key for tickets: first tickets of the feed, in the order of their groups, then all other tickets."""
     return not ticket.startswith(FEED), ticket
 
 
 def shard_of(name: str, shards: int) -> int:
-    """The shard on which a group, a ticket or a trajectory lives. Raises RefusedError: this is no id of one."""
+    """The shard of a group, a ticket or a trajectory. Raises RefusedError: the name is not such an id."""
     found = _LAST_NUMBER.search(name.split(".", 1)[0])
     if found is None:
-        raise RefusedError(f"{name!r} is no id of a trajectory; one looks like t000000012.3.0")
+        raise RefusedError(f"{name!r} is not the id of a trajectory, such as t000000012.3.0")
     return int(found[1]) % shards

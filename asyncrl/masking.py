@@ -1,7 +1,7 @@
-"""The rule by which a value or a part of a text is a secret: by its name, or by its form.
+"""Masks secrets, which are recognised by the name of a value or by the form of a text.
 
-`config/secrets.py` adds what the schema says of each option. All that asyncrl prints, logs, sends or exports goes
-through one of the two.
+`config/secrets.py` adds the secret options of the configuration's schema. Everything that asyncrl prints, logs, sends
+or exports passes through one of these two files.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 MASK = "(hidden)"
 
 _WORDS = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorization|bearer)"
-# A file of keys is no secret.
+# The path of a file with keys is not a secret.
 _NAME = re.compile(
     rf"{_WORDS}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|pass|dsn|cookie|sig|signature|jwt)$", re.I
 )
-# Tokens of a vocabulary, figures for each token, and keys that name a column or a field.
+# Not secrets: tokens of a vocabulary, numbers per token, and keys that name a column or a field.
 _PLAIN = re.compile(
     r"(?:^|_)(?:(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end|per)_token"
     r"|(?:prompt|question|messages?|image|video|audio|text|input|output|response|answer|solution|truth|target|label"
@@ -27,10 +27,10 @@ _PLAIN = re.compile(
 _OF_SECRETS = re.compile(r"(?:^|_)(?:env|env_vars|environ|environment|headers|cookies)$", re.I)
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _FLAG = re.compile(r"--?(?=[a-z])[\w-]+", re.I)
-# Only a reference: the value is in the environment.
+# A reference to an environment variable is not a secret.
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
-# Each begins where no longer name can begin, so that the time grows only linearly with the text.
+# Each pattern begins only at the start of a name, so that the time is linear in the length of the text.
 _ADDRESS = re.compile(r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://)[^\s/?#@]*+(?:@[^\s/?#@]*+)*@", re.I)
 _BEFORE_A_VALUE = re.compile(
     r"""(?<![\w.-])([\w.-]++)=  # in an address, a command line or the environment
@@ -38,7 +38,7 @@ _BEFORE_A_VALUE = re.compile(
     |[{,]\s*+([\w-]++):\s++  # in YAML of one line""",
     re.X,
 )
-# A text that was cut off has no second quotation mark.
+# A truncated text may lack the second quotation mark.
 _QUOTED = r"""b?'(?:[^'\\]|\\.)*+'|b?"(?:[^"\\]|\\.)*+"|b?['"][^\n]*+"""
 _VALUE = re.compile(rf"""{_QUOTED}|\[[^\[\]]*+\]|(?:(?:Bearer|Basic)\s++)?[^\s"',}}\]]*+""", re.S)
 _SET_VALUE = re.compile(rf"""{_QUOTED}|(?:(?:Bearer|Basic)\s++)?[^\s"']*+""", re.S)
@@ -52,8 +52,7 @@ _KNOWN = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat
 
 
 def is_secret_name(name: str) -> bool:
-    """True if a value of this name is a secret, as `api_key` or `--hf-token`; of a dotted name also where it is in a
-    mapping of secrets, as `env.HOME`."""
+    """True if a value with this name is a secret: `api_key`, `--hf-token`, or `env.HOME` in a mapping of secrets."""
     *outer, last = name.split(".")
     plain = _CAMEL.sub("_", last.lstrip("-")).replace("-", "_")
     if any(map(holds_secrets, outer)):
@@ -62,13 +61,15 @@ def is_secret_name(name: str) -> bool:
 
 
 def holds_secrets(name: str) -> bool:
-    """True if all values of a mapping or a list of this name are secrets, as in `headers`."""
+    """True if all values of a mapping or list with this name are secrets, such as `headers`."""
     return _OF_SECRETS.search(_CAMEL.sub("_", name).replace("-", "_")) is not None
 
 
 def masked(value: Any, name: str = "") -> Any:
-    """A copy of a plain value called `name` without secrets: values under names of secrets, all values of environments
-    and headers, passwords in addresses, and tokens in the form of known services.
+    """A copy of a plain value named `name`, with secrets masked.
+
+    Secrets are values under names of secrets, all values of environments and headers, passwords in addresses, and
+    tokens in the form of known services.
     """
     if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
         return hidden(value)
@@ -86,7 +87,7 @@ def masked(value: Any, name: str = "") -> Any:
 
 
 def hidden(value: Any) -> Any:
-    """A copy of a plain value of which each text and each number is a secret."""
+    """A copy of a plain value, with each text and each number masked."""
     match value:
         case Mapping():
             return {name: hidden(each) for name, each in value.items()}
@@ -98,7 +99,7 @@ def hidden(value: Any) -> Any:
 
 
 def masked_text(text: str) -> str:
-    """A text for people without the secrets that show in it."""
+    """A text with recognisable secrets masked."""
     text = _without_named_values(_ADDRESS.sub(rf"\1{MASK}@", text))
     text = _ARGUMENT.sub(_argument, text)
     text = _SENT.sub(rf"\1{MASK}", text)
@@ -115,7 +116,7 @@ def _without_named_values(text: str) -> str:
 
 
 def _secret_value(text: str, found: re.Match[str]) -> re.Match[str] | None:
-    """The value that follows a name, if it is a secret and is not empty."""
+    """The value that follows a name; None if it is not a secret or is empty."""
     name, at = found[1] or found[3] or found[4], found.end()
     if text.startswith(MASK, at) or _HIDDEN_MAPPING.match(text, at):
         return None

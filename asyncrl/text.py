@@ -1,4 +1,4 @@
-"""Text from tools, agents, exceptions and the network, made safe to send, store and log."""
+"""Makes text from tools, agents, exceptions and the network safe to send, store and log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.masking import masked_text
 def encodable(value: Any) -> Any:
     """The plain value with text that UTF-8 can encode: half of a surrogate pair becomes a question mark.
 
-    Raises RecursionError: it is nested deeper than Python's stack.
+    Raises RecursionError: the value is nested deeper than Python's stack.
     """
     match value:
         case str():
@@ -25,7 +25,7 @@ def encodable(value: Any) -> Any:
 
 
 def json_text(value: Any) -> str:
-    """The value as indented JSON that every program can read: a number that is not finite becomes null."""
+    """The value as indented JSON. Numbers that are not finite become null, which every JSON parser can read."""
     return msgspec.json.format(msgspec.json.encode(encodable(value)), indent=2).decode()
 
 
@@ -43,7 +43,7 @@ def nested_within(value: Any, levels: int) -> bool:
 
 
 def count_characters(value: Any) -> int:
-    """The characters of all texts in a plain value."""
+    """The number of characters of all texts in a plain value."""
     match value:
         case str():
             return len(value)
@@ -55,7 +55,7 @@ def count_characters(value: Any) -> int:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """Cut a text to `max_chars` characters: its head, and its tail, where errors usually are."""
+    """Cut out the middle of a text to keep `max_chars` characters. Errors are usually at the end."""
     if len(text) > max_chars:
         head = max_chars - max_chars // 2
         text = f"{text[:head]}\n[{len(text) - max_chars} characters cut]\n{text[len(text) - max_chars // 2 :]}"
@@ -63,15 +63,15 @@ def cut(text: str, max_chars: int) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The type and the message of an exception without secrets, also where reading the message fails."""
+    """The type and message of an exception, with secrets masked. Never raises, even if `__str__` does."""
     try:
         return masked_text(f"{type(error).__name__}: {error}")
-    except Exception as second:  # noqa: BLE001 - it is part of the reason
+    except Exception as second:  # noqa: BLE001 - reported as part of the reason
         return f"{type(error).__name__}, whose message cannot be read ({type(second).__name__})"
 
 
 def duration(seconds: float) -> str:
-    """Seconds for people: "40 s", "12 min" or "3.5 h"."""
+    """A duration as text: "40 s", "12 min" or "3.5 h"."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 100 * 60 else f"{seconds / 3600:.1f} h"

@@ -1,4 +1,4 @@
-"""The data types that every room shares. Invariants are checked on construction; an object that exists is valid.
+"""The data types that every room shares. Invariants are checked on construction, so every object is valid.
 
 Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-only by convention.
 """
@@ -24,22 +24,22 @@ from asyncrl.errors import InvariantError
 from asyncrl.plain import copied
 
 NO_VERSION = -1
-"""The version of a token that no policy sampled: a prompt, a tool result, a template mark."""
+"""The version of a token that no policy sampled, as in prompts, tool results and the chat template's marks."""
 DEMONSTRATED = -2
-"""The version of a token that a demonstration has in its assistant turns: it is learned, and no policy sampled it."""
+"""The version of a token in an assistant turn of a demonstration. It is trained on, although no policy sampled it."""
 
 MAX_LOGPROB = 1e-4
-"""Log-probs are at most 0; engines round some of them up."""
+"""The largest valid log-prob. It is above 0, because engines round some log-probs up."""
 INT32, FLOAT32, UINT8 = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.uint8)
 NO_MASS = np.zeros(0, np.float32)
 NO_ROUTING = np.zeros((0, 0), np.uint8)
 NO_IMAGE_SPANS = np.zeros((0, 2), np.int32)
 DIGEST_BYTES = 32
 MAX_IMAGES = 256
-"""The largest number of images in one trajectory. One that is shown twice counts twice."""
+"""The largest number of images in one trajectory. An image that is shown twice counts twice."""
 NO_IMAGE_DIGESTS = np.zeros((0, DIGEST_BYTES), np.uint8)
 MAX_ROUTING_BYTES = 4096
-"""The bytes for one token: enough for 128 layers that send a token to 16 of 65535 experts."""
+"""The largest number of bytes for one token's experts: enough for 128 layers with 16 of 65535 experts each."""
 LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
@@ -49,7 +49,7 @@ def _require(condition: bool, owner: str, message: str) -> None:
 
 
 class Role(StrEnum):
-    """The speaker of a turn. A prompt begins a branch: the policy no longer sees the tokens before it."""
+    """The speaker of a turn. A prompt begins a branch: the policy does not see the tokens before the prompt."""
 
     PROMPT = "prompt"
     ASSISTANT = "assistant"
@@ -60,8 +60,10 @@ PROMPT, ASSISTANT = Role.PROMPT, Role.ASSISTANT
 
 
 class Finish(StrEnum):
-    """The end of an episode that may be trained on. An episode that failed has no trajectory at all. A demonstration is
-    no episode: it records the task's demonstration as if the policy had sampled it."""
+    """The reason why a trajectory ends. An episode that failed has no trajectory.
+
+    DEMONSTRATION: the trajectory records a task's demonstration in place of an episode.
+    """
 
     COMPLETED = "completed"
     TRUNCATED = "truncated"
@@ -75,14 +77,16 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RunIdentity:
-    """The run to which something belongs: its name, and an id that tells it from another run of the same name. The id
-    is empty if only the name is known, as away from the run's folder."""
+    """The identity of a run: its name, and an id that distinguishes runs of the same name.
+
+    The id is empty if it is unknown, for example on a host without the run's folder.
+    """
 
     name: str
     id: str = ""
 
     def may_be(self, other: RunIdentity) -> bool:
-        """True if nothing that is known of both tells them apart."""
+        """True if the names are equal, and the ids are equal or one of them is unknown."""
         return self.name == other.name and (self.id == other.id or not (self.id and other.id))
 
     def __str__(self) -> str:
@@ -91,9 +95,13 @@ class RunIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One row of the data. `ground_truth` and `extra_info` are the values that the row has: texts, numbers, lists,
-    mappings and nulls. `tools` are OpenAI function schemas. `demonstration` has the messages that a demonstration adds
-    to `messages`; it is empty where there is none, and in the tickets of members that the policy plays itself."""
+    """One row of the data.
+
+    - `ground_truth` and `extra_info`: plain values of the row (texts, numbers, lists, mappings and nulls)
+    - `tools`: OpenAI function schemas
+    - `demonstration`: the messages that a demonstration adds to `messages`. Empty if the row has no demonstration, and
+      in tickets of members that the policy plays
+    """
 
     id: str
     messages: Sequence[Mapping[str, Any]]
@@ -109,32 +117,36 @@ class Task:
 
     @property
     def truth_text(self) -> str:
-        """The ground truth for those who read text: a text as it is, any other value as JSON. Fields that are null are
-        left out, since Parquet gives every struct all fields of its column."""
+        """The ground truth as text: text stays unchanged, any other value becomes JSON.
+
+        Null fields are left out, since Parquet gives every struct all fields of its column.
+        """
         if isinstance(self.ground_truth, str):
             return self.ground_truth
         return json.dumps(without_nulls(self.ground_truth), ensure_ascii=False, default=str)
 
     @property
     def tools_kwargs(self) -> Mapping[str, Any]:
-        """The arguments of tools, by the name of the tool."""
+        """The arguments with which tools are created, by tool name."""
         return self.extra_info.get("tools_kwargs") or {}
 
     def copy(self) -> Task:
-        """An equal task for code that users wrote, which may change all that is in it."""
+        """A deep copy for user code, which may modify it."""
         return Task(**{each.name: copied(getattr(self, each.name)) for each in fields(self)})
 
 
 def without_nulls(value: Any) -> Any:
-    """The plain value, whose mappings lose the fields that are null."""
+    """The plain value without the null fields of its mappings."""
     if isinstance(value, dict):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 class Grammar(NamedTuple):
-    """The form of an assistant turn, from its first token on. `text` is a JSON schema, a regular expression or a
-    context-free grammar in EBNF, as `kind` (json_schema, regex or ebnf) says."""
+    """A grammar for a whole assistant turn.
+
+    `kind` is json_schema, regex or ebnf; `text` is the JSON schema, regular expression or EBNF grammar.
+    """
 
     kind: str
     text: str
@@ -142,9 +154,11 @@ class Grammar(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """The sampling of one assistant turn. Temperature 0 is greedy, with the log-probs of temperature 1. Under a
-    `grammar` the tokens that it does not allow have probability 0, and the log-probs of the others are renormalised. At
-    each position the engine tells the `alternatives` most likely tokens, if it can.
+    """The sampling parameters of one assistant turn.
+
+    - `temperature`: 0 is greedy, with the log-probs of temperature 1
+    - `grammar`: tokens outside of the grammar get probability 0, and log-probs are renormalised
+    - `alternatives`: the number of most likely tokens that the engine reports at each position, if it can
     """
 
     temperature: float = 1.0
@@ -159,8 +173,10 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """Permission to run one episode. The engine must serve `min_version` or newer before it starts. If its task has a
-    demonstration, the ticket is for recording that."""
+    """Permission to run one episode. The episode starts once the engine serves `min_version` or newer.
+
+    If the task has a demonstration, the actor records the demonstration instead of an episode.
+    """
 
     id: str
     task: Task
@@ -172,12 +188,12 @@ class Ticket:
 
     @property
     def pin(self) -> str | None:
-        """The engine's session where it is to be served with exactly `min_version`: in evaluations."""
+        """The session that the engine must serve with exactly `min_version`, in evaluations; None in training."""
         return self.id if self.purpose is Purpose.EVAL else None
 
 
 class ToolCall(NamedTuple):
-    """One call of a tool. It, turns and steps are tuples, since an episode has many and tuples are made fast."""
+    """One call of a tool. Calls, turns and steps are tuples, because an episode has many, and tuples are fast."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -187,9 +203,10 @@ class ToolCall(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled;
-    `grammar` is the kind of the grammar under which they were, "" without one, and `score` is what a simulated user
-    gave for it."""
+    """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled.
+
+    `grammar` is the kind of the turn's grammar, "" without a grammar. `score` is a simulated user's score of the turn.
+    """
 
     start: int
     end: int
@@ -201,40 +218,40 @@ class Turn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The token span [start, end) that gets one process score; it lies inside one assistant turn."""
+    """The token span [start, end) of one process score. It lies within one assistant turn."""
 
     start: int
     end: int
 
 
 class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """One episode as one token sequence. An agent that rewrites its history makes several branches, concatenated in
-    order; no branch sees the others.
+    """One episode as one token sequence. If the agent rewrote its history, the sequence has several branches, in order.
+    A branch does not see the tokens of other branches.
 
+    - `id`: the ticket's id, so that an episode that ran twice is stored once.
     - `tokens` int32[T].
-    - `logprobs` float32[T]: the behaviour policy's, at the sampling temperature; 0 on tokens that no policy sampled.
-    - `version_runs` int32[R, 2]: the first token of each run of one policy version, and that version; `NO_VERSION` for
-      tokens that no policy sampled. `versions` and `loss_mask` say the same token by token.
+    - `logprobs` float32[T]: of the behaviour policy, at the sampling temperature; 0 on tokens that no policy sampled.
+    - `version_runs` int32[R, 2]: runs of tokens with the same policy version, each as its first token and its version.
+      The version is `NO_VERSION` for tokens that no policy sampled. `versions` has the versions of all tokens.
     - `rewards` come from the environment (tools); `timings` are seconds by phase.
-    - `grammar_mass` float32[T], or empty where no turn has a grammar: the probability that the policy without the
-      grammar gave to all tokens that it allowed there. 1 without a grammar, and 0 where it was not measured.
-    - A demonstration (`finish`) has the version `DEMONSTRATED` and the log-prob 0 on the tokens that are learned.
-    - `routed_experts` uint8[T, R], or uint8[0, 0] where the engine does not tell: the experts that computed each token
-      in the engine, as `modelling.routing.RoutingShape` packs them. A token without them has 255 in all R bytes.
-    - `image_spans` int32[I, 2]: the tokens [start, end) of each image, one placeholder for each feature of the model's
-      vision tower. `image_digests` uint8[I, 32]: the SHA-256 of the bytes of each image. The replay keeps an image once
-      for all episodes that show it.
-    - The id is the ticket's, so that an episode that ran twice is stored once.
+    - `grammar_mass` float32[T], empty if no turn has a grammar: the total probability of the tokens that the grammar
+      allowed, before renormalisation. 1 on tokens without a grammar, 0 if it was not measured.
+    - `routed_experts` uint8[T, R], or uint8[0, 0] if the engine does not report them: the experts of each token, packed
+      by `modelling.routing.RoutingShape`. All R bytes are 255 for a token without known experts.
+    - `image_spans` int32[I, 2]: the tokens [start, end) of each image, one placeholder token for each feature of the
+      model's vision tower. `image_digests` uint8[I, 32]: the SHA-256 of each image's bytes. The replay stores an image
+      once for all episodes.
 
-    Every field travels and is exported: `wire` and `inspect` derive their formats from this class. A new field needs
-    one line here.
+    In a demonstration (`finish`), learned tokens have the version `DEMONSTRATED` and the log-prob 0.
+
+    `wire` and `inspect` derive their formats from this class, so a new field is sent and exported automatically.
 
     Raises InvariantError if one of these does not hold:
 
     - Shapes and dtypes are as above, numbers are finite, and spans are in order and within the tokens.
-    - Every sampled token has a valid log-prob, and no other token has one.
-    - All tokens of an assistant's turn and of a step were sampled. A branch begins with a token that was not.
-    - Only the assistant's turns have scores.
+    - Every sampled token has a valid log-prob, and no other token has a log-prob.
+    - All tokens of an assistant's turn and of a step were sampled. The first token of a branch was not sampled.
+    - Only assistant turns have scores.
     - A grammar's mass is from 0 to 1, and 1 on tokens that were not sampled.
     - A token's experts take at most `MAX_ROUTING_BYTES`.
     - An image lies in one branch, on tokens that were not sampled.
@@ -258,8 +275,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     image_digests: NDArray[np.uint8] = NO_IMAGE_DIGESTS
 
     def __post_init__(self) -> None:
-        # This runs for every trajectory that the replay takes. So it looks at runs instead of tokens, passes over each
-        # array as rarely as it can, and builds messages on failure only. A struct is made faster than a dataclass.
+        # This runs for every trajectory that the replay receives. For speed it checks runs instead of tokens, makes few
+        # passes over arrays, and builds messages only on failure. A struct is also created faster than a dataclass.
         length = self.tokens.size
         _check_array(self.id, "tokens", self.tokens, INT32, (length,))
         _check_array(self.id, "logprobs", self.logprobs, FLOAT32, (length,))
@@ -284,7 +301,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def _check_mass(self) -> None:
         mass = self.grammar_mass
-        # A comparison with nan is false.
+        # Every comparison with nan is false.
         if not (mass.min() >= 0 and mass.max() <= 1 and (mass[~self.loss_mask] == 1).all()):
             raise InvariantError(f"{self.id}: a grammar's mass is not from 0 to 1, or not 1 where nothing was sampled")
 
@@ -296,7 +313,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         )
         if width > MAX_ROUTING_BYTES:
             raise InvariantError(
-                f"{self.id}: a token's experts take {width} bytes; at most {MAX_ROUTING_BYTES} are taken"
+                f"{self.id}: a token's experts take {width} bytes; at most {MAX_ROUTING_BYTES} are allowed"
             )
 
     def _check_images(self, runs: _Runs) -> None:
@@ -308,27 +325,27 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
             if not position <= start < end <= len(self):
                 raise InvariantError(f"{self.id}: image [{start}, {end}) overlaps the one before or leaves the tokens")
             if not runs.none_sampled(start, end) or any(start < bound < end for bound in bounds):
-                raise InvariantError(f"{self.id}: image [{start}, {end}) has tokens that were sampled, or two branches")
+                raise InvariantError(f"{self.id}: image [{start}, {end}) has sampled tokens, or lies in two branches")
             position = end
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def copy(self) -> Trajectory:
-        """An equal trajectory for code that users wrote, which may change its mappings. It has the same arrays."""
+        """A copy for user code, which may modify its mappings. The arrays are shared."""
         turns = tuple(each._replace(tool_calls=tuple(map(ToolCall.copy, each.tool_calls))) for each in self.turns)
         own = {"turns": turns, "rewards": copied(dict(self.rewards)), "timings": copied(dict(self.timings))}
         return msgspec.structs.replace(self, **own)
 
     @property
     def image_names(self) -> list[bytes]:
-        """The digests of its images, in their order."""
+        """The digests of the images, in order."""
         return [each.tobytes() for each in self.image_digests]
 
     @cached_property
     def versions(self) -> NDArray[np.int32]:
         """int32[T]: the policy version that sampled each token, `NO_VERSION` elsewhere."""
-        # Runs are few and long, for which slices are faster than np.repeat.
+        # For a few long runs, slices are faster than np.repeat.
         starts, versions = self.version_runs.T.tolist()
         found = np.empty(len(self), np.int32)
         for start, end, version in zip(starts, [*starts[1:], len(self)], versions, strict=True):
@@ -343,24 +360,24 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def is_demonstration(self) -> bool:
-        """True if no policy sampled it."""
+        """True if the trajectory records a demonstration instead of an episode."""
         return self.finish is Finish.DEMONSTRATION
 
     @property
     def turn_scores(self) -> list[float]:
-        """The scores that a simulated user gave to the policy's turns, in their order."""
+        """A simulated user's scores of assistant turns, in order."""
         return [turn.score for turn in self.turns if turn.score is not None]
 
     @property
     def branches(self) -> list[tuple[int, int]]:
-        """The token spans [start, end) of its branches: each begins where a prompt does."""
+        """The token spans [start, end) of the branches. Each branch begins with a prompt."""
         prompts = [turn.start for turn in self.turns if turn.role is Role.PROMPT and turn.start > 0]
         return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
     def begins_as(self, other: Trajectory) -> int:
-        """The length of the common prefix of its first branch and the first branch of `other`, with the same images."""
+        """The length of the common prefix, with equal images, of the first branches of `self` and `other`."""
         common = common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
-        # The placeholders of all images are alike.
+        # All images have the same placeholder tokens, so images are compared by digest.
         own, others = (
             set(zip(each.image_spans[:, 0].tolist(), each.image_names, strict=True)) for each in (self, other)
         )
@@ -368,18 +385,18 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def oldest_version(self) -> int:
-        """The oldest policy version that sampled one of its tokens; `DEMONSTRATED` where none did."""
+        """The oldest policy version among the sampled tokens; `DEMONSTRATED` for a demonstration."""
         return int(min(version for version in self.version_runs[:, 1].tolist() if version != NO_VERSION))
 
     @property
     def newest_version(self) -> int:
-        """The newest policy version that sampled one of its tokens; negative where none did."""
+        """The newest policy version among the sampled tokens; negative for a demonstration."""
         return int(self.version_runs[:, 1].max())
 
     @property
     def sampled_tokens(self) -> int:
-        """The tokens of the policy's turns: those that it sampled, or that a demonstration teaches."""
-        # Runs are few: lists of them take a fifth of the time of arrays.
+        """The number of tokens that the policy sampled, or that a demonstration teaches."""
+        # For a few runs, lists take a fifth of the time of arrays.
         starts, versions = self.version_runs.T.tolist()
         ends = (*starts[1:], len(self))
         return sum(
@@ -388,7 +405,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
-    """The number of elements with which both [T] begin."""
+    """The length of the common prefix of two arrays [T]."""
     shorter = min(len(left), len(right))
     differing = np.flatnonzero(left[:shorter] != right[:shorter])
     return int(differing[0]) if len(differing) else shorter
@@ -396,7 +413,7 @@ def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
 
 def dtype_of(hint: Any) -> np.dtype[Any] | None:
     """The dtype that the annotation of an array names, such as `NDArray[np.int32]`; None for other annotations."""
-    # NDArray is an alias of ndarray in older versions of numpy, and a type alias of its own from 2.5 on.
+    # NDArray is an alias of ndarray before numpy 2.5, and a separate type alias since.
     if get_origin(hint) is not get_origin(NDArray[Any]):
         return None
     element = get_args(hint)[-1]
@@ -419,16 +436,16 @@ def _check_array(owner: str, name: str, array: NDArray[Any], dtype: np.dtype[Any
 
 
 class _Runs(NamedTuple):
-    """The version runs of `length` tokens, with what holds for the tokens' other values in each of them."""
+    """The version runs of `length` tokens, and checks of other fields against them."""
 
     starts: list[int]
     versions: list[int]
     length: int
 
     def check(self, owner: str, least: int) -> None:
-        """`least` is 0, or `DEMONSTRATED` for a demonstration, all of whose learned tokens have that version."""
+        """Check the runs. `least` is `DEMONSTRATED` for a demonstration, else 0."""
         if self.starts[:1] != [0] or not all(map(lt, self.starts, [*self.starts[1:], self.length])):
-            raise InvariantError(f"{owner}: runs of versions do not cover {self.length} tokens: {self.starts!r:.100}")
+            raise InvariantError(f"{owner}: version runs do not cover {self.length} tokens: {self.starts!r:.100}")
         if least == DEMONSTRATED:
             if not {DEMONSTRATED} <= set(self.versions) <= {NO_VERSION, DEMONSTRATED}:
                 raise InvariantError(f"{owner}: a demonstration teaches no token, or has tokens of a policy version")
@@ -436,7 +453,7 @@ class _Runs(NamedTuple):
             raise InvariantError(f"{owner}: no token was sampled, or versions are less than {NO_VERSION}")
 
     def check_logprobs(self, owner: str, logprobs: NDArray[np.float32]) -> None:
-        # Both passes take the extreme of each run, and nan spreads to it.
+        # Both passes compute an extreme of each run. If a run has a nan, the extreme is nan.
         lowest, highest = np.minimum.reduceat(logprobs, self.starts), np.maximum.reduceat(logprobs, self.starts)
         for version, low, high in zip(self.versions, lowest.tolist(), highest.tolist(), strict=True):
             if version < 0:
@@ -460,7 +477,7 @@ class _Runs(NamedTuple):
                 branches.append(start)
         for start, end in pairwise([*branches, self.length]):
             if start == end or self._all_sampled(start, start + 1):
-                raise InvariantError(f"{owner}: branch [{start}, {end}) does not begin with a token that was given")
+                raise InvariantError(f"{owner}: branch [{start}, {end}) begins with a sampled token")
 
     def check_steps(self, owner: str, steps: tuple[Step, ...]) -> None:
         position = 0
@@ -469,7 +486,7 @@ class _Runs(NamedTuple):
                 raise self._out_of_order(owner, "step", start, end)
             position = end
             if start == end or not self._all_sampled(start, end):
-                raise InvariantError(f"{owner}: step [{start}, {end}) is empty, or not all of it was sampled")
+                raise InvariantError(f"{owner}: step [{start}, {end}) is empty, or has tokens that were not sampled")
 
     def _out_of_order(self, owner: str, what: str, start: int, end: int) -> InvariantError:
         return InvariantError(
@@ -477,11 +494,11 @@ class _Runs(NamedTuple):
         )
 
     def _all_sampled(self, start: int, end: int) -> bool:
-        """True if all of [start, end), which is not empty, was sampled."""
+        """True if all tokens of [start, end), which is not empty, were sampled."""
         return NO_VERSION not in self._versions_in(start, end)
 
     def none_sampled(self, start: int, end: int) -> bool:
-        """True if nothing of [start, end), which is not empty, was sampled."""
+        """True if no token of [start, end), which is not empty, was sampled."""
         return set(self._versions_in(start, end)) == {NO_VERSION}
 
     def _versions_in(self, start: int, end: int) -> list[int]:
@@ -490,11 +507,11 @@ class _Runs(NamedTuple):
 
 
 MAX_REASONS, MAX_REASON_CHARS = 32, 4000
-"""The largest number of reasons for one episode, and the largest length of each."""
+"""The largest number of reasons for one episode, and the largest length of a reason."""
 
 
 class Reason(NamedTuple):
-    """The judgement of the rule or manager `scorer` on an episode, in words."""
+    """An explanation of an episode's score as text, from the rule or manager `scorer`."""
 
     scorer: str
     text: str
@@ -504,14 +521,16 @@ class Reason(NamedTuple):
 class Labels:
     """The scores that the scoring pool adds to one trajectory.
 
-    `reward` is the shaped scalar that baselines compare; `outcome` is the verifier's own verdict. `step_scores`
-    float32[K] has one score a step, and `step_ends` int32[K] the exclusive end of each step's span in the trajectory's
-    tokens. Both are empty if no process model scored. `extra` holds named scores. `vote` is the answer in short:
-    attempts at a task that give the same answer have the same vote. It is empty if there is no answer. `reasons` are
-    the judgements of scorers in words.
+    - `reward`: the shaped scalar that baselines compare
+    - `outcome`: the verifier's unshaped score
+    - `step_scores` float32[K] and `step_ends` int32[K]: each step's score, and the exclusive end of its token span;
+      empty if no process model scored the trajectory
+    - `extra`: named scores
+    - `vote`: the short answer, which is the same text for attempts with the same answer; empty if there is no answer
+    - `reasons`: explanations by scorers
 
-    Raises InvariantError: a score is not finite as a float32, scores and ends do not pair, or ends do not increase.
-    Reasons are at most MAX_REASONS, of at most MAX_REASON_CHARS each.
+    Raises InvariantError: a score is not finite as a float32, step scores and ends differ in number, or ends do not
+    increase. There may be at most MAX_REASONS reasons of MAX_REASON_CHARS characters.
     """
 
     trajectory_id: str
@@ -538,7 +557,7 @@ class Labels:
 
 
 def process_score(labels: Labels) -> float | None:
-    """The scores of an episode's steps as one number: their aggregate, or else their mean; None without any."""
+    """The process score of an episode: the aggregate of its step scores, else their mean; None without step scores."""
     for name in ("process", "shadow/process"):
         if name in labels.extra:
             return labels.extra[name]
@@ -546,27 +565,29 @@ def process_score(labels: Labels) -> float | None:
 
 
 SCORES_OF_ALL = ("reward", "outcome")
-"""The scores that all labels have."""
+"""The names of the scores that all labels have."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabelNeeds:
-    """The needs of an algorithm, which the labels of every episode that it trains must meet: these scores among the
-    `extra` ones, and with `unit_steps` step scores in [-1, 1]."""
+    """The requirements of an algorithm for the labels of every trained episode.
+
+    `scores` are the required names in `extra`. `unit_steps`: step scores must be in [-1, 1].
+    """
 
     scores: tuple[str, ...] = ()
     unit_steps: bool = False
 
     def unmet(self, labels: Labels) -> str:
-        """Why the algorithm cannot train an episode with these labels, for people; empty if it can."""
+        """The reason why the algorithm cannot train an episode with these labels; empty if it can."""
         if missing := [name for name in self.scores if name not in labels.extra]:
             return (
-                f"the algorithm reads the scores {missing!r:.200}, and the labels have {sorted(labels.extra)!r:.500}; "
-                "score every episode so, or leave the names out of the algorithm"
+                f"the algorithm reads the scores {missing!r:.200}, but the labels have {sorted(labels.extra)!r:.500}; "
+                "add these scores to every episode, or remove their names from the algorithm"
             )
         largest = float(np.abs(labels.step_scores).max(initial=0.0))
         if self.unit_steps and largest > 1:
-            return f"its step scores reach {largest:g}, and the algorithm takes those in [-1, 1]"
+            return f"its step scores reach {largest:g}, but the algorithm needs step scores in [-1, 1]"
         return ""
 
 
@@ -575,8 +596,12 @@ NOTHING_NEEDED = LabelNeeds()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lease:
-    """A trajectory that a scorer shall score. `kinds` are the kinds of scores that it shall give now. `partial` has the
-    labels of earlier kinds, or None. `final`: these kinds are the last ones."""
+    """A trajectory for a scorer to score.
+
+    - `kinds`: the kinds of scores to give now
+    - `partial`: the labels of earlier kinds; None if these kinds are the first
+    - `final`: true if these kinds are the last
+    """
 
     task: Task
     trajectory: Trajectory
@@ -587,13 +612,16 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The trajectories that make learner step `step`, in order, recorded before it is handed out.
+    """The trajectories of learner step `step`, in order. The plan is recorded before it is handed out.
 
-    `version` is the learner's policy version at that step. `group_ids`, `tokens` (all of a trajectory's tokens),
-    `sampled` (the policy's tokens) and `weights` (importance weights of the sampler, at most 1) run parallel to `ids`.
-    `skipped` is the reason why the step trains nothing, if a user skipped the plan for good. `shared` is parallel, too,
-    or empty if it is not known: the number of tokens that a trajectory shares with the beginning of the one before it
-    in its group. `demonstrations` are the indices of the trajectories that no policy sampled.
+    - `version`: the learner's policy version at this step
+    - `ids`: the trajectories. The following lists are parallel to `ids`
+    - `group_ids`: the group of each trajectory
+    - `tokens`: the number of all tokens, `sampled`: the number of the policy's tokens
+    - `weights`: the sampler's importance weights, at most 1
+    - `shared`: the length of the common prefix with the previous trajectory of the same group; empty if unknown
+    - `demonstrations`: the indices in `ids` of demonstrations
+    - `skipped`: the reason why the step trains nothing, if a user skipped the plan; else empty
     """
 
     step: int

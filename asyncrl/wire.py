@@ -1,13 +1,13 @@
-"""Messages and the data types of `types` as frames: a small msgpack header, then one raw buffer an array.
+"""Encodes messages and the data types of `types` as frames: a small msgpack header, then one raw buffer per array.
 
 The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack, and
 decoded arrays are views of the received buffers.
 
-The codec trusts no sender. Before it builds anything, it walks over the header: every element that a list announces
-must have arrived. Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the size of a
-message bounds the memory and the time that it takes.
+The decoder trusts no sender. It first walks over the header, and refuses a list with fewer elements than announced.
+Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the memory and time for a message
+are bounded by its size.
 
-`encode` replaces characters without an encoding, and cuts a `reason`. Integers of more than 64 bits, which msgpack
+`encode` replaces characters without an encoding, and truncates a `reason`. Integers of more than 64 bits, which msgpack
 lacks, are an extension type.
 """
 
@@ -33,24 +33,25 @@ T = TypeVar("T")
 PROTOCOL = 5
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
-"""The bound for headers that carry many tasks with their prompts, from a side that is known."""
+"""The largest header of a message with many tasks, which is accepted only from a trusted peer."""
 MAX_DEPTH = 100
 """The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
-"""The lists and maps of a trajectory's body around the arguments of a tool."""
+"""The nesting depth of a tool call's arguments in a trajectory's body."""
 TASKS_BYTES = 64 << 20
-"""The largest size of the tasks in one reply; others come with the next one. A ground truth may have megabytes."""
+"""The largest size of the tasks in one reply; the next reply has further tasks. A ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
-"""The `reason` in a body tells people why something failed. It may come from an exception of any length."""
+"""The largest length of a `reason`, which explains a failure to people and may come from a long exception."""
 FEW_LISTS = 1000
-"""`check_keys` looks at a body that has more bytes which may begin lists."""
+"""`check_keys` skips bodies with at most this number of bytes that may begin a list."""
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
-"""The bytes of the largest such integer. Python writes no integer of more than 4300 digits as text."""
+"""The bytes of the largest such integer. Python cannot convert integers of more than 4300 digits to text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
-"""The longest side of an array without elements. No bytes bound its shape, but readers take memory by its length."""
+"""The longest side of an array without elements. The size of a message does not bound such a shape, but readers may
+allocate memory by its length."""
 
 Buffer = bytes | bytearray | memoryview
 _DTYPES = {name: np.dtype(name) for name in ("<i4", "<i8", "<f4", "<f8", "|b1", "|u1", "<u2")}
@@ -73,7 +74,7 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def _float(value: Any) -> float:
-    """numpy's float64 is a float, which msgspec takes for something else."""
+    """Convert numpy's float64, which is a float but which msgspec does not accept. Raises TypeError: another type."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"{type(value).__name__} {value!r:.50} is no plain value")
@@ -81,12 +82,12 @@ def _float(value: Any) -> float:
 
 def _large_integer(code: int, data: memoryview) -> int:
     if code != LARGE_INTEGER or len(data) > MAX_INTEGER_BYTES:
-        raise ValueError(f"an extension value {code} of {len(data)} bytes is none of ours")
+        raise ValueError(f"an extension value {code} of {len(data)} bytes is not supported")
     return int.from_bytes(data, "big", signed=True)
 
 
 def decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
-    """A decoder of a type that has values of users: their integers may have more than 64 bits."""
+    """A decoder for a type with user values, whose integers may have more than 64 bits."""
     return msgspec.msgpack.Decoder(kind, ext_hook=_large_integer)
 
 
@@ -103,10 +104,10 @@ _NO_LISTS = bytes(set(range(256)) - _LISTS)
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """One message. `sequence` pairs a reply with its request. `frames` are those that it was decoded from, if any.
+    """One message. `sequence` pairs a reply with its request. `frames` are the received frames of a decoded message.
 
-    `content` is the body: a mapping of plain values or a typed struct to send, packed bytes as they were received. Read
-    those as plain values by `body`, or typed by `read`.
+    `content` is the body: a mapping of plain values or a typed struct in a message to send, packed bytes in a received
+    message. `body` reads packed bytes as plain values, `read` as a type.
     """
 
     kind: str
@@ -117,7 +118,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @cached_property
     def body(self) -> Mapping[str, Any]:
-        """The body as plain values. Raises WireError: it has other values, or is nested too deep."""
+        """The body as plain values. Raises WireError: a value is not plain, or is nested too deep."""
         if not isinstance(self.content, msgspec.Raw):
             return self.content  # type: ignore[no-any-return]
         values: Mapping[str, Any] = self.read(_BODY)
@@ -125,9 +126,9 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
         return values
 
     def read(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
-        """The body as the type of `decoder`, which ignores unknown fields. Raises WireError: it is not valid.
+        """The body as the type of `decoder`, without unknown fields. Raises WireError: the body is not valid.
 
-        Values that the type leaves open (`Any`) still need `check_plain`.
+        Call `check_plain` for fields of type `Any`.
         """
         packed = self.content if isinstance(self.content, msgspec.Raw) else pack(self.content, "its body")
         try:
@@ -138,10 +139,11 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
 
 
 def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[Buffer]:
-    """Frames of a message; array frames share memory with the arrays. Half of a surrogate pair becomes a question mark.
+    """The frames of a message. Array frames share memory with the arrays. Half of a surrogate pair becomes a question
+    mark.
 
-    Raises WireError: the header would be larger than the other side takes, or a value of the body has no encoding. That
-    is an object, an integer of thousands of digits, or a list within hundreds of others.
+    Raises WireError: the header is larger than `max_header_bytes`, or a value of the body cannot be encoded. Examples
+    are an object, an integer of thousands of digits, and a list nested hundreds deep.
     """
     arrays = [np.asarray(array, order="C") for array in message.arrays.values()]
     layout = [(name, array.dtype.str, array.shape) for name, array in zip(message.arrays, arrays, strict=True)]
@@ -158,7 +160,7 @@ def encode(message: Message, max_header_bytes: int = MAX_HEADER_BYTES) -> list[B
 
 
 def pack(value: Any, what: str) -> bytes:
-    """Typed or plain values in msgpack. Raises WireError: `what` has no encoding."""
+    """A typed or plain value in msgpack. Raises WireError, which names `what`: the value cannot be encoded."""
     try:
         try:
             return _ENCODER.encode(value)
@@ -171,7 +173,7 @@ def pack(value: Any, what: str) -> bytes:
 
 
 def _with_large_integers(value: Any) -> Any:
-    """Raises OverflowError: an integer has too many digits."""
+    """The value with large integers as extension values. Raises OverflowError: an integer has too many digits."""
     match value:
         case int() if not -(1 << 63) <= value < 1 << 64:
             if (size := value.bit_length() // 8 + 1) > MAX_INTEGER_BYTES:
@@ -185,12 +187,12 @@ def _with_large_integers(value: Any) -> Any:
 
 
 def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -> Message:
-    """The message in `frames`, whose body is read later. Raises WireError with the reason where they are malformed."""
+    """The message in `frames`, whose body is decoded later. Raises WireError: the frames are malformed."""
     if not frames:
         raise WireError("a message needs a header frame")
     header = _read_header(frames[0], max_header_bytes)
     if len(header.arrays) != len(frames) - 1:
-        raise WireError(f"the header announces {len(header.arrays)} arrays, {len(frames) - 1} came")
+        raise WireError(f"the header announces {len(header.arrays)} arrays, but {len(frames) - 1} came")
     arrays: dict[str, NDArray[Any]] = {}
     for (name, code, shape), frame in zip(header.arrays, frames[1:], strict=True):
         if name in arrays:
@@ -201,36 +203,36 @@ def decode(frames: Sequence[Buffer], max_header_bytes: int = MAX_HEADER_BYTES) -
 
 def _read_header(frame: Buffer, max_bytes: int) -> _Header:
     if len(frame) > max_bytes:
-        raise WireError(f"the header has {len(frame)} bytes; at most {max_bytes} are taken")
+        raise WireError(f"the header has {len(frame)} bytes; at most {max_bytes} are allowed")
     try:
-        # A decoder takes memory for as many elements as a list announces. The walk builds nothing, and fails where
-        # they have not come.
+        # A decoder allocates memory for all elements that a list announces. The walk builds nothing, and fails if
+        # elements are missing.
         _WALK.decode(frame)
         header = _HEADER.decode(frame)
     except _UNREADABLE as error:
         raise WireError(f"the header must be [protocol, kind, sequence, body, arrays] in msgpack: {error}") from error
     if header.protocol != PROTOCOL:
         raise WireError(
-            f"the message has protocol {header.protocol}, and this side reads {PROTOCOL}; use one asyncrl version"
+            f"the message has protocol {header.protocol}, but this side reads {PROTOCOL}; use the same asyncrl version"
         )
     if len(header.arrays) > MAX_ARRAYS:
-        raise WireError(f"the header announces {len(header.arrays)} arrays; at most {MAX_ARRAYS} are taken")
+        raise WireError(f"the header announces {len(header.arrays)} arrays; at most {MAX_ARRAYS} are allowed")
     return header
 
 
 def _array(name: str, code: str, shape: list[int], frame: Buffer) -> NDArray[Any]:
     dtype = _DTYPES.get(code)
     if dtype is None or len(shape) > 8:
-        raise WireError(f"array {name!r:.50} is {code!r:.50}{shape!r:.50}; take a dtype of {sorted(_DTYPES)}")
+        raise WireError(f"array {name!r:.50} is {code!r:.50}{shape!r:.50}; use a dtype of {sorted(_DTYPES)}")
     announced = dtype.itemsize
     for size in shape:
         if not 0 <= size < 1 << 40:
             raise WireError(f"array {name!r:.50} has the impossible shape {shape!r:.100}")
         announced *= size
     if announced != len(frame):
-        raise WireError(f"array {name!r:.50} announces {announced} bytes, {len(frame)} came")
+        raise WireError(f"array {name!r:.50} announces {announced} bytes, but {len(frame)} came")
     if not announced and max(shape) > MAX_EMPTY_SIDE:
-        raise WireError(f"array {name!r:.50} is empty, and claims {max(shape)} rows of nothing")
+        raise WireError(f"array {name!r:.50} is empty, but has a side of {max(shape)}")
     if code == "|b1" and announced and np.frombuffer(frame, np.uint8).max() > 1:
         raise WireError(f"array {name!r:.50} has truth values other than 0 and 1")
     array = np.frombuffer(frame, dtype)
@@ -238,10 +240,10 @@ def _array(name: str, code: str, shape: list[int], frame: Buffer) -> NDArray[Any
 
 
 def check_keys(packed: Buffer | msgspec.Raw) -> None:
-    """Raises MsgspecError or WireError: a map in `packed` has a key that is no text, or it is nested too deep.
+    """Raises MsgspecError or WireError: a map in `packed` has a key that is not text, or `packed` is nested too deep.
 
-    A sender can choose lists that have the same hash. As keys of one map, thousands would make reading take minutes. A
-    few do no harm, and `check_plain` refuses those.
+    A malicious sender can use thousands of lists with the same hash as keys of one map, which would take minutes to
+    decode. A few such keys are harmless, and `check_plain` refuses them.
     """
     raw = bytes(packed)
     if len(raw.translate(None, _NO_LISTS)) <= FEW_LISTS or not any(map(raw.__contains__, _LARGE_MAPS)):
@@ -256,8 +258,10 @@ def check_keys(packed: Buffer | msgspec.Raw) -> None:
 
 
 def check_plain(value: Any, max_depth: int = MAX_DEPTH, scalars: Collection[type] = _SCALARS) -> None:
-    """Raises WireError: `value` is not made of `scalars` (text, numbers, bytes, null), lists, and maps with keys of
-    text; or lists and maps are within each other more than `max_depth` deep."""
+    """Raises WireError: `value` is not plain, or is nested more than `max_depth` deep.
+
+    Plain values are `scalars` (by default text, numbers, bytes and null), lists, and maps whose keys are text.
+    """
     level = [value]
     for _ in range(max_depth + 1):
         level = [inner for node in level if type(node) not in scalars for inner in _items(node)]
@@ -277,17 +281,17 @@ def _items(node: Any) -> Any:
 
 
 def join(frames: Sequence[Buffer]) -> bytes:
-    """Frames as one value for a store: their count, their lengths, then their bytes."""
+    """The frames as one value for a store: the number of frames, their lengths, then their bytes."""
     return b"".join(join_parts(frames))
 
 
 def join_parts(frames: Sequence[Buffer]) -> list[Buffer]:
-    """The parts of which `join` makes its value."""
+    """The parts that `join` concatenates."""
     return [struct.pack(f"<{len(frames) + 1}I", len(frames), *map(len, frames)), *frames]
 
 
 def split(value: Buffer) -> list[memoryview]:
-    """The frames of a joined value, as views of it. Raises WireError where lengths do not add up."""
+    """The frames in a value of `join`, as views. Raises WireError: the lengths do not add up."""
     view = memoryview(value)
     if len(view) < _COUNT.size:
         raise WireError("a stored value is too short for its frame table")
@@ -300,13 +304,15 @@ def split(value: Buffer) -> list[memoryview]:
         frames.append(view[start : start + length])
         start += length
     if start != len(view):
-        raise WireError(f"a stored value has {len(view)} bytes, its frames announce {start}")
+        raise WireError(f"a stored value has {len(view)} bytes, but its frames announce {start}")
     return frames
 
 
 class _Codec(Generic[T]):
-    """A data type as a message, derived from its fields: the arrays as frames, all others as the body. `renamed` are
-    fields that have another name on the wire."""
+    """Converts a data type to a message and back: array fields become frames, all other fields the body.
+
+    `renamed` maps fields to their names in messages.
+    """
 
     def __init__(self, kind: str, noun: type[T], **renamed: str) -> None:
         types = get_type_hints(noun)
@@ -325,14 +331,14 @@ class _Codec(Generic[T]):
         return Message(self._kind, sequence, body, arrays)
 
     def read(self, message: Message) -> T:
-        """Raises WireError: the message is malformed, or breaks an invariant of the data type."""
+        """The object in a message. Raises WireError: the message is malformed, or breaks an invariant of the type."""
         values = dict(zip(self._plain, self._values(message.read(self._decoder)), strict=True))
         try:
             for name, wire_name in self._arrays:
                 values[name] = message.arrays[wire_name]
             return self._noun(**values)
         except (KeyError, ValueError) as error:
-            raise WireError(f"a message {self._kind!r} is none: {type(error).__name__}: {error}") from error
+            raise WireError(f"a message {self._kind!r} is invalid: {type(error).__name__}: {error}") from error
 
 
 _RENAMED = {"task_id": "task", "group_id": "group", "version_runs": "versions"}
@@ -345,11 +351,11 @@ trajectory_message = _TRAJECTORY.message
 labels_message = _LABELS.message
 """Labels as a message of kind `labels`."""
 read_labels = _LABELS.read
-"""The labels in a message. Raises WireError where they are malformed or not finite."""
+"""The labels in a message. Raises WireError: they are malformed or not finite."""
 
 
 def read_trajectory(message: Message) -> Trajectory:
-    """The trajectory in a message. Raises WireError where it is malformed or breaks an invariant."""
+    """The trajectory in a message. Raises WireError: it is malformed or breaks an invariant."""
     trajectory = _TRAJECTORY.read(message)
     for turn in trajectory.turns:
         for call in turn.tool_calls:
@@ -363,12 +369,12 @@ def task_body(task: Task) -> dict[str, Any]:
 
 
 def task_bytes(task: Task) -> int:
-    """The bytes of a task in a header. Raises WireError: it has no encoding."""
+    """The size of a task in a header, in bytes. Raises WireError: the task cannot be encoded."""
     return len(pack(task, f"task {task.id:.50}"))
 
 
 def read_task(body: Any) -> Task:
-    """The task in plain values. Raises WireError where it is malformed."""
+    """The task in plain values. Raises WireError: the values are malformed."""
     try:
         return msgspec.convert(body, Task)
     except _UNREADABLE as error:
@@ -380,12 +386,12 @@ def _plain(noun: Any) -> Any:
 
 
 def run_field(run: RunIdentity | None) -> dict[str, Any]:
-    """The field of a request's body that names the requester's run; nothing where there is none."""
+    """The field `run` for a request's body; empty if the run is None."""
     return {} if run is None else {"run": [run.name, run.id]}
 
 
 def run_of(request: Message) -> RunIdentity | None:
-    """The run that a request names."""
+    """The run that a request names; None if it names none."""
     match request.read(_RUN).run:
         case [str(name), str(number)]:
             return RunIdentity(name, number)
@@ -393,11 +399,11 @@ def run_of(request: Message) -> RunIdentity | None:
 
 
 def check_run(theirs: RunIdentity | None, kind: str, own: RunIdentity, server: str, port: str) -> None:
-    """Raises RefusedError: a request of `kind` belongs to another run than the server's `own`, or names none. `port` is
-    the setting of the server's port."""
+    """Raises RefusedError: a request names a run other than the server's `own`, or names no run.
+
+    `kind`, `server` and `port` (the setting of the server's port) are for the message.
+    """
     if theirs is None:
-        raise RefusedError(f"this is the {server} of run {own}; {kind!r:.50} does not say which run's it is")
+        raise RefusedError(f"this is the {server} of run {own}, but the request {kind!r:.50} names no run")
     if not theirs.may_be(own):
-        raise RefusedError(
-            f"this is the {server} of run {own}, not of {theirs}: look at network.host, {port} and run.*"
-        )
+        raise RefusedError(f"this is the {server} of run {own}, not of {theirs}: check network.host, {port} and run.*")

@@ -1,20 +1,19 @@
-"""How many milliseconds does each estimator, correction and loss take, beside a straightforward loop?
+"""Measures the milliseconds of each advantage, correction and loss, compared with a straightforward loop.
 
-B sequences of T tokens, float32, one thread; every figure is processor time, the least of several runs, so that other
+B sequences of T tokens, float32, one thread. Every figure is the least processor time of several runs, so that other
 processes on the machine disturb it little.
 
-- view: picking the policy tokens out of the packed ones, once for all that follows in `prepare`, once in each loss.
-- advantage: from there to advantages [N]. The loop is padded: over time with a vector over sequences, or over sequences
-  (a reward against its group, scores onto steps).
-- correction: from there to weights and rejections [N].
-- loss: forward and backward of `Algorithm.loss` with truncated weights, aggregation and all metrics. The loop does the
-  same for one sequence after the other.
+- view: selects the policy tokens among the packed ones, once in `prepare` and once in each loss.
+- advantage: computes advantages [N] from the view. The loop is padded, and runs over time or over sequences.
+- correction: computes weights and rejections [N] from the view.
+- loss: forward and backward of `Algorithm.loss` with truncated weights, aggregation and all metrics. The loop handles
+  one sequence after the other.
 
-One tensor of 30 MiB is made and freed first, as every forward pass of a model does many times: from then on glibc keeps
-pages of that size, where before it handed them back after each formula and took them anew.
+One tensor of 30 MiB is allocated and freed first, as a model's forward pass does. From then on glibc keeps pages of
+that size instead of returning them after each formula.
 
-The floor is the time in which a copy moves the bytes that must be read and written once. `--share` is the share of
-tokens that the policy sampled, at the end of each turn of 512 tokens.
+The floor is the time of copying the bytes that must be read and written once. `--share` is the share of tokens that the
+policy sampled, at the end of each turn of 512 tokens.
 
     python -m benchmarks.algorithms --batch 256 --length 4096 --share 1.0
 """
@@ -42,12 +41,12 @@ from benchmarks.record import write_result
 
 GROUP, TURN = 8, 512
 PARAMETERS: dict[str, dict[str, Any]] = {"gdpo": {"weights": {"format": 1.0, "style": 1.0}}, "reject": {"high": 0.1}}
-"""What a part cannot do without."""
+"""Required parameters of parts."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One measurement; bytes are those of a token that must be moved."""
+    """One measurement. `bytes` must be moved for each token."""
 
     kind: str
     name: str
@@ -57,7 +56,7 @@ class Row:
 
 
 def alone(values: Tensor) -> Tensor:
-    """The sum over the ranks of a learner with one."""
+    """Return the sum over ranks, for a learner with one rank."""
     return values
 
 
@@ -72,7 +71,7 @@ def least_ms(work: Callable[[], Any], runs: int) -> float:
 
 
 def make_batch(batch: int, length: int, share: float) -> tuple[Episodes, Tokens]:
-    """Groups of eight; in each turn of 512 tokens the last `share` of them are the policy's."""
+    """Make groups of eight. The last `share` of the tokens of each turn of 512 are the policy's."""
     generator = torch.Generator().manual_seed(0)
     size = batch * length
     position = torch.arange(length).repeat(batch)
@@ -131,7 +130,7 @@ def advantage_rows(episodes: Episodes, tokens: Tokens, shape: tuple[int, int], r
 
 
 def correction_rows(episodes: Episodes, tokens: Tokens, runs: int) -> Iterator[Row]:
-    """Each rule that is applied before the updates, after a truncation where it needs weights."""
+    """Measure each correction; one that needs weights follows a truncation."""
     view, proximal = PolicyTokens.of(tokens), _there(tokens.proximal)
     for name in registry.parts("correction"):
         rules = [_part("correction", name)]
@@ -180,13 +179,13 @@ def _part(kind: str, name: str) -> Any:
 
 
 def _there(values: Tensor | None) -> Tensor:
-    """What `make_batch` gives, and the learner's tokens may lack."""
+    """Return a tensor that `make_batch` always sets. Its type allows None, because a learner's batch may lack it."""
     assert values is not None
     return values
 
 
 def over_time(advantage: TokenAdvantage, episodes: Episodes, tokens: Tokens, shape: tuple[int, int]) -> Tensor:
-    """A recursion over padded columns, from the last, with one vector over the sequences at each."""
+    """A backward recursion over padded time steps, with one vector over the sequences at each step."""
     mask, values = tokens.mask.view(shape), _there(tokens.values).view(shape)
     ratio = (_there(tokens.proximal) - tokens.behaviour).view(shape).exp().clamp(max=1)
     rewards = torch.zeros(shape)
@@ -202,7 +201,7 @@ def over_time(advantage: TokenAdvantage, episodes: Episodes, tokens: Tokens, sha
 
 
 def over_sequences(advantage: Advantage, episodes: Episodes, tokens: Tokens, shape: tuple[int, int]) -> Tensor:
-    """One padded row after the other: the reward against its group, and each step's score up to its end."""
+    """A loop over padded rows: compares the reward with its group, and spreads each step's score over the step."""
     mask, result = tokens.mask.view(shape), torch.zeros(shape)
     for row in range(shape[0]):
         members = episodes.group == episodes.group[row]
@@ -215,7 +214,7 @@ def over_sequences(advantage: Advantage, episodes: Episodes, tokens: Tokens, sha
 
 
 def seconds_a_byte() -> float:
-    """Of a copy that is too large for the caches, each byte counted once read and once written."""
+    """Time a copy that exceeds the caches, counting each byte once for the read and once for the write."""
     source = torch.zeros(1 << 26)
     target = torch.empty_like(source)
     return least_ms(lambda: target.copy_(source), 5) / 1e3 / (8 * source.numel())
@@ -226,7 +225,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=256, help="sequences, a multiple of 8")
     parser.add_argument("--length", type=int, default=4096, help="tokens of each, a multiple of 512")
     parser.add_argument("--share", type=float, default=1.0, help="share of the tokens that the policy sampled")
-    parser.add_argument("--runs", type=int, default=10, help="runs of which the least counts")
+    parser.add_argument("--runs", type=int, default=10, help="runs, of which the fastest counts")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.empty(30 << 18).zero_()

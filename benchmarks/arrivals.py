@@ -1,4 +1,4 @@
-"""Tokens a second from the times at which answers arrived, and what a push took away from them. Times are seconds."""
+"""Computes tokens a second from the arrival times of answers, and the cost of a push. Times are in seconds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Arrivals:
         return self.tokens(begin, end) / (end - begin)
 
     def windows(self, begin: float, width: float, count: int) -> list[float]:
-        """The rates of `count` windows in a row."""
+        """The rates of `count` consecutive windows."""
         return [self.rate(begin + index * width, begin + (index + 1) * width) for index in range(count)]
 
     def longest_gap(self, begin: float, end: float) -> float:
@@ -35,7 +35,7 @@ class Arrivals:
         return self._longest(bisect_left(self._times, begin), bisect_right(self._times, end))
 
     def longest_gap_around(self, begin: float, end: float) -> float:
-        """The longest time between two arrivals that [begin, end] has a part of; its ends may lie outside."""
+        """The longest time between two arrivals that overlaps [begin, end]."""
         return self._longest(max(0, bisect_right(self._times, begin) - 1), bisect_left(self._times, end) + 1)
 
     def _longest(self, first: int, last: int) -> float:
@@ -45,10 +45,10 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class PushCost:
-    """What one push took. Rates are tokens a second in the calm time before, in the push, and in a calm time behind it.
+    """The cost of one push. Rates are tokens a second in the calm time before, in the push, and in the calm time after.
 
-    `standstill_s` is the longest time around the push in which no answer came, less the longest in the calm time.
-    `lost_s` is the seconds of generation at the rate before that are missing by the end of the time behind it.
+    `standstill_s` is the longest time around the push in which no answer came, less the longest such time before it.
+    `lost_s` is the lost generation by the end of the calm time after, in seconds at the rate before the push.
     """
 
     push_s: float
@@ -60,9 +60,9 @@ class PushCost:
 
 
 def cost_of(arrivals: Arrivals, begin: float, end: float, calm_s: float) -> PushCost:
-    """The cost of a push that lasted from `begin` to `end`, with `calm_s` of calm time before and behind it.
+    """The cost of a push that lasted from `begin` to `end`, with `calm_s` of calm time before and after.
 
-    Raises ValueError: nothing came in the calm time before.
+    Raises ValueError: no answer arrived in the calm time before.
     """
     before = arrivals.rate(begin - calm_s, begin)
     if not before:

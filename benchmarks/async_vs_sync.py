@@ -1,4 +1,4 @@
-"""How much faster is asynchronous than synchronous training when tools are slow now and then?
+"""Compares asynchronous with synchronous training when some tool calls are slow.
 
 The demo task and policy, with a calculator whose delays are heavy-tailed (Pareto), at several age bounds; `max_lag = 0`
 is synchronous training with the same code, and the baseline of every ratio.
@@ -27,7 +27,7 @@ FIRST = 2
 
 
 def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
-    """Train `steps` steps at one age bound; the first FIRST are left out of every figure."""
+    """Train at one age bound. `steps` steps count, after the first FIRST."""
     name = f"lag-{max_lag}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
     command = [
@@ -45,7 +45,7 @@ def run(max_lag: int, steps: int, overrides: list[str]) -> dict[str, Any]:
 
 
 def figures(max_lag: int) -> dict[str, Any]:
-    """What the metrics of the run at one age bound say."""
+    """Compute the figures of the run at one age bound from its metrics."""
     name = f"lag-{max_lag}"
     learner = [line for line in read_lines(metrics_file(RUNS / name, "learner")) if "reward/mean" in line]
     actors = read_lines(metrics_file(RUNS / name, "actor-0"))

@@ -1,9 +1,10 @@
-"""How good are the forecasts of `asyncrl plan`?
+"""Compares the forecasts of `asyncrl plan` with measured runs.
 
-Each run that `benchmarks.async_vs_sync` left in runs/async_vs_sync is forecast at its own rates, which tests the
-simulation. With --rates-of it is also forecast at those of the run with that bound, which tests the use of a run for
-another one; for this the machine must have done nothing else during all of the runs. Forecasts simulate many more
-steps than the runs have, so that chance is in the measured rates alone: their standard error says how much of it.
+Each run of `benchmarks.async_vs_sync` in runs/async_vs_sync is forecast from its own rates, which tests the simulation.
+With --rates-of it is also forecast from the rates of the run with that age bound, which tests forecasts of other
+settings. For this the machine must have done nothing else during all runs. Forecasts simulate many more steps than the
+runs have, so the standard error of the measured rates is the only chance.
+
 Draws docs/planning.png. Then it times a forecast for 10,000 GPUs.
 
     python -m benchmarks.capacity
@@ -41,14 +42,14 @@ def forecast(run: RunDescription, max_lag: int) -> Forecast:
 
 
 def standard_error(max_lag: int) -> float:
-    """That of the measured seconds of a step, as a share of their mean."""
+    """The standard error of the measured seconds of a step, as a share of their mean."""
     lines = read_lines(metrics_file(RUNS / f"lag-{max_lag}", "learner"))[FIRST:]
     seconds = [line["seconds/step"] for line in lines]
     return float(statistics.stdev(seconds) / len(seconds) ** 0.5 / statistics.mean(seconds))
 
 
 def compare(max_lag: int, rates_of: int | None) -> dict[str, Any]:
-    """Figures of the run at one age bound beside its forecasts."""
+    """The measured figures of the run at one age bound, and its forecasts."""
     measured = {**figures(max_lag), "standard_error": standard_error(max_lag)}
     folders = {"own_rates": RUNS / f"lag-{max_lag}"}
     if rates_of is not None:
@@ -68,7 +69,7 @@ def compare(max_lag: int, rates_of: int | None) -> dict[str, Any]:
 
 
 def large(run: RunDescription) -> dict[str, float]:
-    """Seconds of what `asyncrl plan --gpus 10000 --batch-size 65536` does."""
+    """Time `asyncrl plan --gpus 10000 --batch-size 65536`."""
     sizes = replace(run.sizes, batch_size=65536)
     begun, worked = time.perf_counter(), time.process_time()
     rows = [simulate(replace(run, sizes=each), STEPS) for each in splits(replace(run, sizes=sizes), 10_000)]

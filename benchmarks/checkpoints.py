@@ -1,15 +1,16 @@
-"""What do loading a model and saving checkpoints cost the learner?
+"""Measures the cost of loading a model and of saving checkpoints in the learner.
 
-A Qwen3 model with random weights in bfloat16 files, AdamW. Loading: seconds, and the peak of the process's memory over
-what it had before, in shares of the rank's float32 weights. `--whole` loads it as every rank would do where the files
-cannot be read shard by shard; `--made` leaves loading out. Saving: how long training waits, after how many seconds the
-next update could begin, and until when the checkpoint is complete; a learner that wrote its checkpoints itself would
-wait until then. With several ranks figures are those of rank 0, and sizes all ranks'.
+A Qwen3 model with random weights in bfloat16 files, AdamW. Loading: seconds, and the growth of the process's peak
+memory, in shares of the rank's float32 weights. `--whole` loads the model as a rank does if it cannot read the files
+shard by shard. `--made` skips loading.
+
+Saving: the seconds for which training waits, until the next update can begin, and until the checkpoint is complete. A
+learner without a writing thread would wait until then. With several ranks times are of rank 0, and sizes of all ranks.
 
     python -m benchmarks.checkpoints --shape 120M
 
-Each figure is printed as soon as it is known. Large states take long to write: after `--limit` seconds what is not
-complete is left. The folder has room for one checkpoint: the one before is removed before the next one begins.
+Each figure is printed as soon as it is known. A checkpoint that is not complete after `--limit` seconds is abandoned.
+The previous checkpoint is removed before the next one begins, so the folder needs room for one.
 
     python -m benchmarks.checkpoints --shape 4B --made --ranks 2 --saves 2 --limit 90
 """
@@ -47,7 +48,7 @@ POLL_S = 0.1
 
 @dataclass
 class Result:
-    """Sizes in GB. Of the saves the first, and then each later one; None: it was not complete in time."""
+    """The measurements. Sizes are in GB. Lists have one entry for each save; None: it was not complete in time."""
 
     shape: str
     ranks: int
@@ -61,7 +62,7 @@ class Result:
 
 
 def memory_gb(name: str) -> float:
-    """A figure of this process: VmRSS, or VmHWM, its peak."""
+    """The resident memory of this process in GB: VmRSS now, or VmHWM at its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(name)) * 1024 / 1e9
 
@@ -76,12 +77,12 @@ def load(folder: Path, whole: bool, ranks: Ranks) -> Policy:
 
 
 def loaded(options: argparse.Namespace, folder: Path, ranks: Ranks, result: Result) -> Policy:
-    """The model from files, which rank 0 writes first; measures what loading costs."""
+    """Load the model from files that rank 0 writes first, and measure the cost."""
     model = folder / "model"
     if ranks.rank == 0:
         make_model(options.shape, torch.bfloat16, ranks.device.type).save_pretrained(model)
     ranks.barrier()
-    # The kernel counts the peak anew from here on.
+    # Resets the peak that the kernel counts.
     Path("/proc/self/clear_refs").write_text("5")
     before, started = memory_gb("VmRSS"), time.perf_counter()
     policy = load(model, options.whole, ranks)
@@ -97,7 +98,7 @@ def made(options: argparse.Namespace, ranks: Ranks) -> Policy:
 
 
 def save(checkpoints: Checkpoints, trained: Trainable[Policy], step: int, result: Result, ranks: Ranks) -> float:
-    """Begin a checkpoint, and measure until training may go on. Returns when this began."""
+    """Begin a checkpoint, and measure until training may continue. Returns the time of the beginning."""
     ranks.barrier()
     started = time.perf_counter()
     checkpoints.save(Progress(step=step), {"policy": trained})
@@ -110,7 +111,7 @@ def save(checkpoints: Checkpoints, trained: Trainable[Policy], step: int, result
 
 
 def is_complete(checkpoints: Checkpoints, ranks: Ranks, deadline: float) -> bool:
-    """Wait for the checkpoint until the deadline; whether it is complete, on all ranks."""
+    """Wait for the checkpoint until the deadline. True if it is complete on all ranks."""
     while not ranks.agree(checkpoints.completed()):
         if ranks.any(time.perf_counter() > deadline):
             return False
@@ -119,7 +120,7 @@ def is_complete(checkpoints: Checkpoints, ranks: Ranks, deadline: float) -> bool
 
 
 def measure(options: argparse.Namespace, folder: Path, ranks: Ranks) -> Result:
-    """The figures of rank 0, as far as they are there by the limit."""
+    """Measure on rank 0; figures that take longer than the limit are missing."""
     deadline = time.perf_counter() + options.limit
     result = Result(options.shape, ranks.size)
     policy = made(options, ranks) if options.made else loaded(options, folder, ranks, result)
@@ -133,7 +134,7 @@ def measure(options: argparse.Namespace, folder: Path, ranks: Ranks) -> Result:
         ranks, f"{result.state_gb:.1f} GB of state, {result.weights_gb:.1f} GB of it weights; loading {result.load_s} s"
     )
     checkpoints = Checkpoints(folder / "checkpoints", 1, ranks)
-    # As after the first step of a run; the first save waits for what is left of it.
+    # As after the first step of a run: the first save waits for the rest of this warm-up.
     checkpoints.prepare({"policy": trained})
     time.sleep(STEP_S)
     for step in range(1, options.saves + 1):
@@ -162,8 +163,8 @@ def main() -> None:
     parser.add_argument("--made", action="store_true", help="make the model on the device, without files")
     parser.add_argument("--saves", type=int, default=3)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which no checkpoint is waited for")
-    parser.add_argument("--folder", type=Path, help="where checkpoints go; left out: a temporary folder")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds after which a checkpoint is abandoned")
+    parser.add_argument("--folder", type=Path, help="folder for checkpoints (default: a temporary folder)")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     if Membership.of_this_process() is not None:

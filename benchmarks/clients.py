@@ -1,4 +1,4 @@
-"""Who posts the requests: our fleet, or a bare asyncio client that does not look at what it gets."""
+"""Clients that post requests: asyncrl's fleet, and a bare asyncio client that ignores the answers."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from asyncrl.engine.sglang.requests import generate_body
 from asyncrl.types import Sampling
 
 Client = Callable[[NDArray[np.int32], int], Awaitable[None]]
-"""Has so many tokens sampled behind a prompt. Raises where it gets fewer."""
+"""Samples that many tokens after a prompt. Raises an error if it gets fewer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Requests of `prompt` random tokens, for `output` sampled ones each."""
+    """Requests with `prompt` random tokens, each for `output` sampled tokens."""
 
     prompt: int
     output: int
     vocabulary: int
 
     def prompts(self, rng: np.random.Generator, count: int) -> list[NDArray[np.int32]]:
-        """Distinct ones, so that no prefix is cached."""
+        """Return distinct prompts, so that no prefix is cached."""
         return list(rng.integers(0, self.vocabulary, (count, self.prompt), dtype=np.int32))
 
 
 def fleet_client(fleet: Fleet) -> Client:
-    """As an episode of one turn does."""
+    """Request tokens through the fleet, as an episode of one turn does."""
     numbers = itertools.count()
     run = uuid.uuid4().hex
 
@@ -54,7 +54,7 @@ def fleet_client(fleet: Fleet) -> Client:
 
 @asynccontextmanager
 async def bare_client(urls: Sequence[str], logprobs: bool) -> AsyncIterator[Client]:
-    """The same requests to each server in turn, with or without log-probs asked for; answers are read and dropped."""
+    """Post the same requests to the servers in turn, with or without log-probs, and drop the answers."""
     addresses = itertools.cycle(urls)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=None)) as session:
@@ -75,14 +75,14 @@ async def bare_client(urls: Sequence[str], logprobs: bool) -> AsyncIterator[Clie
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Seconds of a run, and processor seconds of this process in it."""
+    """The wall-clock and processor seconds of a run."""
 
     seconds: float
     cpu_s: float
 
 
 async def run_all(client: Client, prompts: Sequence[NDArray[np.int32]], output: int, concurrency: int) -> Run:
-    """Post them all, `concurrency` at once."""
+    """Post all requests, `concurrency` at once."""
     waiting = iter(prompts)
 
     async def work() -> None:

@@ -1,13 +1,12 @@
-"""What does a run over many machines cost: the start under Ray, and a replay that a thousand actors are connected to?
+"""Measures the start of a run under Ray, and a replay with a thousand connected actors.
 
-- `--start`: seconds from the command to the first trained step of `asyncrl train`, and of the same command with
-  `cluster.launcher=ray` and a new Ray cluster on this machine (needs Ray, and the demo's parts: `asyncrl demo` makes
-  them).
-- `--actors` (the default): 1,000 simulated actors, then 10, deliver at the same total rate. Each has a socket of its
-  own and an engine that needs no time; 8 processes share them. A scorer labels what comes. Reported are the waits for
-  new tickets and the replay's processor time a trajectory, renewals of tickets included, once all are connected.
+- `--start`: seconds from the command to the first trained step of `asyncrl train`, with and without
+  `cluster.launcher=ray` and a new Ray cluster on this machine. Needs Ray, and the demo's files (`asyncrl demo`).
+- `--actors` (the default): 1,000 simulated actors, then 10, deliver at the same total rate. Each has its own socket and
+  an engine that needs no time; 8 processes share the actors. A scorer labels the trajectories. Reported are the waits
+  for new tickets and the replay's processor time a trajectory, including renewals, once all actors are connected.
 
-Other processes disturb all of it, so run it on a quiet machine; the load is reported.
+Run it on a quiet machine. The load is reported.
 
     python -m benchmarks.cluster --start --actors
 """
@@ -51,7 +50,7 @@ from benchmarks.wire import make_trajectory
 
 PROCESSES = 8
 RENEW_S = ReplayConfig.lease_s / RENEWALS_PER_LEASE
-"""How often an actor that has tickets tells the replay, as real ones do."""
+"""Seconds between the renewals of an actor's tickets."""
 TOKENS = 512
 LONGEST_S = 600.0
 Spawn = multiprocessing.get_context("spawn")
@@ -59,7 +58,7 @@ Spawn = multiprocessing.get_context("spawn")
 
 @dataclass
 class _Actor:
-    """A simulated actor: it holds one ticket for as long as an episode takes, and is connected all the time."""
+    """A simulated actor, always connected, which holds one ticket for the time of an episode."""
 
     name: str
     socket: zmq.Socket[bytes]
@@ -80,9 +79,9 @@ class _Actor:
 def act(
     endpoint: str, names: list[str], episode_s: float, seconds: float, ready: Barrier, told: Queue[dict[str, Any]]
 ) -> None:
-    """The actors of one process: each takes a ticket, keeps it for `episode_s` give or take a half, delivers, and takes
-    the next. Were all episodes as long, those that were answered in one turn would always come together. The first
-    `episode_s`, in which all of them connect, do not count."""
+    """Simulate the actors of one process: each takes a ticket, keeps it for `episode_s` on average, delivers, and takes
+    the next. Lengths vary by a half, so that actors do not stay in step. The first `episode_s`, in which all actors
+    connect, do not count."""
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     context = zmq.Context()
@@ -151,7 +150,7 @@ def score(endpoint: str, stop: threading.Event) -> None:
 
 
 def crowd(folder: Path, actors: int, rate: float, seconds: float) -> dict[str, Any]:
-    """So many actors that deliver `rate` trajectories a second in all."""
+    """Measure that many actors, which together deliver `rate` trajectories a second."""
     processes, episode_s = min(PROCESSES, actors), actors / rate
     with replay(folder) as served:
         ready, told = Spawn.Barrier(processes + 1), Spawn.Queue()
@@ -210,7 +209,7 @@ def first_step_s(folder: Path, overrides: Sequence[str]) -> float:
 
 
 def starts(rounds: int) -> Iterator[dict[str, Any]]:
-    """The start of the demo under each launcher, in turns."""
+    """Time the start of the demo under each launcher, alternately."""
     demo = prepared_overrides(prepare_demo(CACHE, SEED, lambda _: None))
     for _ in range(rounds):
         for launcher in ("local", "ray"):

@@ -1,4 +1,4 @@
-"""How fast bytes can be moved on this machine at most: through a plain socket, in memory, to and on a GPU."""
+"""Upper limits for moving bytes on this machine: through a plain socket, in memory, to and on a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUNDS = 6
 
 
 def pour(plain: socket.socket, nbytes: int) -> None:
-    """Send so many bytes to whoever connects, as chunks of a buffer of that size; ends when `plain` is closed."""
+    """Send that many bytes to each client that connects, in chunks of the given size, until `plain` is closed."""
     data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8).data
     while True:
         try:
@@ -31,7 +31,7 @@ def pour(plain: socket.socket, nbytes: int) -> None:
 
 
 def socket_seconds(port: int, nbytes: int) -> float:
-    """Seconds in which so many bytes have come through a plain socket into fresh memory."""
+    """Seconds for that many bytes through a plain socket into fresh memory."""
     target = np.empty(nbytes, np.uint8).data
     begun = time.perf_counter()
     with socket.create_connection(("127.0.0.1", port)) as peer:
@@ -42,7 +42,7 @@ def socket_seconds(port: int, nbytes: int) -> float:
 
 
 def broadcast_seconds(group: WeightGroup, data: torch.Tensor, piece: int) -> float:
-    """Seconds of broadcasts of `data`, or into it, in pieces of so many bytes."""
+    """Seconds for broadcasts of `data`, or into it, in pieces of that many bytes."""
     begun = time.perf_counter()
     works = [group.begin(part) for part in data.split(piece)]
     for work in works:
@@ -51,13 +51,13 @@ def broadcast_seconds(group: WeightGroup, data: torch.Tensor, piece: int) -> flo
 
 
 def touch(nbytes: int) -> None:
-    """Have so much free memory be there. The host of a virtual machine takes back what lies idle for a second or two,
-    and the first touch after that was measured at 0.5 GB/s instead of 7: slower than any transfer."""
+    """Touch that much free memory. A virtual machine's host takes back memory that was idle for a second or two. The
+    first touch after that was measured at 0.5 GB/s instead of 7: slower than any transfer."""
     np.empty(nbytes, np.uint8).fill(0)
 
 
 def tensor_copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
-    """GB/s of a plain copy; the first one does not count."""
+    """GB/s of a plain copy, after a warm-up."""
 
     def wait() -> None:
         for tensor in (source, target):
@@ -75,7 +75,7 @@ def tensor_copy_rate(source: torch.Tensor, target: torch.Tensor) -> float:
 
 
 def link_limits(nbytes: int = 256 << 20) -> dict[str, float]:
-    """GB/s of a loopback socket between two threads and of a copy in memory; with a GPU also to it and on it."""
+    """GB/s of a loopback socket between two threads and of a copy in memory, to a GPU and on a GPU."""
     host = torch.randint(0, 255, (nbytes,), dtype=torch.uint8)
     limits = {"socket": _socket_rate(nbytes), "memory": tensor_copy_rate(host, torch.empty_like(host))}
     if torch.cuda.is_available():

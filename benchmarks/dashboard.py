@@ -1,9 +1,9 @@
-"""How soon does the page of a long run show figures, and what does an open page cost a run that goes on?
+"""Measures how soon the page of a long run shows figures, and the cost of an open page for a running run.
 
-A run with `--steps` recorded steps, of rows with as many metrics as the demo's, and an actor, a scorer and a replay. A
-headless Chromium opens each tab; the time is from the start of the navigation until every figure in the window is
-drawn. Then the learner writes a row a second for `--seconds`, while the page is open: the server's processor time over
-those seconds, in shares of one core. The browser runs on the machine of whoever watches.
+A run has `--steps` recorded steps with as many metrics as the demo's, and an actor, a scorer and a replay. A headless
+Chromium opens each tab: the time is from the start of the navigation until every visible figure is drawn. Then the
+learner writes a row a second for `--seconds` while the page is open: reported is the server's processor time in shares
+of one core. The browser is not counted, since it usually runs on another machine.
 
     python -m benchmarks.dashboard --steps 1000000
 """
@@ -44,8 +44,8 @@ DRAWN = """(() => {
 
 @dataclass(frozen=True)
 class Result:
-    """`first_figures_s` by tab, in a browser that has opened nothing before; `again_s` with the page's files at hand.
-    `server_share`: of a core, while the run goes on; `idle_share`: while it does not."""
+    """Results: `first_figures_s` by tab with an empty browser cache, `again_s` with a full one. `server_share` is the
+    share of a core while the run is running, `idle_share` while it is not."""
 
     steps: int
     gigabytes: float
@@ -67,7 +67,7 @@ def learner_row(step: int, chance: random.Random) -> dict[str, Any]:
 
 
 def write_run(folder: Path, steps: int) -> None:
-    """The metrics of a run. Blocks of rows repeat, but for their steps and times."""
+    """Write the metrics of a run. Blocks of rows repeat except for steps and times."""
     chance = random.Random(0)
     block = [learner_row(step, chance) for step in range(BLOCK)]
     tails = [json.dumps({name: value for name, value in row.items() if name not in ("step", "time")}) for row in block]
@@ -95,7 +95,8 @@ async def first_figures(page: Browser, url: str, tab: str, more: str = "") -> fl
 
 
 async def watch(page: Browser, server: psutil.Process, folder: Path, seconds: float, steps: int) -> float:
-    """The server's share of a core while the page is open and the learner writes a row a second; steps of 0: none."""
+    """The server's share of a core while the page is open. The learner writes a row a second, or none if `steps` is
+    0."""
     chance = random.Random(1)
     before, began = _seconds(server), time.perf_counter()
     with metrics_file(folder, "learner").open("a") as file:
@@ -142,8 +143,8 @@ async def measure(folder: Path, steps: int, seconds: float) -> Result:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=1_000_000, help="recorded steps (1,000,000)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long to watch a run that goes on (60)")
-    parser.add_argument("--dir", help="where the run is written: several gigabytes (the system's temporary folder)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long to watch the running run (60)")
+    parser.add_argument("--dir", help="folder for the run, of several gigabytes (the system's temporary folder)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=given.dir) as folder:
         run = Path(folder) / "long"

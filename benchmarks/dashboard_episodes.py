@@ -1,8 +1,8 @@
-"""How fast does the page show 10^5 kept episodes?
+"""Measures how fast the page shows 10^5 kept episodes.
 
-A run of 4,200 steps, each with 3 groups of 8 episodes in the index of kept episodes. `first_table_s` is the time from
-the first request to a server that has not read anything yet to its whole answer; further requests are the median of
-five. All are wall-clock times of HTTP requests on this machine.
+A run of 4,200 steps, each with 3 groups of 8 episodes in the index of kept episodes. `first_table_s` is the time of the
+first request to a new server; further requests are the median of five. All are wall-clock times of HTTP requests on
+this machine.
 
     python -m benchmarks.dashboard_episodes
 """
@@ -39,7 +39,7 @@ QUERIES: Mapping[str, Sequence[Mapping[str, str]]] = {
 
 
 def write_run(folder: Path) -> None:
-    """A run's folder with nothing but the index of its kept episodes."""
+    """Write a run's folder that has only the index of its kept episodes."""
     (folder / FOLDER).mkdir(parents=True)
     (folder / CONFIG_FILE).write_text("model: {path: none}\n")
     lines = (
@@ -75,7 +75,7 @@ def _row(step: int, group: int, member: int) -> KeptRow:
 
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[HTTPConnection, str]]:
-    """A connection to the page's server, and the cookie that it wants."""
+    """A connection to the page's server, and the cookie for it."""
     command = [sys.executable, "-m", "asyncrl", "dashboard", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -1,9 +1,9 @@
-"""How fast does the embedded engine sample, against transformers' own ways and against the matrix products alone?
+"""Compares the embedded engine with transformers' methods of generation and with the matrix products alone.
 
 `python -m benchmarks.engine` prints a table and writes benchmarks/results/engine-THREADS.json. The load is 64 requests
 at once with prompts of 60 tokens on a Qwen3 of 2.5M parameters: `even` with 96 new tokens each, which is the best case
-of a static batch, and `mixed` with 32 to 160. The ways take turns, so that whatever else the machine does harms all
-alike; the table has the best and the median of the rounds.
+of a static batch, and `mixed` with 32 to 160. The methods alternate, so that other work of the machine slows all of
+them alike. The table has the best and the median of the rounds.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ REQUESTS, PROMPT, VOCABULARY = 64, 60, 512
 
 
 def matrix_products(new: list[int]) -> float:
-    """Seconds for the products of weights and activations alone: prompts at once, then one pass a token."""
+    """Seconds for the products of weights and activations alone: all prompts in one pass, then one pass a token."""
     model = make_model("2.5M")
     weights = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     prompts = torch.randn(REQUESTS * PROMPT, 512)
@@ -49,7 +49,7 @@ def matrix_products(new: list[int]) -> float:
 
 
 def embedded(new: list[int], prompts: list[Any], switches: int = 0) -> float:
-    """Seconds of the engine; with `switches`, its weights change so often meanwhile."""
+    """Seconds of the engine, during which its weights change `switches` times."""
 
     async def main() -> float:
         model = make_model("2.5M")
@@ -86,7 +86,7 @@ def static_generate(new: list[int], prompts: list[Any]) -> float:
 
 
 def continuous_batching(new: list[int], prompts: list[Any]) -> float:
-    """Seconds of transformers' continuous batching, with far smaller blocks than its own, which are slower here."""
+    """Seconds of transformers' continuous batching. Its default blocks are slower here than these far smaller ones."""
     model = make_model("2.5M")
     config = GenerationConfig(max_new_tokens=max(new), do_sample=True, top_k=0, pad_token_id=0, eos_token_id=-1)
     blocks = ContinuousBatchingConfig(
@@ -143,7 +143,7 @@ def machine() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch")
-    parser.add_argument("--rounds", type=int, default=3, help="times that everything is measured")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of measurements")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     transformers.logging.set_verbosity_error()

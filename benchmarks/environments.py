@@ -1,8 +1,8 @@
-"""What does an episode cost, beside its tokens, by each way in which tools, environments and agents can be given?
+"""Measures the cost of an episode without its tokens, for each kind of tools, environments and agents.
 
-Every episode has two turns: the policy has 5*3 computed, and answers. The engine takes no time: what is measured is the
-actor with its template, recorder, tools and endpoint, and the programs beside it. Processor time is that of the actor's
-process and, apart, of the processes that it starts, from the second round on: a first one starts what is kept.
+Every episode has two turns: the policy calls a tool for 5*3, and answers. The engine takes no time, so the actor is
+measured with its template, recorder, tools and endpoint. Processor time is of the actor's process and, separately, of
+the processes that it starts. The first round, which starts the processes that are kept, does not count.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from benchmarks.serving import load
 AT_ONCE, EPISODES = 256, 512
 LIMIT_S = 300.0
 ENOUGH_S = 4.0
-"""Rounds are played until a way has taken as long."""
+"""Seconds of rounds for each kind, at least."""
 
 PROGRAMS = 2
-"""Programs that play one episode after another: one for each core."""
+"""Programs that play episodes one after another: one for each core."""
 
 TOYS = Path(__file__).parents[1] / "tests" / "environments" / "packages"
 FIELD = "verifiers"
 VERIFIERS = {"0.3": ("toy_classic", "add"), "0.4": ("toy_taskset", "adder_add")}
-"""For each release, an environment of ours and its tool."""
+"""Our environment and its tool for each release of verifiers."""
 
 _QUESTION = [{"role": "system", "content": "Add."}, {"role": "user", "content": "5 + 3?"}]
 TASKS: Mapping[str, Mapping[str, Any]] = {
@@ -75,7 +75,7 @@ for line in sys.stdin:
         messages += [answer, {"role": "tool", "tool_call_id": answer["tool_calls"][0]["id"], "content": "15"}]
     print(json.dumps({"rewards": {"solved": 1.0}}))
 """
-"""An agent that is a program, with nothing but Python's own library."""
+"""An agent that is a program and needs only Python's standard library."""
 
 
 class Sums:
@@ -99,7 +99,7 @@ class Sums:
 
 
 async def solve(task: Task, base_url: str, api_key: str) -> dict[str, float]:
-    """An agent in the actor's process, which does what the others do."""
+    """An agent in the actor's process that does the same as the program."""
     function = {"name": "multiply", "parameters": {"type": "object", "properties": {"a": {}, "b": {}}}}
     body: dict[str, Any] = {"messages": list(task.messages), "tools": [{"type": "function", "function": function}]}
     async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
@@ -154,19 +154,19 @@ class InstantEngine:
 
 @dataclass(frozen=True)
 class Way:
-    """How tools come into an episode: options of the actor, and the call that the policy makes."""
+    """A kind of tools, environment or agent: options of the actor, and the call that the policy makes."""
 
     options: Mapping[str, Any]
     call: Mapping[str, Any] = field(default_factory=lambda: {"name": "multiply", "arguments": {"a": 5, "b": 3}})
     extra_info: Mapping[str, Any] = field(default_factory=dict)
     episodes: int | None = None
-    """In place of the others' number, where each takes long."""
+    """Fewer episodes, if each takes long. None: the usual number."""
     server: Sequence[str] = ()
-    """A program that runs meanwhile."""
+    """A program that runs during the measurement."""
 
 
 def ways(pythons: Mapping[str, str]) -> dict[str, Way]:
-    """`pythons` have a release of verifiers each."""
+    """List all kinds. Each of `pythons` has a release of verifiers."""
     server = {"command": sys.executable, "args": ["-m", "benchmarks.environment_server"], "cwd": str(Path.cwd())}
     calculate = {"name": "calculator", "arguments": {"expression": "5*3"}}
     programs = {"tools": [], "agent_processes": PROGRAMS}
@@ -247,7 +247,7 @@ async def measured(way: Way, episodes: int) -> dict[str, float]:
 
 
 async def played(runner: EpisodeRunner, way: Way, name: str, episodes: int) -> None:
-    """All end well, AT_ONCE at once."""
+    """Play the episodes, AT_ONCE at once, and check that all end well."""
     numbers = iter(range(episodes))
 
     async def work() -> None:
@@ -270,7 +270,7 @@ def _ticket(name: str, way: Way) -> Ticket:
 
 
 def _seconds() -> tuple[float, float]:
-    """Processor seconds of this process, and of those that it started: the ended ones, and the living ones."""
+    """Processor seconds of this process, and of the processes that it started, ended or running."""
     own = psutil.Process()
     times = own.cpu_times()
     others = times.children_user + times.children_system

@@ -1,4 +1,4 @@
-"""Whole episodes as the actor runs them, over a server that answers every turn at once with the same tool call."""
+"""Whole episodes as the actor runs them, over a server that answers every turn immediately with the same tool call."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LETTERS = np.array(list(string.ascii_lowercase))
 
 
 def turn_of(tokens: int) -> list[int]:
-    """A turn of so many tokens: some words, and a call of the calculator."""
+    """A turn of that many tokens: some words, and a call of the calculator."""
     tokenizer = build_tokenizer()
     call = tokenizer.encode(CALL, add_special_tokens=False)
     words = tokenizer.encode("some words " * tokens, add_special_tokens=False)
@@ -41,7 +41,8 @@ class Shape:
 
 
 def episode_client(engine: Engine, shape: Shape) -> Client:
-    """One episode a call: its task is as many random letters as the prompt has tokens, its last turn still calls."""
+    """Return a client that plays one episode a call. Its task is one random letter for each token of the prompt. Even
+    its last turn calls a tool."""
     chat = Chat(build_tokenizer())
     tools = Toolbox({"calculator": Calculator}, ToolLimits())
     limits = EpisodeLimits(shape.turns, shape.turn_tokens, 1 << 14, 1 << 14)

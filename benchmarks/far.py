@@ -1,6 +1,6 @@
-"""What does an actor far from its replay gain by delivering several trajectories at once?
+"""Measures the gain of delivering several trajectories at once to a distant replay.
 
-The link is a relay of bytes that delays each way by DELAY_S. It has no limit of its own on bytes a second.
+The link is a relay that delays bytes by DELAY_S in each direction, without a limit on bytes a second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Spawn = multiprocessing.get_context("spawn")
 
 
 async def _hand_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
-    """Write what is read, each piece `delay_s` later."""
+    """Forward each piece of data `delay_s` after it was read."""
     pieces: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
 
     async def write() -> None:
@@ -65,13 +65,13 @@ async def _serve(port: int, delay_s: float, told: Queue[int]) -> None:
 
 
 def serve(port: int, delay_s: float, told: Queue[int]) -> None:
-    """Relay to a port of this machine until the process is killed; tells at which port."""
+    """Relay to a port of this machine until the process is killed, and report the relay's own port."""
     asyncio.run(_serve(port, delay_s, told))
 
 
 @contextmanager
 def far(endpoint: str, delay_s: float) -> Iterator[str]:
-    """An endpoint that leads to another one, `delay_s` away."""
+    """An endpoint that relays to another endpoint with a delay of `delay_s`."""
     told: Queue[int] = Spawn.Queue()
     process = Spawn.Process(target=serve, args=(int(endpoint.rpartition(":")[2]), delay_s, told), daemon=True)
     process.start()
@@ -83,7 +83,7 @@ def far(endpoint: str, delay_s: float) -> Iterator[str]:
 
 
 def measure(folder: Path, tokens: int) -> dict[str, Any]:
-    """Trajectories a second that one client delivers over the link, one a round trip and TOGETHER at once, in turns."""
+    """Trajectories a second that one client delivers over the link, by turns one a round trip and TOGETHER at once."""
     made = make_trajectory(tokens, version=0)
     seconds = {"one_by_one": 0.0, "together": 0.0}
     with replay(folder) as served, far(served.endpoints[0], DELAY_S) as endpoint:

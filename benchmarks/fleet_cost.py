@@ -1,4 +1,4 @@
-"""The processor time of our fleet, over a server that answers at once: see benchmarks.rollout."""
+"""The processor time of asyncrl's fleet over a server that answers immediately: see benchmarks.rollout."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TURNS = 4
 
 @asynccontextmanager
 async def instant_fleet(turn: Sequence[int] = ()) -> AsyncIterator[tuple[str, Fleet]]:
-    """A fleet over a server that answers at once, and the url of that server; `turn` is its answer to episodes."""
+    """A fleet over a server that answers immediately, and that server's URL. `turn` is its answer to episodes."""
     with tempfile.TemporaryDirectory() as name, instant_server(turn) as url:
         policy = Policy.of_one_number(Path(name), VOCABULARY)
         async with fleet_over([url], policy, 1024, Push(), Path(name)) as opened:
@@ -33,7 +33,7 @@ async def instant_fleet(turn: Sequence[int] = ()) -> AsyncIterator[tuple[str, Fl
 
 
 async def measure(rounds: int) -> dict[str, Any]:
-    """Processor time by request and token of the fleet and the bare client; tokens a second of whole episodes."""
+    """Measure the processor time of fleet and bare client by request and token, and tokens a second of episodes."""
     async with instant_fleet() as (url, fleet), bare_client([url], logprobs=True) as bare:
         clients = {"fleet": fleet_client(fleet), "bare": bare}
         short, long = [
@@ -49,7 +49,7 @@ async def measure(rounds: int) -> dict[str, Any]:
 
 
 async def episodes(turn_tokens: int, rounds: int) -> dict[str, Any]:
-    """Tokens a second that one core can sample in episodes with the actor's loop around the fleet."""
+    """Tokens a second that one core can drive in whole episodes."""
     from benchmarks.episodes import Shape, episode_client, turn_of
 
     tokens = TURNS * turn_tokens

@@ -1,6 +1,6 @@
-"""A policy in a folder, an SGLang server over it, and our fleet over that: what benchmarks of generation begin with.
+"""Sets up benchmarks of generation: a policy in a folder, an SGLang server for it, and asyncrl's fleet over the server.
 
-Needs neither Hydra nor transformers, except to start a server of its own.
+It needs Hydra and transformers only to start a server.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Policy:
 
     @classmethod
     def of_one_number(cls, folder: Path, vocabulary: int) -> Policy:
-        """For servers that ignore the weights."""
+        """Make a policy of one number, for servers that ignore the weights."""
         save_file({"w": torch.zeros(1)}, folder / "model.safetensors")
         (folder / "config.json").write_text(json.dumps({"vocab_size": vocabulary}))
         return cls(folder)
 
     @cached_property
     def tensors(self) -> Mapping[str, torch.Tensor]:
-        """Tied parameters once."""
+        """The parameters by name; tied ones appear once."""
         return {
             name: each for file in sorted(self.path.glob("*.safetensors")) for name, each in load_file(file).items()
         }
@@ -68,7 +68,7 @@ class Policy:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """How weights reach the servers: `weights.mode` and `weights.into_servers` of the configuration."""
+    """The route of weights into servers: `weights.mode` and `weights.into_servers` of the configuration."""
 
     mode: str = "abort"
     into_servers: str = "auto"
@@ -76,10 +76,10 @@ class Push:
 
 @dataclass(slots=True)
 class OpenFleet:
-    """A fleet and its servers, which have been given version 0.
+    """A fleet and its servers, which have version 0.
 
-    `switches` are the seconds of every update of a server, `loads` those in which the weights went into it: the rest
-    was the wait for its requests, and the flush.
+    `switches` are the seconds of every update of a server, `loads` the seconds of loading the weights. The rest of an
+    update is the wait for requests and the flush.
     """
 
     fleet: Fleet
@@ -89,7 +89,7 @@ class OpenFleet:
 
 
 class TimedServer(SglangServer):
-    """Notes in `loads` how long it took to load weights, and in `switches` the whole updates around that."""
+    """A server that records the seconds of loading weights in `loads`, and of whole updates in `switches`."""
 
     loads: list[float]
     switches: list[float]
@@ -108,12 +108,12 @@ class TimedServer(SglangServer):
         self._note_switch()
 
     async def flush(self) -> None:
-        """Part of an update, while the server loads."""
+        """Flush the cache, which is part of an update."""
         await super().flush()
         self._note_switch()
 
     async def resume(self) -> None:
-        """The end of an update with a pause, and part of every join."""
+        """Resume the server, at the end of an update with a pause and at every join."""
         await super().resume()
         self._note_switch()
 
@@ -126,9 +126,9 @@ class TimedServer(SglangServer):
 async def fleet_over(
     urls: Sequence[str], policy: Policy, context: int, push: Push, folder: Path, patience_s: float = 300.0
 ) -> AsyncIterator[OpenFleet]:
-    """A fleet over running servers, which need `context` tokens. `folder` is for versions that they load.
+    """Open a fleet over running servers with a context of `context` tokens. They load versions from `folder`.
 
-    Raises TimeoutError: no server took the first weights within `patience_s`; the log says why.
+    Raises TimeoutError: no server loaded the first weights within `patience_s`; the log has the reason.
     """
     settings = ServerRouteSettings(push.into_servers)
 
@@ -169,8 +169,9 @@ async def server_version(url: str) -> str:
 async def launched(
     python: str, model: Path, log: Path, gpu: int = 0, memory: float | None = None, arguments: Sequence[str] = ()
 ) -> AsyncIterator[str]:
-    """The url of a server over `model` that `python` runs: on GPU number `gpu` where there is one, else on the CPU.
-    `memory` is its share of the GPU; `arguments` are more ones of the server. Raises ConfigError: it does not start."""
+    """Start a server of `model` with `python`, on GPU number `gpu` or without GPUs on the CPU, and yield its URL.
+    `memory` is its share of the GPU, `arguments` are further arguments. Raises ConfigError: the server does not
+    start."""
     from omegaconf import OmegaConf
 
     from asyncrl.config.files import config_dir

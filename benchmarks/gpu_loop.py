@@ -1,20 +1,19 @@
-"""How fast is the whole loop, servers, actors and learner, on one GPU that they share, or on a GPU each?
+"""Measures the whole loop of servers, actors and learner, on one shared GPU or on several.
 
     python -m benchmarks.gpu_loop --python PYTHON --size 0.6B --gpus 2 --lags 0 1 2 4 8
     python -m benchmarks.gpu_loop --python PYTHON --size 0.6B --gpus 2 --servers 2 --lags 0 4
     python -m benchmarks.gpu_loop --python PYTHON --size tiny --gpus 0 --lags 0 4 --steps 4
 
-starts SGLang servers with the Python at PYTHON, measures what they give to a bare client, and then trains a random
-model with `asyncrl train` at each age bound. The servers stay for all of them. `loop_workload.yaml` has the
+These commands start SGLang servers with the Python at PYTHON, and measure the token rate of a bare client. Then they
+train a random model with `asyncrl train` at each age bound over the same servers. `loop_workload.yaml` has the
 distributions of the episodes. `max_lag = 0` is synchronous training with the same code.
 
-The learner has the first GPU. Servers have the last ones, by default all others. With as many servers as GPUs the
-first server shares the learner's GPU and its memory, and the others have theirs to themselves.
+The learner has the first GPU, and servers have the last ones, by default all GPUs but the first. With as many servers
+as GPUs the first server shares the learner's GPU.
 
-A result has all age bounds that were measured so far, in runs/gpu_loop/gpu_loop-NAME.json; it is written after each.
-`--resume` measures only those that it lacks, on the same device and with the same settings and SGLang.
-`python -m benchmarks.loop_report FILE...` makes a table and a picture of results. `--out benchmarks/results` puts a
-result among those of asyncrl. Ctrl-C and SIGTERM end everything that was started.
+The result is written to runs/gpu_loop/gpu_loop-NAME.json after each age bound. `--resume` measures only the missing age
+bounds, on the same device and with the same settings and SGLang. `python -m benchmarks.loop_report FILE...` makes a
+table and a picture. Ctrl-C and SIGTERM end everything that was started.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ MODE = "weights.mode="
 
 
 def described(options: argparse.Namespace, loop: Loop) -> dict[str, Any]:
-    """All that decides what is measured: figures of results that differ here cannot be compared."""
+    """All settings of the measurement. Results with different settings cannot be compared."""
     return {
         "size": options.size,
         "gpus": options.gpus,
@@ -62,8 +61,8 @@ def described(options: argparse.Namespace, loop: Loop) -> dict[str, Any]:
 
 
 def named(options: argparse.Namespace) -> str:
-    """The name of the result. It has servers and weights mode where they are not the default, so that runs that differ
-    in these do not replace each other's results."""
+    """The name of the result. It includes servers and weights mode if they are not the default, so that one result does
+    not replace another."""
     servers, usual = (len(server_gpus(options.gpus, number)) for number in (options.servers, None))
     mode = ([WeightsConfig().mode] + [word.removeprefix(MODE) for word in options.set if word.startswith(MODE)])[-1]
     parts = [options.size, f"{options.gpus}gpu"]
@@ -78,7 +77,7 @@ def opened(options: argparse.Namespace, loop: Loop) -> Result:
 
 
 async def measure(options: argparse.Namespace) -> bool:
-    """Measure and write; False if an age bound failed."""
+    """Measure and write the result. False if an age bound failed."""
     check_python(options.python)
     loop = Loop(options)
     result = opened(options, loop)
@@ -99,7 +98,7 @@ async def measure(options: argparse.Namespace) -> bool:
         say(f"a bare client gets {bare:.0f} tokens/s")
         for max_lag in wanted:
             if time.monotonic() > loop.deadline:
-                say(f"no time is left for max_lag {max_lag}")
+                say(f"no time left for max_lag {max_lag}")
                 continue
             say(f"max_lag {max_lag}")
             try:
@@ -120,7 +119,7 @@ async def measure(options: argparse.Namespace) -> bool:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="a Python that has sglang, or a script that starts it")
+    parser.add_argument("--python", required=True, help="a Python that has sglang, or a script that starts one")
     parser.add_argument(
         "--size",
         choices=list(SHAPES),
@@ -128,7 +127,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         help="of the model; default: 0.6B, or tiny without a GPU",
     )
     parser.add_argument(
-        "--gpus", type=int, default=torch.cuda.device_count(), help="0: all on the CPU; default: those of this machine"
+        "--gpus", type=int, default=torch.cuda.device_count(), help="0: all on the CPU; default: this machine's GPUs"
     )
     parser.add_argument("--servers", type=int, help="as many as GPUs: the learner shares the first; default: one fewer")
     parser.add_argument("--at-once", type=int, help="episodes at once; default: 256, or 16 on the CPU")
@@ -147,26 +146,26 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         nargs="+",
         default=[float("inf")],
-        help="stop a run so long after its first step, and measure the steps that it has done, if these are at least "
+        help="stop a run so many seconds after its first step, and measure its steps if there are at least "
         f"{FIRST + 1}: one number for all age bounds, or one for each; default: no run is stopped",
     )
     parser.add_argument(
         "--seconds",
         type=float,
         default=float("inf"),
-        help="so long after the start of the benchmark stop the run that goes on, as --lag-seconds does, and begin no "
-        "other; default: no limit",
+        help="seconds after the start of the benchmark at which the present run is stopped, as by --lag-seconds, and "
+        "no further run begins; default: no limit",
     )
     parser.add_argument("--workload", help="name in loop_workload.yaml; default: gpu, or tiny on the CPU")
     parser.add_argument("--server", default="", help="more arguments of the servers: --server='--a 1 --b'")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="settings of the runs")
     parser.add_argument("--dir", type=Path, default=FOLDER, help="for models, runs and logs; default: %(default)s")
-    parser.add_argument("--out", type=Path, help="folder of the result; default: that of --dir")
+    parser.add_argument("--out", type=Path, help="folder of the result; default: the folder of --dir")
     parser.add_argument(
         "--name",
         help="of the result; default: SIZE-GPUSgpu, and servers and weights.mode where they are not the default",
     )
-    parser.add_argument("--resume", action="store_true", help="keep what the result of that name has")
+    parser.add_argument("--resume", action="store_true", help="keep the age bounds that the result of that name has")
     options = parser.parse_args(arguments)
     options.out = options.out or options.dir
     if options.gpus > torch.cuda.device_count():

@@ -1,7 +1,7 @@
-"""A server in a process of its own that speaks as SGLang does and answers at once: what is left is the client's cost.
+"""A process that speaks SGLang's protocol and answers immediately, so that only the client's cost is measured.
 
-It samples nothing: an answer of so many tokens is made once, with log-probs of as many digits as real ones. Requests
-that name stop ids are all answered with the same turn.
+It samples nothing: each length of answer is made once, with log-probs of as many digits as real ones. Requests that
+name stop ids all get the same turn.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LABEL = re.compile(rb'"weight_version": *"([^"]*)"')
 
 @contextmanager
 def instant_server(turn: Sequence[int] = ()) -> Iterator[str]:
-    """The url of such a server, whose turn ends with a stop id."""
+    """Start the server, whose turn ends with a stop id, and yield its URL."""
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     process = spawn.Process(target=_serve, args=(theirs, turn), daemon=True)
@@ -48,7 +48,7 @@ def _serve(pipe: Connection, turn: Sequence[int]) -> None:
 
 
 class InstantServer:
-    """What it knows is the label of the weights that it was given last."""
+    """The server. Its only state is the label of the newest weights."""
 
     def __init__(self, turn: Sequence[int]) -> None:
         self._turn = list(turn)
@@ -84,7 +84,7 @@ class InstantServer:
         return b"{}"
 
     def _generated(self, count: int) -> bytes:
-        """An answer of `count` tokens, or the turn where that is 0."""
+        """An answer of `count` tokens, or the turn if `count` is 0."""
         if count not in self._answers:
             rng = np.random.default_rng(count)
             ids = rng.integers(0, VOCABULARY, count).tolist() if count else self._turn

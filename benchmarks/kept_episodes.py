@@ -1,9 +1,11 @@
-"""How fast do 10^5 kept episodes open, and what does a step pay for keeping some?
+"""Measures how fast 10^5 kept episodes open, and how much time a step takes for keeping some.
 
-A run of 4,200 steps, each with 3 groups of 8 episodes of 200 tokens. Opening is `KeptEpisodes.rows` of a reader that
-has not read anything yet; `again` is the next call after one more step. Then, for batches of 64 episodes of up to 1,000
-and up to 8,000 tokens: what the training thread does for 3 groups of 8, and what the two threads beside it do. Opening
-and reading are wall-clock time, keeping is processor time of a thread on the CPU; each is the median of five.
+A run of 4,200 steps, each with 3 groups of 8 episodes of 200 tokens. Opening is `KeptEpisodes.rows` of a new reader;
+`again` is the next call after one more step.
+
+Then the training thread and its two helper threads keep 3 groups of 8 of a batch of 64 episodes, with up to 1,000 and
+up to 8,000 tokens each. Opening and reading are wall-clock time, keeping is processor time of a thread. Each figure is
+the median of five.
 
     python -m benchmarks.kept_episodes
 """
@@ -41,7 +43,8 @@ CALL = (ToolCall("calculator", {"expression": "1 + 1"}),)
 
 
 def played(step: int, group: int, member: int, length: int) -> Trajectory:
-    """An episode with a call of a tool: a quarter prompt, and then turns of the policy with a result between them."""
+    """An episode with a tool call: a prompt of a quarter of the tokens, then turns of the policy with a tool result
+    between them."""
     bounds = [0, length // 4, length // 2, length // 2 + length // 8, length]
     roles = (Role.PROMPT, Role.ASSISTANT, Role.TOOL, Role.ASSISTANT)
     turns = [Turn(start, end, role) for start, end, role in zip(bounds, bounds[1:], roles, strict=False)]
@@ -126,7 +129,7 @@ def _again(kept: KeptEpisodes, writer: KeptWriter) -> float:
 
 
 class Fetched:
-    """A replay that has nothing to add to what the rank has."""
+    """A replay that adds nothing to the rank's data."""
 
     def fetch(self, ids: Any) -> list[Trajectory]:
         assert not ids
@@ -181,7 +184,7 @@ def keeping(run: Path, longest: int) -> dict[str, Any]:
 
 
 class Recorder(KeptRecorder):
-    """Keeps what it is told to make, so that it can be timed."""
+    """Runs its tasks on request, so that each can be timed."""
 
     def __init__(self, run: Path, max_bytes: int) -> None:
         super().__init__(run, max_bytes)

@@ -1,24 +1,26 @@
-"""How fast does the learner train, and how far is that from what the GPU can do?
+"""Measures how fast the learner trains, and compares that with the GPU's peak.
 
 Qwen3 shapes with random weights, mixtures of experts among them, batches of given lengths, one update a step. The
-policy sampled all tokens of a sequence but the first. Times are medians of `--runs` steps after two others; the device
-is idle before and after each phase. Peak memory is the allocator's. With `--ranks 2` a step has twice the sequences,
-unless `--context-ranks 2` has the ranks divide the tokens of each pass, or `--tensor-ranks 2` the layers, too; rates
-and MFU are those of one rank.
+policy sampled all tokens of a sequence but the first. Times are medians of `--runs` steps after two warm-up steps, with
+an idle device before and after each phase. Peak memory is the allocator's.
 
-MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head (of a layer's
-experts, for those that work on the token), and causal attention, of which one half is masked. Where depth is cut, the
-head has a larger share of these than in the whole model. It is divided by the rate of a large bf16 product that is
-measured in the same run. Recomputation and the proximal pass do not count as useful.
+With `--ranks 2` a step has twice the sequences, unless the ranks divide the tokens of each pass (`--context-ranks 2`)
+or the layers (`--tensor-ranks 2`). Rates and MFU are of one rank.
 
-`--ablate` measures each case again with one switch at a time as in `ABLATIONS`; `--set` changes options for all.
-`--replicas 2` has copies of the model, and `--unit-bytes 0` gathers each layer by itself. `--profile DIR` runs one more
-step of each case and says what the GPU of rank 0 did: time in kernels, in those of NCCL alone, and in none.
+MFU counts three forward passes: 2 FLOPs a token for each weight of the layers' matrices and of the head, and causal
+attention without its masked half. Of a layer's experts only the active ones count. Recomputation and the proximal pass
+do not count. If depth is cut, the head has a larger share than in the whole model.
+
+The peak is the rate of a large bf16 product in the same run.
+
+`--ablate` repeats each case with one change of `ABLATIONS` at a time; `--set` changes options for all. `--replicas 2`
+has copies of the model, and `--unit-bytes 0` gathers each layer separately. `--profile DIR` records one more step of
+each case: the time of rank 0's GPU in kernels, in NCCL's kernels only, and in none.
 
     python -m benchmarks.learner --shapes 0.6B 4B --cases 8x2048 1x16384 heavy --ablate
 
-`lengths` stands for as many tokens a step in sequences of 2k to 128k. The rows show how much of their activations the
-layers keep, since longer passes leave less room for them:
+`lengths` means the same number of tokens a step in sequences of 2k to 128k. Longer passes leave less room for
+activations, and the rows show the share that the layers keep:
 
     python -m benchmarks.learner --cases lengths --runs 2 --name=-lengths
     python -m benchmarks.learner --cases lengths 1x262144 --runs 2 --ranks 2 --context-ranks 2 --name=-lengths-2
@@ -70,19 +72,18 @@ from benchmarks.shapes import SHAPES, make_model
 MICRO_TOKENS = 16384
 STEP_TOKENS = 131_072
 LENGTHS = [f"{STEP_TOKENS >> power}x{1 << power}" for power in range(11, 18)]
-"""The cases that `lengths` stands for."""
+"""The cases of `lengths`."""
 ABLATIONS: Mapping[str, Mapping[str, Any]] = {
     "model.activations=0": {"model.activations": 0.0},
     "model.compile=false": {"model.compile": False},
     "algorithm.proximal=recompute": {"algorithm.proximal": "recompute"},
 }
-"""What each ablation changes, by its name in the table."""
+"""The changed options of each ablation, by its name in the table."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case under one configuration: the least seconds would flatter, so seconds are medians. Rates are those of
-    the phases without the proximal one, and of all of them."""
+    """One case under one configuration. Seconds are medians. Rates are without and with the proximal phase."""
 
     shape: str
     case: str
@@ -98,7 +99,7 @@ class Row:
     kept: float
     """The share of their activations that layers keep."""
     exchange: Exchange
-    """When ranks exchange weights and gradients."""
+    """The choice of when ranks exchange weights and gradients."""
     profile: Profile | None
 
 
@@ -122,7 +123,7 @@ class Stopwatch:
 
 
 class Timed(Trainable[Policy]):
-    """Tells a stopwatch how long its updates take."""
+    """An optimizer that reports the time of its updates to a stopwatch."""
 
     watch: Stopwatch
 
@@ -132,8 +133,8 @@ class Timed(Trainable[Policy]):
 
 
 def lengths_of(case: str, step: int = 0) -> list[int]:
-    """`8x2048`: eight of 2,048 tokens. `heavy`: 131,072 tokens of a log-normal distribution, at most 16,384 each, and
-    other ones in every step."""
+    """The lengths of a case. `8x2048`: eight of 2,048 tokens. `heavy`: 131,072 tokens in log-normal lengths of at most
+    16,384, drawn again in every step."""
     if case != "heavy":
         count, length = case.split("x")
         return [int(length)] * int(count)
@@ -150,8 +151,8 @@ def largest_pass(case: str, ranks: Ranks) -> int:
 def make_batch(
     lengths: Sequence[int], own: Sequence[int], vocabulary: int, device: torch.device
 ) -> tuple[BatchPlan, Episodes, LocalBatch]:
-    """One trajectory of random tokens for each length, in groups of two where their number is even. The local batch has
-    those whose indices are in `own`, ascending."""
+    """Make one trajectory of random tokens for each length, in groups of two if their number is even. The local batch
+    has the trajectories with the ascending indices `own`."""
     rng = np.random.default_rng(1)
     group = 2 - len(lengths) % 2
     made = [_trajectory(f"{index}", index // group, length, vocabulary, rng) for index, length in enumerate(lengths)]
@@ -192,9 +193,9 @@ def make_trainer(
     usable: float | None,
     unit_bytes: float | None = None,
 ) -> tuple[Trainer, float]:
-    """A trainer of a policy with random weights; `options` are those of the configuration by their full names. The
-    `largest` pass and the `usable` bytes of memory say how often ranks exchange weights, and which share of the
-    activations is kept, which comes second. `unit_bytes` is as for `shard`."""
+    """Make a trainer of a policy with random weights. `options` are keys of the configuration. The `largest` pass and
+    the `usable` bytes of memory decide when ranks exchange weights, and the share of kept activations, which is
+    returned second. `unit_bytes` is as for `shard`."""
     sections: dict[str, dict[str, Any]] = {"model": {}, "algorithm": {}, "learner": {}}
     for name, value in options.items():
         section, key = name.split(".")
@@ -217,7 +218,7 @@ def make_trainer(
 
 @dataclass(frozen=True)
 class Step:
-    """What a step of a case gets."""
+    """The inputs of a step."""
 
     episodes: Episodes
     batch: LocalBatch
@@ -256,7 +257,7 @@ def measure(trainer: Trainer, case: str, runs: int) -> tuple[dict[str, float], i
 
 
 def rows(options: argparse.Namespace, ranks: Ranks, peak: float) -> Iterator[Row]:
-    """Each shape and case as it is, then under each ablation."""
+    """Measure each shape and case without changes, then under each ablation."""
     changes = {"": {}, **(ABLATIONS if options.ablate else {})}
     for shape in options.shapes:
         for changed, change in changes.items():
@@ -319,22 +320,22 @@ def main() -> None:
         "--cases", nargs="+", default=["8x2048", "1x16384", "heavy"], help="COUNTxLENGTH, heavy, or lengths"
     )
     parser.add_argument("--runs", type=int, default=5, help="measured steps")
-    parser.add_argument("--ranks", type=int, default=1, help="ranks, each with a GPU of its own")
+    parser.add_argument("--ranks", type=int, default=1, help="ranks, each with its own GPU")
     parser.add_argument("--context-ranks", type=int, default=1, help="ranks that divide the tokens of each pass")
-    parser.add_argument("--tensor-ranks", type=int, default=1, help="ranks that divide the matrices of each layer, too")
+    parser.add_argument("--tensor-ranks", type=int, default=1, help="ranks that divide the matrices of each layer")
     parser.add_argument("--replicas", type=int, default=1, help="copies of the model")
-    parser.add_argument("--unit-bytes", type=float, help="bytes of layers that ranks gather at once, at least")
+    parser.add_argument("--unit-bytes", type=float, help="least bytes of layers that ranks gather at once")
     parser.add_argument("--profile", type=Path, metavar="DIR", help="trace one more step of each case into this folder")
     parser.add_argument("--set", nargs="+", default=[], type=_setting, metavar="OPTION=VALUE")
-    parser.add_argument("--usable", type=float, help="bytes of memory into which activations are fitted")
-    parser.add_argument("--ablate", action="store_true", help="measure each of the ablations, too")
-    parser.add_argument("--name", default="", help="end of the result's file name")
+    parser.add_argument("--usable", type=float, help="bytes of memory for activations")
+    parser.add_argument("--ablate", action="store_true", help="also measure each of the ablations")
+    parser.add_argument("--name", default="", help="suffix of the result's file name")
     options = parser.parse_args()
     options.set = dict(options.set)
     options.cases = [each for case in options.cases for each in (LENGTHS if case == "lengths" else [case])]
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    # As many threads as the placement gives a learner: with those of all cores, two ranks wait for each other's cores
-    # in every small operation on the host.
+    # As many threads as the placement gives a learner. With threads for all cores, two ranks wait for each other's
+    # cores in every small operation on the host.
     limit_threads(min(MOST_THREADS, max(1, (os.cpu_count() or 1) // options.ranks)))
     if options.ranks > 1 and Membership.of_this_process() is None:
         command = [sys.executable, "-m", "benchmarks.learner", *sys.argv[1:]]
@@ -350,7 +351,7 @@ def main() -> None:
 
 
 def _report(options: argparse.Namespace, found: Iterable[Row], device: torch.device, peak: float) -> None:
-    """Print the rows as they come, and write them all."""
+    """Print each row when it is measured, and write all of them."""
     name = torch.cuda.get_device_name() if device.type == "cuda" else machine()
     print(f"{options.ranks} x {name}, products at {peak / 1e12:.4g} TFLOP/s, torch {torch.__version__}")
     names = f"{'tok/s':>8}{'MFU':>7}{'+prox':>7}{'prox s':>8}{'f+b s':>8}{'upd s':>7}{'GB':>7}{'kept':>6}{'first s':>8}"

@@ -1,4 +1,4 @@
-"""What a GPU does in one step of the learner: how long its kernels run, those of NCCL alone, and none."""
+"""Profiles one step of the learner: the GPU's time in kernels, in NCCL's kernels only, and idle."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ NCCL = "ncclDevKernel"
 
 @dataclass(frozen=True)
 class Profile:
-    """Milliseconds of one step, which the profiler slows: from its begin until the device is idle, in which any kernel
-    runs, in which one of NCCL runs, and in which no other one does. `launches` are calls of the host that start
+    """Milliseconds of one step, which the profiler slows: `wall` until the device is idle, `busy` with any kernel,
+    `nccl` with a kernel of NCCL, and `nccl_alone` with no other kernel. `launches` are the host's calls that start
     kernels and copies."""
 
     wall: float
@@ -37,8 +37,8 @@ class Profile:
 
 
 def profiled(work: Callable[[], Any], name: Path, ranks: Ranks) -> Profile | None:
-    """Do the `work`, which all ranks do alike. On rank 0 with a GPU the profile, and a trace in `name`.json.gz; None
-    elsewhere."""
+    """Do the `work`, as all ranks do. Returns the profile on rank 0 with a GPU, and writes a trace to `name`.json.gz;
+    None on all other ranks."""
     if ranks.device.type != "cuda" or ranks.rank != 0:
         work()
         return None
@@ -64,7 +64,7 @@ def profiled(work: Callable[[], Any], name: Path, ranks: Ranks) -> Profile | Non
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """Milliseconds in which at least one of the spans, in microseconds, is."""
+    """Milliseconds that at least one of the spans (in microseconds) covers."""
     total, end = 0.0, -float("inf")
     for left, right in sorted(spans):
         total += max(0.0, right - max(left, end))

@@ -1,4 +1,4 @@
-"""What the machine can do at most with the bytes of trajectories: sockets alone, LMDB alone, the disk alone."""
+"""Upper limits of the machine for the bytes of trajectories: sockets alone, LMDB alone, the disk alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Spawn = multiprocessing.get_context("spawn")
 
 
 def measure(folder: Path, size: int, count: int = 8000) -> Iterator[dict[str, Any]]:
-    """Messages or values of `size` bytes a second, each way."""
+    """Measure messages or values of `size` bytes a second, for each limit."""
     for name, work in (("router with credits", router), ("lmdb, fsync", store), ("write, fdatasync", write)):
         before = os.times()
         seconds = work(folder, size, count)
@@ -82,7 +82,7 @@ def store(folder: Path, size: int, count: int) -> float:
 
 
 def write(folder: Path, size: int, count: int) -> float:
-    """Write the same bytes one after the other, and have them on the disk as often."""
+    """Write the same bytes sequentially, with as many syncs to the disk."""
     value = bytes(size)
     with (folder / "plain").open("wb", buffering=0) as file:
         started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""What a server gives to the workload of benchmarks.gpu_loop without asyncrl: the limit of the fleet's rate.
+"""Measures the token rate of benchmarks.gpu_loop's workload without asyncrl: the upper limit of the fleet's rate.
 
-A bare asyncio client plays the same drawn episodes, so many at once: it posts the whole conversation for each turn,
-waits as the agent does, and reads no log-probs, though it asks for them.
+A bare asyncio client plays the same drawn episodes, as many at once: it posts the whole conversation for each turn,
+waits as the agent does, and requests log-probs without reading them.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from asyncrl.types import Sampling
 from benchmarks.loop_workload import Workload
 
 TEMPLATE_TOKENS = 16
-"""What a chat template writes around a message."""
+"""Tokens of a chat template around a message."""
 
 
 @dataclass(slots=True)
 class Answers:
-    """Requests that were answered: when each began and ended, and its tokens."""
+    """Answered requests: the begin, the end and the tokens of each."""
 
     spans: list[tuple[float, float, int]] = field(default_factory=list)
 
     def rate(self, begin: float, end: float) -> float:
-        """Tokens a second between two times. Each answer's tokens are spread evenly over its request, since an answer
-        of thousands of tokens arrives in one piece."""
+        """Tokens a second between two times. An answer of thousands of tokens arrives in one piece, so its tokens are
+        spread evenly over its request."""
         tokens = 0.0
         for start, stop, count in self.spans:
             overlap = min(stop, end) - max(start, begin)
@@ -47,7 +47,7 @@ async def bare_rate(
 ) -> float:
     """Tokens a second of `at_once` episodes, from `warm_s` after the start for `measured_s` seconds.
 
-    Requests that run then are waited for, since their tokens count in part. Raises ExceptionGroup: requests failed.
+    Waits for running requests at the end, since their tokens count in part. Raises ExceptionGroup: requests failed.
     """
     answers, names, begun = Answers(), itertools.count(), time.perf_counter()
     end = begun + warm_s + measured_s

@@ -1,4 +1,4 @@
-"""What the metrics of a run of benchmarks.gpu_loop say, after its first steps."""
+"""The figures of a run of benchmarks.gpu_loop, from its metrics after the first steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.observe.sinks import metrics_file
 from asyncrl.runs.lines import read_lines
 
 FIRST = 2
-"""Steps that are left out of every figure: engines begin, and kernels are compiled."""
+"""Steps that no figure counts, since engines start and kernels are compiled in them."""
 
 PHASES = ("wait", "fetch", "proximal", "train", "publish", "checkpoint")
 COUNTERS = {
@@ -26,7 +26,7 @@ COUNTERS = {
     "server_faults": "server_faults",
     "episodes_failed": "failed",
 }
-"""Counters of the actor by their names in a result; those that the actor does not have are left out."""
+"""Counters of the actor by their names in a result. A counter that the actor does not have is left out."""
 
 FLEET = (*COUNTERS.values(), "tokens", "idle_seconds", "weights_transfer_s", "weights_switch_s", "weights_bytes")
 DROPPED = ("tokens_thrown_away", "evicted")
@@ -35,11 +35,11 @@ Row = Mapping[str, Any]
 
 
 def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
-    """The figures of the run in a folder, from the end of step FIRST on. `fleet_to_bare` compares the rate of its fleet
-    with that of bare servers. `fleet_idle` is the share of the time without any turn to sample: the stop of a push is
-    not in it, nor is a server without requests beside others.
+    """The figures of the run in a folder, from the end of step FIRST on. `fleet_to_bare` is the ratio of the fleet's
+    rate to the bare client's. `fleet_idle` is the share of the time in which no server has a turn to sample, without
+    the stops of pushes.
 
-    Raises ValueError: it has not done so many steps, and one more.
+    Raises ValueError: the run has not done FIRST + 1 steps.
     """
     learner = [row for row in read_lines(metrics_file(run_dir, "learner")) if "seconds/step" in row]
     if len(learner) <= FIRST:
@@ -75,8 +75,8 @@ def figures(run_dir: Path, bare_tokens_per_s: float) -> dict[str, Any]:
 
 
 def _over(rows: Sequence[Row], names: Sequence[str], begin: float, end: float) -> dict[str, float]:
-    """How much each counter of `rows` grew from `begin` to `end`, between rows in proportion to the time. A process
-    that was started again counts from 0."""
+    """The growth of each counter of `rows` from `begin` to `end`, interpolated between rows. A restarted process counts
+    from 0."""
     times = [row["time"] for row in rows]
     series = {name: np.array([row.get(name, 0.0) for row in rows]) for name in names if rows and name in rows[-1]}
 
@@ -89,8 +89,8 @@ def _over(rows: Sequence[Row], names: Sequence[str], begin: float, end: float) -
 
 
 def _push(fleet: Mapping[str, float]) -> dict[str, float]:
-    """Seconds and bytes of a push. `switch_s` is the time until the first server serves a version that the actor has
-    received. For most of it servers generate, while the update is made ready: `_pauses` has their stop."""
+    """Seconds and bytes of a push. `switch_s` is the time from the actor's receipt of a version until the first server
+    serves it. Servers generate for most of that time: `_pauses` has their stops."""
     pushes = fleet.get("weights_updates", 0.0)
     if not pushes:
         return {}
@@ -102,9 +102,9 @@ def _push(fleet: Mapping[str, float]) -> dict[str, float]:
 
 
 def _pauses(rows: Sequence[Row], begin: float, end: float) -> dict[str, float]:
-    """Seconds for which a push stopped a server: of the rows between `begin` and `end`, each of which has the number of
-    pauses, their sum and the last one since the process began. Of three pauses and more between two rows, those before
-    the last count as their mean."""
+    """Seconds of each stop of a server by a push between `begin` and `end`. A row has the number of pauses, their sum
+    and the last pause since the process began. If there are three or more pauses between two rows, all but the last
+    count as their mean."""
     taken: list[float] = []
     counted, total = 0, 0.0
     for row in rows:
@@ -131,7 +131,7 @@ def _mean(rows: Sequence[Row], name: str) -> float | None:
 
 
 def _histogram(rows: Sequence[Row], prefix: str, weight: str = "") -> dict[int, float]:
-    """The share of each lag over all rows, whose own counts or shares stand in the columns PREFIX LAG."""
+    """The share of each lag over all rows, from the counts or shares in the columns PREFIX LAG."""
     counts: dict[int, float] = {}
     for row in rows:
         for name, count in row.items():

@@ -3,7 +3,7 @@
 python -m benchmarks.loop_report runs/gpu_loop/gpu_loop-*.json --picture loop.png
 python -m benchmarks.loop_report benchmarks/results/gpu_loop-*.json
 
-The second command shows the results of asyncrl, the first one yours.
+The first command shows your results, the second the results of asyncrl.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ COLUMNS = (
     "tokens thrown away",
 )
 MEASURED = 0.005
-"""Shares below it are not drawn as lags."""
+"""The smallest share of a lag that is drawn."""
 
 Row = Mapping[str, Any]
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each age bound. Ratios are to synchronous training, `max_lag = 0`; without it there are none."""
+    """A line for each age bound. Ratios are to synchronous training (`max_lag = 0`), and are missing without it."""
     synchronous = next((row["samples_per_s"] for row in rows if row["max_lag"] == 0), None)
     lines = [COLUMNS, ("---",) * len(COLUMNS), *(_cells(row, synchronous) for row in rows)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
@@ -65,19 +65,19 @@ def _cells(row: Row, synchronous: float | None) -> tuple[str, ...]:
 
 
 def stops(push: Row) -> str:
-    """Milliseconds for which a push stopped a server: median, p95, max; empty where none was measured."""
+    """Milliseconds of the stops of a server by pushes: median, p95, max; empty if no stop was measured."""
     return ", ".join(f"{1000 * push[f'pause_{name}_s']:.0f}" for name in ("median", "p95", "max") if "pauses" in push)
 
 
 def draw(results: Mapping[str, Sequence[Row]], path: Path) -> None:
-    """Rates, idle shares and lags by age bound, of each result by its name."""
+    """Draw rates, idle shares and lags by age bound, for each result by its name."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, (rate, idle, lags) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    # Results may have been measured at different bounds, and those of all stand in one order, evenly apart.
+    # The x axis has the age bounds of all results in order, evenly spaced.
     every = sorted({row["max_lag"] for rows in results.values() for row in rows})
     for axes in (rate, idle):
         axes.set_xticks(range(len(every)), map(str, every))
@@ -110,7 +110,7 @@ def show(name: str, record: Mapping[str, Any]) -> None:
 
 
 def _named(paths: Sequence[Path]) -> dict[str, Path]:
-    """Files by what tells them apart: their names, or where two folders have the same name, their paths."""
+    """Files by their names, or by their paths if two files have the same name."""
     stems = [path.stem for path in paths]
     return {str(path) if stems.count(path.stem) > 1 else path.stem.removeprefix("gpu_loop-"): path for path in paths}
 

@@ -1,5 +1,4 @@
-"""The result of benchmarks.gpu_loop: a file that is written after each age bound, and that a later call may go on
-with."""
+"""The result of benchmarks.gpu_loop: a file that is written after each age bound, and that a later call can extend."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ KEYS = {"settings", "rows", "failed", "sglang", "bare_tokens_per_s"}
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Machine, date and result. Raises DataError: there is no such file, or it is no result of benchmarks.gpu_loop."""
+    """Machine, date and result. Raises DataError: the file does not exist, or is no result of benchmarks.gpu_loop."""
     try:
         record = json.loads(path.read_text())
     except OSError as error:
@@ -29,9 +28,9 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 class Result:
-    """What was measured so far. `resume` keeps what the file has.
+    """The measurements so far. `resume` keeps the content of the file.
 
-    Raises ConfigError: that was measured on another device, or with other settings.
+    Raises ConfigError: the file was measured on another device, or with other settings.
     """
 
     def __init__(self, folder: Path, name: str, device: str, settings: Mapping[str, Any], resume: bool) -> None:
@@ -51,7 +50,7 @@ class Result:
         return [row["max_lag"] for row in self.content["rows"]]
 
     def served_by(self, version: str) -> None:
-        """Note the version of SGLang. Raises ConfigError: what the file has was measured over another one."""
+        """Record the version of SGLang. Raises ConfigError: the file was measured with another version."""
         self._refuse({"SGLang": self.content.get("sglang", version)}, {"SGLang": version})
         self.content["sglang"] = version
 
@@ -62,13 +61,13 @@ class Result:
         return write_result(self.name, self.content, self._device, self._folder)
 
     def _refuse(self, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-        """Figures where any of this differs cannot be compared."""
+        """Raise ConfigError for differences that make figures incomparable."""
         names = [name for name in {**here, **there} if there.get(name) != here.get(name)]
         if names:
             differ = ", ".join(f"{name} is {there.get(name)!r} there and {here.get(name)!r} here" for name in names)
             raise ConfigError(
-                f"--resume: {self._file}: {differ}; repeat what it was measured with, give another --name, or leave "
-                "out --resume, which measures all anew and replaces it"
+                f"--resume: {self._file}: {differ}; use the same settings, give another --name, or leave out "
+                "--resume, which measures everything again and replaces it"
             )
 
 

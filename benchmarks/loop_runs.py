@@ -32,7 +32,7 @@ from benchmarks.loop_workload import AGENT, RULE, Workload
 from benchmarks.shapes import SHAPES, make_model, word_tokenizer
 
 SERVER_MEMORY = 0.75
-"""Of a GPU that a server has to itself: `ipc` keeps versions there, too."""
+"""The server's share of a GPU of its own. The rest has room for versions of the weights (`ipc`)."""
 
 TASKS = 4096
 POLL_S = 0.5
@@ -44,7 +44,7 @@ _HAS_SGLANG = "import importlib.util; print('\\nsglang:', importlib.util.find_sp
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How large a run is: `at_once` episodes; batches of `batch` trajectories in groups of `group`."""
+    """The size of a run: `at_once` episodes; batches of `batch` trajectories in groups of `group`."""
 
     workload: str
     at_once: int
@@ -60,7 +60,7 @@ LARGE = Scale("gpu", at_once=256, batch=64, group=8, micro_tokens=32768, warm_s=
 
 
 class Loop:
-    """A model and its tasks in a folder, servers over it, and one run of training for each age bound."""
+    """A model and its tasks in a folder, servers of the model, and one run of training for each age bound."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.scale = SMALL if options.gpus == 0 else LARGE
@@ -79,7 +79,7 @@ class Loop:
         return self.folder / "model"
 
     def prepare(self) -> None:
-        """Write model and tasks anew."""
+        """Write model and tasks again."""
         shutil.rmtree(self.folder, ignore_errors=True)
         device, dtype = ("cuda", torch.bfloat16) if self._options.gpus else ("cpu", torch.float32)
         model = make_model(self._options.size, dtype, device)
@@ -92,10 +92,10 @@ class Loop:
 
     @asynccontextmanager
     async def servers(self) -> AsyncIterator[None]:
-        """Servers, which end with this."""
+        """Start servers, which end with this context."""
         options, arguments = self._options, shlex.split(self._options.server)
         async with AsyncExitStack() as stack:
-            # Each begins while the others do.
+            # All servers start at the same time.
             opening = [
                 launched(options.python, self.model, self.folder / f"server-{index}.log", gpu, memory, arguments)
                 for index, (gpu, memory) in enumerate(zip(self._gpus, self._memory(), strict=True))
@@ -104,18 +104,18 @@ class Loop:
             yield
 
     def _memory(self) -> list[float | None]:
-        """The share of a GPU's memory of each server."""
+        """Each server's share of its GPU's memory."""
         if not self._options.gpus:
             return [None] * len(self._gpus)
         return [self._shares["actor"] if gpu == 0 else SERVER_MEMORY for gpu in self._gpus]
 
     async def bare(self) -> float:
-        """Tokens a second that the servers give to a bare client, after a short time that warms them up."""
+        """Tokens a second of a bare client over the servers, after a short warm-up."""
         vocabulary, scale = SHAPES[self._options.size].vocabulary, self.scale
         return await bare_rate(self.urls, self.workload, vocabulary, scale.at_once, scale.warm_s, scale.bare_s)
 
     async def lag(self, max_lag: int, seconds: float) -> Path:
-        """Train at one age bound, for so long after the first step at most; returns the run's folder. Raises
+        """Train at one age bound, for at most that many seconds after the first step; returns the run's folder. Raises
         AsyncrlError: the run ended too early for figures."""
         run_dir = self.folder / f"lag-{max_lag}"
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -141,8 +141,8 @@ class Loop:
         return run_dir
 
     async def _watch(self, process: asyncio.subprocess.Process, run_dir: Path, seconds: float) -> bool:
-        """Say each step, until the run ends, or its time after the first step is over, or that of the benchmark. True:
-        the run is to be stopped, because its time is over."""
+        """Print each step until the run ends, or until the time of the run or of the benchmark is over. True: the time
+        is over, so the caller must stop the run."""
         first_at, seen = float("inf"), 0
         while process.returncode is None:
             for row in _steps(run_dir)[seen:]:
@@ -182,16 +182,15 @@ class Loop:
 
 
 def server_gpus(gpus: int, servers: int | None) -> Sequence[int]:
-    """The GPU of each of so many servers; None: all GPUs but the learner's have one. Without GPUs servers are on the
-    CPU, and their number is 0."""
+    """The GPU of each server. None: one server on each GPU but the learner's. Without GPUs servers run on the CPU with
+    GPU number 0."""
     if not gpus:
         return [0] * (servers or 1)
     return range(gpus)[-(servers or max(1, gpus - 1)) :]
 
 
 def unmeasured(steps: int, log: Path, stopped: bool) -> str:
-    """Why a run with so few steps has no figures, for a result that others read: they do not have this machine's
-    folders."""
+    """The reason why a run with so few steps has no figures. It names no folder, since others read the result."""
     if stopped and not steps:
         return "ended before its first step"
     if stopped:
@@ -200,8 +199,8 @@ def unmeasured(steps: int, log: Path, stopped: bool) -> str:
 
 
 def check_python(python: str) -> None:
-    """Raises ConfigError: this program cannot start servers. SGLang itself is not imported, which would take long."""
-    mend = "name a Python that has sglang, or a script that starts one and hands on its arguments"
+    """Check the program without the slow import of SGLang. Raises ConfigError: it cannot start servers."""
+    mend = "name a Python that has sglang, or a script that starts one and passes its arguments on"
     try:
         done = subprocess.run(
             [python, "-c", _HAS_SGLANG],
@@ -228,7 +227,7 @@ def _steps(run_dir: Path) -> list[dict[str, Any]]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Stop a run as a user does; one that has not ended after STOP_S is killed, and its roles end with it."""
+    """Stop a run as a user does. After STOP_S the run is killed, and its roles end with it."""
     if process.returncode is None:
         process.send_signal(signal.SIGTERM)
     try:

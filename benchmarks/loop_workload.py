@@ -1,6 +1,6 @@
-"""The workload of benchmarks.gpu_loop: episodes whose lengths and waits are drawn, over a model with random weights.
+"""The workload of benchmarks.gpu_loop: episodes with random lengths and waits, over a model with random weights.
 
-Such a model never ends a turn by itself. So the agent draws how many tokens each turn has, and asks for no more. The
+Such a model never ends a turn by itself, so the agent draws the length of each turn and requests that many tokens. The
 draws depend on the workload's seed, the group and the member only: every age bound gets the same episodes.
 """
 
@@ -26,7 +26,7 @@ RULE = f"{__name__}.unjudged"
 
 
 class DrawnTurn(NamedTuple):
-    """A turn that samples `tokens`; before the next turn, the agent waits for `wait_s` seconds."""
+    """A turn that samples `tokens` tokens. Before the next turn the agent waits for `wait_s` seconds."""
 
     tokens: int
     wait_s: float
@@ -34,8 +34,8 @@ class DrawnTurn(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The distributions, as `loop_workload.yaml` names them. Prompts and observations count the letters of their text,
-    each of which is one token."""
+    """The distributions of `loop_workload.yaml`. Lengths of prompts and observations are in letters, which are one
+    token each."""
 
     seed: int
     prompt_tokens: int
@@ -64,7 +64,7 @@ class Workload:
 
     @property
     def longest_episode(self) -> int:
-        """A number of tokens that no episode exceeds. Each message has room for 16 tokens of the chat template."""
+        """An upper bound on an episode's tokens, with 16 tokens of the chat template for each message."""
         turns = self.turns[1]
         sampled = turns * int(self.turn_tokens["longest"])
         return self.prompt_tokens + sampled + turns * (self.observation_tokens + 32)
@@ -89,13 +89,14 @@ def letters(drawn: random.Random, count: int) -> str:
 
 
 async def play(task: Task, base_url: str, api_key: str) -> Any:
-    """The agent. Its reward is drawn too: groups need rewards that differ, or the learner has nothing to compute."""
+    """The agent. Its reward is random, because the learner has nothing to train on if the rewards of a group are
+    equal."""
     import aiohttp
 
     from asyncrl.agents import AgentResult
 
     workload = Workload(**json.loads(task.extra_info["workload"]))
-    # The ticket without its attempt: an episode that runs again is the same.
+    # The ticket without its attempt, so that a repeated episode is the same.
     name = unquote(urlsplit(base_url).path.split("/")[1]).rpartition(".")[0]
     drawn, messages = random.Random(f"{workload.seed} {name} texts"), [dict(message) for message in task.messages]
     turns, missing = workload.episode(name), 0
@@ -115,5 +116,5 @@ async def play(task: Task, base_url: str, api_key: str) -> Any:
 
 
 def unjudged(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """The rule: nothing can be said of random text."""
+    """The rule, which cannot judge random text."""
     return 0.0

@@ -1,8 +1,8 @@
-"""What does it do to throw less away: the oldest groups first, and fewer episodes in flight while groups wait?
+"""Simulates two ways to throw less away: the oldest groups first, and fewer episodes in flight while groups wait.
 
-A simulation around the real replay (`asyncrl.capacity`) plays the workload of `benchmarks.gpu_loop` on two engines, at
-rates like those that 0.6B models have on H100s there. One learner is as fast as it was; the other one takes three times
-as long, so that engines are faster than it is. Every setting gets the same episodes.
+A simulation around the real replay (`asyncrl.capacity`) runs the workload of `benchmarks.gpu_loop` on two engines, at
+rates like those of 0.6B models on H100s. One learner is as fast as measured. A second learner takes three times as
+long, so that engines are faster. Every setting gets the same episodes.
 
     python -m benchmarks.pace
 """
@@ -22,7 +22,7 @@ from benchmarks.record import write_result
 
 TASKS, MEMBERS = 400, 8
 LEARNERS = {"fast": 2.4e-5, "slow": 8e-5}
-"""Seconds of training for a token."""
+"""Seconds of training a token."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "fifo, all": {"sampler": "fifo", "spare_batches": None},
     "oldest, all": {"sampler": "oldest", "spare_batches": None},

@@ -1,8 +1,9 @@
-"""How evenly are sequences dealt to ranks and passes, and how long does that take?
+"""Measures how evenly sequences are dealt to ranks and passes, and the time of dealing.
 
 Heavy-tailed lengths (log-normal, 64 to 16,384 tokens) in passes of at most 16,384 tokens, with the costs of a
-Qwen3-0.6B. For each schedule: passes, how far the dearest rank is above the mean, and how far the passes in lockstep
-are above it. Beside it the same of Karmarkar-Karp followed by first-fit-decreasing. Processor time, the least of three.
+Qwen3-0.6B. For each schedule: the passes, the excess of the most expensive rank over the mean, and the excess of the
+passes in lockstep. Karmarkar-Karp followed by first-fit-decreasing is the comparison. Times are processor time, the
+least of three.
 
     python -m benchmarks.packing
 """
@@ -24,7 +25,7 @@ LIMIT = 16384
 
 
 def measured(parts: Sequence[Passes], costs: Sequence[float]) -> dict[str, float]:
-    """Passes, and what the dearest rank and the passes in lockstep cost above the mean of the ranks."""
+    """The passes, and the excess cost of the most expensive rank and of the passes in lockstep over the mean rank."""
     passes = max(map(len, parts))
     by_rank = [[sum(costs[i] for i in each) for each in rank] + [0.0] * (passes - len(rank)) for rank in parts]
     mean = sum(costs) / len(parts)

@@ -1,4 +1,4 @@
-"""Does a process reward model beside the outcome save samples, compared with the outcome alone?
+"""Measures whether a process reward model in addition to the outcome saves samples.
 
 The task and the policy are the demo's. Every pair of runs has the same seed, data and budget, and differs only in the
 weight of the process score. The result is the number of trajectories that were trained until greedy accuracy on the
@@ -27,7 +27,7 @@ BATCH = 64
 
 
 def run(seed: int, weight: float, steps: int, target: float, overrides: list[str]) -> dict[str, Any]:
-    """One run: its accuracies by step, and the number of trajectories trained when it reached the target."""
+    """Run once: the accuracies by step, and the number of trajectories trained until the target."""
     name = f"seed-{seed}-weight-{weight}"
     shutil.rmtree(RUNS / name, ignore_errors=True)
     command = [

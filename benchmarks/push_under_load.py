@@ -1,4 +1,4 @@
-"""What a push costs while requests are always under way: see benchmarks.rollout."""
+"""The cost of a push under constant load: see benchmarks.rollout."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ WINDOWS = 10
 
 @dataclass(frozen=True, slots=True)
 class PushLoad:
-    """`requests` at once, each of `prompt` tokens and between `shortest` and `longest` sampled ones.
+    """`requests` at once, each with `prompt` tokens and between `shortest` and `longest` sampled tokens.
 
-    There are `calm_s` seconds before each of the `pushes` and behind it, more where the server is slow.
+    There are at least `calm_s` seconds before and after each of the `pushes`, more if the server is slow.
     """
 
     requests: int
@@ -42,7 +42,7 @@ class PushLoad:
 
 
 class Traffic:
-    """Requests through the fleet, a new one for each that ends. `lost` are those that failed or came back short."""
+    """Requests through the fleet: a new request follows each that ends. `lost` counts failed and too short answers."""
 
     def __init__(self, fleet: Fleet, load: PushLoad, vocabulary: int) -> None:
         self.arrivals = Arrivals()
@@ -70,7 +70,7 @@ class Traffic:
                 self.arrivals.add(time.perf_counter(), count)
 
     async def settled_s(self) -> float:
-        """Wait until every request has been replaced twice; the seconds of the second time."""
+        """Wait until every request has been replaced twice, and return the seconds of the second round."""
         times = []
         for turn in (1, 2):
             while self.answered + self.lost < turn * self._load.requests:
@@ -79,7 +79,7 @@ class Traffic:
         return times[1] - times[0]
 
     async def end(self) -> None:
-        """Wait for what is under way."""
+        """Wait for the running requests."""
         self._ending = True
         await asyncio.gather(*self._workers)
 
@@ -91,7 +91,7 @@ class Traffic:
 async def measure(
     urls: Sequence[str], policy: Policy, load: PushLoad, push: Push, folder: Path
 ) -> dict[str, Any] | None:
-    """The costs of pushes, their medians first; None where the servers can do the mode only as another one."""
+    """The costs of pushes, with their medians first; None if the servers replace the mode by another."""
     context = load.prompt + load.longest
     async with fleet_over(urls, policy, context, push, folder) as opened:
         if push.mode in ("retract", "in_place") and not all(server.spans for server in opened.servers):
@@ -128,7 +128,8 @@ async def measure(
 
 
 async def _pushed(fleet: Fleet, version: int, policy: Policy, calm_s: float) -> tuple[float, float]:
-    """When a push began and ended, between two calm times. Raises TimeoutError: it does not end."""
+    """Push between two calm times, and return the times of begin and end. Raises TimeoutError: the push does not
+    end."""
     await asyncio.sleep(calm_s)
     begin = time.perf_counter()
     await asyncio.wait_for(fleet.update_weights(version, policy.tensors), PATIENCE_S)

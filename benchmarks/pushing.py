@@ -1,4 +1,4 @@
-"""The learner's side of pushes, in a process of its own, and how an engine learns of one."""
+"""The learner's side of pushes in a separate process, and the notice of a push to an engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN_RUN = RunIdentity("benchmark")
 
 
 def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Iterator[GatheredBucket]:
-    """As the learner gathers a model that is not sharded."""
+    """Fill the buckets as the learner does for a model that is not sharded."""
     device = next(iter(weights.values())).device
     shared = new_bytes(max(each.nbytes for each in plan), device)
     for bucket in plan:
@@ -45,7 +45,7 @@ def filled(weights: Mapping[str, torch.Tensor], plan: Sequence[Bucket]) -> Itera
 
 
 class Learner:
-    """The learner's side in a process of its own: it pushes a model's weights in bf16 when told to."""
+    """The learner's side in a separate process, which pushes a model's weights in bf16 on request."""
 
     def __init__(self, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
         ours, theirs = multiprocessing.get_context("spawn").Pipe()
@@ -57,12 +57,12 @@ class Learner:
         self.endpoint, self.port, self.store_port, self.nbytes = ours.recv()
 
     def push(self, version: int, way: str) -> None:
-        """Begin to push; returns at once. `gathered` is `distributed` with the buckets filled beforehand, and `gloo`
-        broadcasts as many bytes that lie in memory, with nothing around it."""
+        """Begin to push, and return immediately. `gathered` is `distributed` with the buckets filled beforehand. `gloo`
+        only broadcasts as many bytes from memory."""
         self._pipe.send((version, way))
 
     def done(self) -> dict[str, float]:
-        """Wait for the learner's own part; its seconds and what the push measured."""
+        """Wait for the learner's part. Returns its seconds and the push's own measurements."""
         answer: dict[str, float] = self._pipe.recv()
         return answer
 
@@ -72,7 +72,7 @@ class Learner:
 
 
 def serve(pipe: Connection, shape: str, device: str, folder: Path, bucket_bytes: int) -> None:
-    """The process behind `Learner`. Its weights change in one element of a hundred from version to version."""
+    """Run the process of `Learner`. From version to version one weight of a hundred changes."""
     torch.set_num_threads(1)
     model = make_model(shape, torch.bfloat16, device)
     weights = {name: parameter.detach() for name, parameter in model.named_parameters()}

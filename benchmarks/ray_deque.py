@@ -1,7 +1,7 @@
 """The plain alternative to the replay: a Ray actor with a deque of pickled samples.
 
-It keeps nothing through a crash, knows no tickets and checks nothing. 8 producers with 8 calls of each under way pickle
-samples of four arrays; one consumer takes 16 at a time and unpickles them. It runs under a Python that has Ray
+It loses everything in a crash, has no tickets and checks nothing. 8 producers, each with 8 calls under way, pickle
+samples of four arrays. One consumer takes 16 samples at a time and unpickles them. It runs under a Python that has Ray
 (`pip install ray==2.60.0 numpy cloudpickle`), without asyncrl:
 
     PYTHON benchmarks/ray_deque.py 8192 4000
@@ -24,7 +24,7 @@ PRODUCERS, CREDITS, BATCH = 8, 8, 16
 
 @ray.remote(num_cpus=0)
 class Samples:
-    """Takes in at one end, gives out at the other."""
+    """A queue of samples."""
 
     def __init__(self) -> None:
         self._samples: deque[bytes] = deque()
@@ -72,7 +72,7 @@ def main() -> None:
     tokens, count = int(sys.argv[1]), int(sys.argv[2]) // PRODUCERS * PRODUCERS
     ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     samples = Samples.remote()  # type: ignore[attr-defined]
-    run(samples, 10 * PRODUCERS, tokens)  # Workers have started and imported.
+    run(samples, 10 * PRODUCERS, tokens)  # A warm-up: workers start and import.
     seconds = run(samples, count, tokens)
     print(json.dumps({"trajectories": count, "per_s": count / seconds, "ray": ray.__version__}))
     ray.shutdown()

@@ -1,4 +1,4 @@
-"""Where benchmark results go: benchmarks/results/NAME.json, with the date and the machine."""
+"""Writes benchmark results to benchmarks/results/NAME.json, with the date and the machine."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def processor() -> str:
 
 
 def machine() -> str:
-    """The machine in words: processor, cores and Python."""
+    """A description of the machine: processor, cores and Python."""
     return f"{processor()}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}"
 
 
 def write_result(name: str, result: Any, device: str | None = None, folder: Path = RESULTS) -> Path:
-    """Write a result; returns the file."""
+    """Write a result, and return the file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     record = {"date": datetime.date.today().isoformat(), "machine": device or machine(), "result": result}

@@ -1,16 +1,16 @@
-"""How many trajectories a second does a durable replay take and give, and how long does an actor wait for a ticket?
+"""Measures the throughput of a durable replay, an actor's wait for a ticket, and the time of a restart.
 
-- throughput: 8 producers take tickets and deliver ready-made trajectories under their ids over tcp, pipelined, while
-  consumers get them all: two scorers for each shard (lease and label), or one learner rank (plain fetch). The replay is
-  a process of its own with fsync and group commit. With `--shards 2` once more over two.
-- limits of the machine, for the same bytes: ROUTER and DEALER with credits and nothing behind them, LMDB with fsync and
-  64 trajectories a transaction, and sequential writes with fdatasync.
-- tickets: 1,000 connected actors in turn, at a steady total rate, ask for a ticket while each holds one or none.
-- far: what one actor delivers over a link of 50 ms each way, one trajectory a round trip and 32 at once.
-- restart: how long a replay with many facts takes from its start to its first answer.
+- throughput: 8 producers take tickets and deliver ready-made trajectories over tcp, pipelined. Two scorers for each
+  shard lease and label all of them, or one learner rank fetches them. The replay is a process of its own with fsync and
+  group commit. `--shards 2` adds a run over two shards.
+- limits of the machine, for the same bytes: ROUTER and DEALER with credits only, LMDB with fsync and 64 trajectories a
+  transaction, and sequential writes with fdatasync.
+- tickets: 1,000 connected actors request tickets in turn at a steady total rate, while each holds at most one.
+- far: deliveries of one actor over a link of 50 ms each way, one trajectory a round trip and 32 at once.
+- restart: the time from the start of a replay with many records to its first answer.
 - `--ray PYTHON`: the plain alternative, a Ray actor with a deque of pickled samples, under a Python that has Ray.
 
-Other processes disturb all of it: the load is reported, and processor time beside the rates.
+Run it on a quiet machine. The load and the processor time are reported with the rates.
 
     python -m benchmarks.replay --tokens 8192 --count 8000 --shards 2
 """
@@ -53,7 +53,7 @@ Spawn = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True)
 class Crew:
-    """What the processes of one run share: they start together, and tell the processor seconds that they took."""
+    """The shared state of the processes of one run: they start together, and report their processor seconds."""
 
     ready: Barrier
     spent: Queue[float]
@@ -68,7 +68,8 @@ class Crew:
 
 
 def produce(crew: Crew, endpoint: str, worker: str, count: int, tokens: int, tell: bool) -> None:
-    """Deliver `count` trajectories under tickets; where `tell`, their ids go to the consumer once acknowledged."""
+    """Deliver `count` trajectories under tickets. With `tell`, their ids go to the consumer after the
+    acknowledgement."""
     client = ReplayClient(endpoint, worker, "1", run=OWN_RUN)
     made = make_trajectory(tokens, version=0)
     with crew.at_work():
@@ -107,7 +108,7 @@ def fetch(crew: Crew, endpoints: list[str], count: int) -> None:
 
 
 def throughput(served: Replay, mode: str, count: int, tokens: int) -> dict[str, Any]:
-    """Rates and processor time of one run; `mode` is lease or fetch."""
+    """Measure rates and processor time of one run. `mode` is lease or fetch."""
     shards, share = served.endpoints, count // PRODUCERS
     total = share * PRODUCERS
     consumers = SCORERS * len(shards) if mode == "lease" else 1
@@ -149,12 +150,12 @@ def throughput(served: Replay, mode: str, count: int, tokens: int) -> dict[str, 
 
 
 def len_bytes(tokens: int) -> int:
-    """Bytes of one trajectory on the wire, its header left out: tokens and log-probs."""
+    """Bytes of one trajectory on the wire without its header: tokens and log-probs."""
     return 8 * tokens
 
 
 def in_folder(root: Path, work: Callable[[Path], Any]) -> Any:
-    """What `work` returns, in a folder that is removed afterwards."""
+    """Return the result of `work` in a temporary folder."""
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=root) as folder:
         return work(Path(folder))
@@ -170,10 +171,10 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a trajectory")
     parser.add_argument("--count", type=int, default=8000, help="trajectories of a throughput run")
     parser.add_argument("--shards", type=int, default=2, help="shards of the second throughput run")
-    parser.add_argument("--facts", type=int, default=100_000, help="trajectories that the restarted store knows")
+    parser.add_argument("--facts", type=int, default=100_000, help="trajectories in the restarted store")
     parser.add_argument("--only", nargs="+", default=["throughput", "limits", "tickets", "far", "restart"])
     parser.add_argument("--ray", help="a Python that has Ray, for the plain alternative")
-    parser.add_argument("--dir", type=Path, default=Path("runs/benchmarks"), help="on the disk that is measured")
+    parser.add_argument("--dir", type=Path, default=Path("runs/benchmarks"), help="a folder on the disk to be measured")
     options = parser.parse_args()
     result: dict[str, Any] = {"tokens": options.tokens, "load": load()}
 
@@ -205,7 +206,7 @@ def main() -> None:
             json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]),
         )
     else:
-        print("ray: left out; name a Python that has it with --ray PYTHON")
+        print("ray: left out; name a Python that has Ray with --ray PYTHON")
     print(f"written to {write_result('replay', result)}")
 
 

@@ -1,4 +1,4 @@
-"""How long does a replay with a large store take from its start to its first answer?"""
+"""Measures the time from the start of a replay with a large store to its first answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.serving import load, replay
 
 
 def measure(folder: Path, facts: int) -> dict[str, Any]:
-    """Seconds with an empty store, and with one that knows `facts` trajectories."""
+    """Seconds with an empty store, and with the records of `facts` trajectories."""
     empty_s = start(folder)
     fill(folder, facts)
     return {"facts": facts, "empty_s": empty_s, "full_s": start(folder), "load": load()}
@@ -27,7 +27,7 @@ def start(folder: Path) -> float:
 
 
 def fill(folder: Path, facts: int) -> None:
-    """Records as trajectories leave them that were trained and released."""
+    """Write records of trained and released trajectories."""
     store = Store(folder / "run" / "replay", 1 << 32, durable=False)
     with store.transaction() as tx:
         for number in range(facts):

@@ -1,21 +1,20 @@
-"""How fast does our fleet generate over a real SGLang server, and what does a push of weights cost it meanwhile?
+"""Measures how fast asyncrl's fleet generates over a real SGLang server, and the cost of a push meanwhile.
 
 `python -m benchmarks.rollout --python PATH` starts a server of a tiny random model with the Python at PATH, on the GPU
 if there is one (`--shape 0.6B`), else on the CPU. `--url URL --model FOLDER` takes running servers instead, which must
 serve that folder (`python -m benchmarks.shapes` writes one) with --skip-tokenizer-init. `--fake` starts a server that
-answers at once, so that only our own cost is left. Results go to benchmarks/results/rollout-NAME.json.
+answers immediately, so that only asyncrl's cost is measured. Results go to benchmarks/results/rollout-NAME.json.
 
-Throughput: several clients send requests of one fixed length with distinct random prompts, a fixed number at once. One
-is the fleet. Another is a bare asyncio client, which posts the same requests and drops the answers unread; it shows
-what the server alone can do. A third one requests no log-probs, which shows what these cost the server. They take
-turns; ratios are medians over rounds.
+Throughput: clients send requests of one fixed length with distinct random prompts, a fixed number at once. The fleet is
+compared with a bare asyncio client, which drops the answers unread and so shows the server's limit. A third client
+requests no log-probs, which shows their cost. The clients alternate, and ratios are medians over rounds.
 
-Pushes: a new request follows each that ends. The fleet's requests are not streamed, so tokens count when their answer
-arrives. Requests are short and of mixed lengths, so that several of a batch end in every few decoding steps. A
-standstill is the longest time around the push without an answer, less the longest one in the calm time before; a step
-is its resolution. `lost_s` is the whole cost of a push: the seconds of generation that are missing some time after it.
-Each push carries all weights, whose values stay the same. A mode that the servers can only do as `abort` (before
-0.5.22) is left out.
+Pushes: a new request follows each that ends. Answers are not streamed, so tokens count when their answer arrives.
+Requests are short and of mixed lengths, so that some end in every few decoding steps.
+
+A standstill is the longest time around the push without an answer, less the longest in the calm time before. `lost_s`
+is the whole cost of a push: the lost seconds of generation. Each push carries all weights, with unchanged values. A
+mode that the servers can only do as `abort` (before 0.5.22) is left out.
 
 Whole episodes, with turns and tool calls, are measured with `--fake` only: random weights call no tools.
 """
@@ -51,7 +50,7 @@ MODES = ("retract", "in_place", "abort")
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much is measured: requests of `prompt` and `output` tokens, at each of `concurrencies`, and the pushes."""
+    """The measurements: requests of `prompt` and `output` tokens, at each of `concurrencies`, and the pushes."""
 
     prompt: int
     output: int
@@ -72,7 +71,7 @@ class Servers:
 
 @asynccontextmanager
 async def servers(options: argparse.Namespace) -> AsyncIterator[Servers]:
-    """Those that the command line names, or one of our own."""
+    """The servers of the command line, or a new one."""
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         if options.url:
@@ -89,7 +88,7 @@ async def servers(options: argparse.Namespace) -> AsyncIterator[Servers]:
 
 
 async def throughput(served: Servers, plan: Plan, push: Push, rounds: int) -> list[dict[str, Any]]:
-    """Rows of every client at every concurrency."""
+    """Measure every client at every concurrency."""
     load = Load(plan.prompt, plan.output, served.policy.vocabulary)
     result = []
     async with AsyncExitStack() as stack:
@@ -112,7 +111,7 @@ async def throughput(served: Servers, plan: Plan, push: Push, rounds: int) -> li
 
 
 async def pushes(served: Servers, plan: Plan, wanted: Sequence[Push]) -> list[dict[str, Any]]:
-    """A row for every way of pushing."""
+    """Measure every mode and route of pushes."""
     result = []
     for number, push in enumerate(wanted):
         row_of = {"mode": push.mode, "into_servers": push.into_servers}
@@ -150,18 +149,16 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--python", help="a Python that has sglang, to start a server with")
-    where.add_argument(
-        "--url", action="append", help="a running server, which is ours alone meanwhile; may be repeated"
-    )
-    where.add_argument("--fake", action="store_true", help="our own cost, over a server that answers at once")
-    parser.add_argument("--shape", default="tiny", help="of the model for --python, from benchmarks/shapes.py")
+    where.add_argument("--url", action="append", help="a running server without other clients; may be repeated")
+    where.add_argument("--fake", action="store_true", help="asyncrl's cost, over a server that answers immediately")
+    parser.add_argument("--shape", default="tiny", help="size of the model for --python, from benchmarks/shapes.py")
     parser.add_argument("--model", type=Path, help="the folder that the servers of --url serve")
     parser.add_argument("--ways", nargs="+", default=["auto"], help="as in weights.into_servers")
     parser.add_argument("--modes", nargs="+", default=MODES, help="as in weights.mode")
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts of it")
     parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the result has medians")
-    parser.add_argument("--pushes", type=int, help="of each mode and way, of which the result has medians")
-    parser.add_argument("--name", help="of the result; otherwise cpu, cuda or fake")
+    parser.add_argument("--pushes", type=int, help="pushes of each mode and route, of which the result has medians")
+    parser.add_argument("--name", help="name of the result; default: cpu, cuda or fake")
     options = parser.parse_args()
     if options.url and options.model is None:
         parser.error("--url needs --model, the folder that the servers serve")

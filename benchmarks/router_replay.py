@@ -1,10 +1,11 @@
-"""How far are a mixture's log-probs in the learner from those of the engine, with and without replayed experts?
+"""Compares a mixture's log-probs in the learner with the engine's, with and without replayed experts.
 
-`python -m benchmarks.router_replay --python PATH` starts the real SGLang that PATH has on the CPU, over a random
-Qwen3-MoE, and samples TURNS turns at temperature 1 in each dtype of the engine. The learner then gives the log-probs of
-what was sampled, in each of its dtypes: routing the tokens itself, and sending them to the engine's experts. With
-r = log pi - log mu for each sampled token, `mean_abs` is the mean of |r|, and `k3` that of exp(r) - 1 - r, an estimate
-of KL(mu || pi). `changed` is the share of (token, layer) at which the learner would choose other experts.
+`python -m benchmarks.router_replay --python PATH` starts SGLang with the Python at PATH on the CPU, with a random
+Qwen3-MoE, and samples TURNS turns at temperature 1 in each dtype of the engine. The learner then computes the log-probs
+of the sampled tokens in each of its dtypes, once with its own routing and once with the engine's experts.
+
+With r = log pi - log mu for each sampled token, `mean_abs` is the mean of |r|, and `k3` the mean of exp(r) - 1 - r, an
+estimate of KL(mu || pi). `changed` is the share of (token, layer) at which the learner would choose other experts.
 
 The result goes to benchmarks/results/router_replay.json.
 """
@@ -51,8 +52,8 @@ ENVIRONMENT = {"SGLANG_USE_CPU_ENGINE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THR
 
 
 class Turn(NamedTuple):
-    """What an engine sampled behind `prompt` int32[P]: tokens int32[G], their logprobs float32[G], and `routing`
-    uint8[P + G, W], whose last row is missing."""
+    """A sampled turn after `prompt` int32[P]: tokens int32[G], their logprobs float32[G], and `routing`
+    uint8[P + G, W], in which the row of the last token is marked as missing."""
 
     prompt: NDArray[np.int32]
     tokens: NDArray[np.int32]
@@ -61,7 +62,8 @@ class Turn(NamedTuple):
 
 
 def save_model(folder: Path) -> RoutingShape:
-    """A model of 8 layers with 4 of 32 experts for a token. Its weights are large enough to have opinions."""
+    """Write a model of 8 layers with 4 of 32 experts for a token. Its weights are large, so that its choices are
+    clear."""
     config = Qwen3MoeConfig(
         vocab_size=VOCABULARY,
         hidden_size=128,
@@ -82,7 +84,7 @@ def save_model(folder: Path) -> RoutingShape:
 
 
 async def sample(url: str, shape: RoutingShape, turns: int, tokens: int) -> list[Turn]:
-    """So many turns of `tokens` tokens, all at once."""
+    """Sample that many turns of `tokens` tokens, all at once."""
     rng = np.random.default_rng(0)
     http = Http(url)
 
@@ -131,7 +133,7 @@ def sampled_by_server(python: str, model: Path, shape: RoutingShape, dtype: str,
 
 @torch.no_grad()
 def mismatch(policy: Policy, turns: Sequence[Turn]) -> dict[str, Mapping[str, float]]:
-    """The differences of `policy` from the engine on the sampled tokens, by whether it replays."""
+    """The differences between `policy` and engine on the sampled tokens, with and without replay."""
     sequences = [torch.from_numpy(np.concatenate([turn.prompt, turn.tokens])).long() for turn in turns]
     positions = torch.cat([torch.arange(len(each)) for each in sequences])
     sampled = torch.cat([torch.arange(len(turn.routing)) >= len(turn.prompt) for turn in turns])

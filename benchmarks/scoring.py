@@ -1,13 +1,13 @@
-"""How fast does a scorer read trajectories in micro-batches and one by one, and how much does a shared prompt save?
+"""Measures how fast a scorer reads trajectories in micro-batches and one by one, and the saving by shared prompts.
 
 The model is a process reward model of Qwen2's architecture with random weights: 50M parameters in float32 on the CPU,
 or with `--device cuda` the shape of Qwen2.5-Math-PRM-7B in bfloat16. A load is groups of 8 trajectories with a common
-prompt. The lengths of prompts and responses are log-normal, so that a few are long. The ways take turns, so that other
-work of the machine slows all of them alike.
+prompt. The lengths of prompts and responses are log-normal, so that a few are long. The methods alternate, so that
+other work of the machine slows all of them alike.
 
 Tokens a second count every token of every trajectory, including tokens that sharing saves. The share of the matrix peak
-is the speed of the useful operations, 2 * parameters * computed tokens, over that of a large matrix product in the same
-run. Embeddings, attention scores and padding are not useful operations.
+is the rate of useful operations (2 * parameters * computed tokens) divided by the rate of a large matrix product in the
+same run. Embeddings, attention scores and padding are not useful operations.
 
     python -m benchmarks.scoring --threads 1
     python -m benchmarks.scoring --device cuda --groups 32
@@ -59,12 +59,12 @@ MATRIX = {"cpu": 2048, "cuda": 8192}
 RESPONSE = {"cpu": 80, "cuda": 250}
 """Median tokens of a response."""
 LOADS = {"short prompts": 0.5, "long prompts": 6}
-"""The median prompt, in median responses."""
+"""Median tokens of a prompt, as a multiple of a median response."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One way on one load, over the rounds."""
+    """One method on one load, over the rounds."""
 
     load: str
     way: str
@@ -87,7 +87,7 @@ def make_backbone(device: str) -> Any:
 
 
 def make_load(rng: np.random.Generator, groups: int, prompt: float, response: float, vocabulary: int) -> list[Encoded]:
-    """Trajectories in a random order, as a replay may lease them."""
+    """Make trajectories in a random order, as a replay may lease them."""
     inputs = []
     for _ in range(groups):
         shared = rng.integers(0, vocabulary, _length(rng, prompt, 0.5))
@@ -114,7 +114,7 @@ def seconds(work: Callable[[], Any], device: str) -> float:
 
 
 def timed(way: Way, inputs: Sequence[Encoded], device: str) -> tuple[float, Any]:
-    """The seconds that a way takes, and what it returns."""
+    """Run a method, and return its seconds and its result."""
     found: list[Any] = []
     return seconds(lambda: found.append(way(inputs)), device), found[0]
 
@@ -128,7 +128,7 @@ def matrix_peak(device: str) -> float:
 
 
 def computed(inputs: Sequence[Encoded], shares: bool, device: str) -> int:
-    """Tokens that go through the model, without padding."""
+    """The number of tokens that go through the model, without padding."""
     total = sum(len(each.ids) for each in inputs)
     if not shares:
         return total
@@ -137,12 +137,12 @@ def computed(inputs: Sequence[Encoded], shares: bool, device: str) -> int:
 
 
 def measure(device: str, groups: int, micro_tokens: int, rounds: int) -> Iterator[dict[str, Any]]:
-    """The result so far, after each load."""
+    """Yield the result so far after each load."""
     backbone = make_backbone(device)
     embedded = backbone.get_input_embeddings().weight.numel()
     parameters = sum(each.numel() for each in backbone.parameters()) - embedded
     peak = matrix_peak(device)
-    progress(f"{parameters / 1e6:.0f}M parameters besides embeddings, matrix products at {peak / 1e12:.3g} TFLOP/s")
+    progress(f"{parameters / 1e6:.0f}M parameters without embeddings, matrix products at {peak / 1e12:.3g} TFLOP/s")
     ways = make_ways(backbone, device, micro_tokens)
     rng = np.random.default_rng(0)
     rows: list[dict[str, Any]] = []
@@ -184,7 +184,7 @@ def progress(text: str) -> None:
 def take_turns(
     ways: dict[str, Way], inputs: Sequence[Encoded], rounds: int, device: str
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Seconds of each way by round, and the largest difference between the ways' logits."""
+    """Seconds of each method by round, and the largest difference between the methods' logits."""
     taken: dict[str, list[float]] = {way: [] for way in ways}
     found: dict[str, Sequence[np.ndarray[Any, Any]]] = {}
     for way in ways.values():
@@ -204,9 +204,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--groups", type=int, default=4, help=f"groups of {MEMBERS} trajectories in a load")
-    parser.add_argument("--micro-tokens", type=int, default=16384, help="bound on one forward pass")
+    parser.add_argument("--micro-tokens", type=int, default=16384, help="limit of tokens in one forward pass")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="threads of torch on the CPU")
-    parser.add_argument("--rounds", type=int, default=3, help="times that everything is measured")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of measurements")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     device = torch.cuda.get_device_name() if options.device == "cuda" else machine()

@@ -1,10 +1,12 @@
-"""How many tokens a second does a pool of scorers label, from a real replay and back?
+"""Measures how many tokens a second a pool of scorers labels, from a real replay and back.
 
 `python -m benchmarks.scoring_pool` fills a durable replay with trajectories in groups of 8 that share a prompt.
 `python -m asyncrl.scoring` processes label them on the CPU, one thread each, with a process reward model of random
-weights. It measures three ways: one trajectory a lease and a pass; leases and passes bounded by tokens, as by default;
-two processes of the second way. The clock runs from the first label to the last, so that no start is counted. Tokens a
-second count every token of every trajectory, including prompts that are read once for a group.
+weights. It compares one trajectory a lease and a pass; leases and passes bounded by tokens, as by default; and two such
+processes.
+
+The clock runs from the first label to the last, so that no start is counted. Tokens a second count every token of every
+trajectory, including prompts that are read once for a group.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ LIMIT_S = 600.0
 
 
 def make_prm(folder: Path, layers: int, hidden: int) -> int:
-    """A process reward model of random weights, and how many parameters it has."""
+    """Write a process reward model of random weights, and return its number of parameters."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
     scorer = StepScorer(Qwen3Model(model_config(tokenizer, layers, hidden)))
@@ -55,7 +57,7 @@ def make_prm(folder: Path, layers: int, hidden: int) -> int:
 
 
 def make_trajectory(ticket: Ticket, prompt: int, response: int) -> Trajectory:
-    """Random letters: a prompt that is the group's own, and a turn of `STEPS` steps."""
+    """Make a trajectory of random letters: the group's prompt, and a turn of `STEPS` steps."""
     shared = np.random.default_rng(abs(hash(ticket.group_id))).choice(LETTERS, prompt)
     length = prompt + response
     mask = np.arange(length) >= prompt
@@ -92,7 +94,7 @@ def scorers(count: int, settings: Sequence[str]) -> Iterator[None]:
 
 
 def rate(client: ReplayClient, count: int) -> float:
-    """Labels a second from the first that is seen to the last."""
+    """Labels a second from the first observed label to the last."""
     first: tuple[int, float] | None = None
     deadline = time.monotonic() + LIMIT_S
     while time.monotonic() < deadline:

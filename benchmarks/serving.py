@@ -1,4 +1,4 @@
-"""A real replay in its own processes, for benchmarks that send it requests: started, awaited, measured and ended."""
+"""Starts, awaits, measures and ends a real replay in its own processes, for benchmarks that send requests to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TASKS = 1000
 
 
 OWN_RUN = RunIdentity("run")
-"""The run that clients name to every replay here."""
+"""The name of the run in all benchmarks."""
 
 
 def cpu_seconds(pid: int) -> float:
@@ -39,13 +39,13 @@ def anonymous_mb(pid: int) -> float:
 
 
 def load() -> float:
-    """Processes that wanted a processor in the last minute, on average."""
+    """The load average of the last minute."""
     return os.getloadavg()[0]
 
 
 @dataclass(frozen=True)
 class Replay:
-    """Running shards: where they listen, and their process ids."""
+    """Running shards: their addresses and process ids."""
 
     endpoints: list[str]
     pids: list[int]
@@ -56,7 +56,7 @@ class Replay:
 
 @contextmanager
 def replay(folder: Path, shards: int = 1, settings: Sequence[str] = ()) -> Iterator[Replay]:
-    """`shards` replay processes over stores in `folder`, answering; ended and waited for at the end."""
+    """Run `shards` replay processes with stores in `folder`, and end them at the end of the context."""
     data = folder / "tasks.parquet"
     if not data.exists():
         write_tasks(data, [_task(index) for index in range(TASKS)])

@@ -1,8 +1,8 @@
-"""Qwen3 and Qwen3-MoE models with random weights, for benchmarks that need a size and no sense.
+"""Makes Qwen3 and Qwen3-MoE models with random weights, for benchmarks that need only a size.
 
-`python -m benchmarks.shapes 0.6B FOLDER` writes one as a Hugging Face folder without a tokenizer, which a server takes
-with --skip-tokenizer-init. It names no end mark, so nothing that it samples ends early. `--tokenizer` writes one too,
-for episodes; they end early where a turn happens to sample the one token that ends turns.
+`python -m benchmarks.shapes 0.6B FOLDER` writes a Hugging Face folder without a tokenizer, which a server loads with
+--skip-tokenizer-init. The model has no end token, so no answer ends early. `--tokenizer` also writes a tokenizer for
+episodes, which then end early if a turn happens to sample the end token.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import torch
 
 
 class Shape(NamedTuple):
-    """Sizes of a model; its heads are 64 wide up to 12 of them, else 128. With `experts` it is a mixture of so many in
-    each layer, which are `intermediate` wide; `active` of them work on a token."""
+    """Sizes of a model. Up to 12 heads are 64 wide, more heads 128. A mixture has `experts` experts in each layer, each
+    `intermediate` wide, of which `active` compute a token."""
 
     hidden: int
     intermediate: int
@@ -44,8 +44,8 @@ SHAPES = {
 
 
 def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Any:
-    """A model of that shape with transformers' own initialisation; on the meta device, without contents. A mixture of
-    experts has a head of its own, as Qwen's have."""
+    """Make a model of that shape with transformers' initialisation, or without contents on the meta device. The head of
+    a mixture of experts is not tied, as in Qwen's."""
     from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
     torch.manual_seed(0)
@@ -67,9 +67,9 @@ def make_model(shape: str, dtype: torch.dtype = torch.float32, device: str = "cp
 
 
 def word_tokenizer(vocabulary: int) -> Any:
-    """A tokenizer of so many tokens for random text: the demo's, and words of four letters that nothing encodes to. So
-    whatever the model samples has a text of a usual length, and a prompt has a token for each letter. The chat template
-    is of Qwen's form."""
+    """Make a tokenizer of that many tokens for random text: the demo's tokens, and words of four letters that no text
+    encodes to. So sampled tokens have text of a usual length, and a prompt has one token for each letter. The chat
+    template has Qwen's form."""
     import json
 
     from tokenizers import Tokenizer
@@ -96,8 +96,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=list(SHAPES))
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--device", default="cpu", help="where the weights are drawn: cuda is faster")
-    parser.add_argument("--tokenizer", action="store_true", help="with a tokenizer and a chat template")
+    parser.add_argument("--device", default="cpu", help="device that draws the weights: cuda is faster")
+    parser.add_argument("--tokenizer", action="store_true", help="also write a tokenizer and a chat template")
     options = parser.parse_args()
     make_model(options.shape, torch.bfloat16, options.device).save_pretrained(options.folder)
     if options.tokenizer:

@@ -1,11 +1,11 @@
-"""What does computing a group's prompt once bring to the learner?
+"""Measures how much time the learner saves by computing a group's prompt once.
 
-Groups with a common prompt and answers of their own, Qwen3 shapes with random weights, one update a step, passes as the
-learner's schedule makes them. Rates count the tokens of whole sequences, also those that a pass computes once for
-several. Times are medians of `--runs` steps after one other: with an idle GPU at both ends, or of the processor.
+Groups with a common prompt and different answers, Qwen3 shapes with random weights, one update a step, and the passes
+of the learner's schedule. Rates count the tokens of whole sequences, including the shared tokens. Times are medians of
+`--runs` steps after a warm-up step: wall-clock time with an idle GPU at both ends, or processor time on the CPU.
 
-`--errors` compares the log-probs and the gradient of one group, in the dtype of the benchmark, with those of float32
-and unshared prefixes: the largest difference of log-probs, and the norm of the gradient's difference as a share.
+`--errors` compares one group with float32 and unshared prefixes: the largest difference of log-probs, and the relative
+norm of the gradient's difference.
 
     python -m benchmarks.shared_prefixes --shape 0.6B --prompts 128 1024 4096 --answers 512 2048 --errors
 """
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Case:
-    """`groups` of `members` with prompts and answers of so many tokens."""
+    """`groups` of `members` with prompts and answers of that many tokens."""
 
     groups: int
     members: int
@@ -130,7 +130,7 @@ def _seconds(device: torch.device) -> float:
 
 
 def errors(shape: str, case: Case, ranks: Ranks) -> dict[str, tuple[float, float]]:
-    """By name, the largest error of a log-prob and the share of the gradient's norm."""
+    """The largest error of a log-prob and the relative error of the gradient, by name."""
     half = "bfloat16" if ranks.device.type == "cuda" else "float32"
     logprobs, gradients = {}, {}
     for name, dtype, shared in (("float32", "float32", False), ("unshared", half, False), ("shared", half, True)):

@@ -1,10 +1,9 @@
-"""Does the replay's memory stay flat, and its store bounded, over a million trajectories?
+"""Tests whether the replay's memory stays constant, and its store bounded, over a million trajectories.
 
-The real `Server` with its service and store, in this process, and requests handed to it as its socket would: an actor
-takes tickets and delivers small trajectories, a scorer leases and labels them, a learner takes plans, publishes and
-checkpoints, so that everything is released and nothing is kept (`retention: none`). Anonymous resident memory and the
-store's size are sampled on the way. What may grow is the store: about 120 bytes of facts and plans a trajectory, kept
-for good so that no id is ever taken twice.
+The real `Server` with its service and store runs in this process, with requests passed to it directly. An actor takes
+tickets and delivers small trajectories, a scorer labels them, and a learner takes plans, publishes and checkpoints, so
+that everything is released (`retention: none`). Anonymous resident memory and the store's size are sampled. The store
+grows only by about 120 bytes of records and plans a trajectory, which prevent that an id is accepted twice.
 
     python -m benchmarks.soak --trajectories 100000
 """
@@ -59,15 +58,15 @@ WHO = ("w", "1")
 
 
 class Requests:
-    """What the server takes for its socket: requests go in, replies come out, in this process."""
+    """A replacement for the server's socket in this process: requests go in, replies come out."""
 
     def __init__(self) -> None:
         self._requests: deque[list[zmq.Frame]] = deque()
         self._replies: list[Answer] = []
 
     def ask(self, server: ReplayServer, requests: Sequence[tuple[ReplayRequest, Sequence[Buffer]]]) -> list[Answer]:
-        """The replies to requests and their frames, which the server takes in one turn. Raises RuntimeError: one was
-        refused."""
+        """Send requests with their frames to the server in one turn, and return the replies. Raises RuntimeError: a
+        request was refused."""
         self._replies.clear()
         for request, frames in requests:
             message = encode_request(request, 1, frames=frames)
@@ -88,7 +87,7 @@ class Requests:
 
 
 class Soak:
-    """A replay in `folder` and all who use it, a batch at a time."""
+    """A replay in `folder` with its clients, which handle one batch at a time."""
 
     def __init__(self, folder: Path) -> None:
         tasks = [Task(f"task-{i}", [{"role": "user", "content": "?"}], "1", "soak") for i in range(100)]
@@ -110,7 +109,7 @@ class Soak:
         self._step = 0
 
     def round(self) -> int:
-        """One learner step, from tickets to release; returns its trajectories."""
+        """Run one learner step, from tickets to release, and return the number of its trajectories."""
         tickets = self._ask(GetTickets(*WHO, [], [], BATCH)).read(TICKETS)
         made = make_trajectory(TOKENS, version=self._step)
         self._requests.ask(self._server, [(PutTrajectory(0), _frames(made, ticket)) for ticket in tickets])
@@ -140,7 +139,7 @@ def _frames(made: Trajectory, ticket: Ticket) -> list[Buffer]:
 
 
 def samples(soak: Soak, folder: Path, count: int, every: int) -> Iterator[dict[str, Any]]:
-    """Memory, store and rate after each `every` trajectories, up to `count`."""
+    """Measure memory, store and rate after every `every` trajectories, up to `count`."""
     done, started, cpu = 0, time.perf_counter(), time.process_time()
     while done < count:
         target = min(count, done + every)

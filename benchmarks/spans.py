@@ -1,4 +1,4 @@
-"""What does it cost a role to record its spans, and what share of a run is that?"""
+"""Measures the cost of recording spans in a role, and its share of a run."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SPANS, ROUNDS = 10_000, 5
 EPISODES = 4096
 AT_ONCE = 64
 PROMPT, RESPONSE = 32, 32
-"""Tokens of an episode: fewer than any real one has."""
+"""Tokens of an episode, fewer than in any real episode."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run", type=Path, help="folder of a run whose share is wanted, such as runs/demo")
+    parser.add_argument("--run", type=Path, help="folder of a run for the share, such as runs/demo")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         costs = nanoseconds(Path(folder))
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def nanoseconds(folder: Path) -> dict[str, float]:
-    """Processor time of one span in the role that records it, in the thread that writes it, and where spans are off."""
+    """Processor time of one span in the recording role, in the writing thread, and with spans turned off."""
     recorder = SpanRecorder(SpanFile(folder / "actor.jsonl", 1 << 30), {"role": "actor"})
     found: dict[str, list[float]] = {name: [] for name in ("off", "recorded", "written", "added")}
     for _ in range(ROUNDS):
@@ -70,8 +70,8 @@ def _each(act: Callable[[], object]) -> float:
 
 
 def replays() -> dict[str, float]:
-    """Processor time of a real replay for each short episode that it issues, stores, has labelled and plans, with spans
-    and without them, in turns. Nothing else has as many spans for as little work."""
+    """Processor time of a real replay for each short episode from ticket to plan, alternately with and without spans.
+    The replay has the most spans for the least work."""
     taken: dict[str, list[float]] = {"true": [], "false": []}
     for _ in range(ROUNDS):
         for wanted, seconds in taken.items():
@@ -98,8 +98,8 @@ def _replay_cpu(folder: Path, wanted: str) -> float:
 
 
 def shares(run_dir: Path, cost_ns: float) -> dict[str, float]:
-    """The share of each role's time in a finished run, from its first span to its last, that its spans cost; and how
-    many bytes a second it wrote."""
+    """The cost of each role's spans in a finished run, as a share of the time from first to last span, and the bytes a
+    second that the role wrote."""
     found = {}
     for path in sorted((run_dir / "spans").glob("*.jsonl")):
         files = [each for each in (path.with_name(path.name + OLD), path) if each.exists()]

@@ -1,5 +1,5 @@
-"""A game of two moves, for `benchmarks.environments`: for the program `gym_agent`, and at a server that answers as
-OpenEnv's do, which is `python -m benchmarks.text_game PORT`."""
+"""A game of two moves for `benchmarks.environments`. The program `gym_agent` plays it, and `python -m
+benchmarks.text_game PORT` serves it with OpenEnv's protocol."""
 
 from __future__ import annotations
 

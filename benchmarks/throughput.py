@@ -1,4 +1,4 @@
-"""Tokens a second of several clients that take turns over the same servers, and the processor time that they need."""
+"""Tokens a second and processor time of several clients that alternate over the same servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from benchmarks.clients import Client, Load, Run, run_all
 async def compare(
     clients: Mapping[str, Client], load: Load, concurrency: int, requests: int, rounds: int
 ) -> dict[str, list[Run]]:
-    """The runs of each client, `requests` in each; the first round does not count. Who begins a round changes."""
+    """Run `requests` requests with each client in each round, after a warm-up round. Another client begins each
+    round."""
     rng = np.random.default_rng()
     runs: dict[str, list[Run]] = {name: [] for name in clients}
     for number in range(rounds + 1):
@@ -26,7 +27,8 @@ async def compare(
 
 
 def rows(runs: Mapping[str, Sequence[Run]], tokens: int, limit: str) -> Iterator[dict[str, Any]]:
-    """One a client: medians of runs with `tokens` each, and the median of the rounds' ratios to the client `limit`."""
+    """A row for each client: medians of runs with `tokens` each, and the median of the rounds' ratios to client
+    `limit`."""
     for name, taken in runs.items():
         pairs = zip(runs[limit], taken, strict=True)
         yield {

@@ -1,4 +1,4 @@
-"""How long does an actor wait for its ticket when a thousand are connected?"""
+"""Measures an actor's wait for a ticket when a thousand actors are connected."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ WARM_UP = ACTORS
 
 
 def measure(folder: Path, durability: str) -> dict[str, Any]:
-    """Round trips of `ACTORS` connections that ask in turn, `RATE` times a second in all: the first time and then every
-    second time for a new ticket, between them to renew what they hold."""
+    """Measure round trips of `ACTORS` connections that send requests in turn, `RATE` a second in all. Each connection
+    alternates between a request for a new ticket and the renewal of its ticket."""
     with replay(folder, settings=[f"replay.durability={durability}"]) as served, zmq.Context() as context:
         files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
@@ -45,9 +45,9 @@ def measure(folder: Path, durability: str) -> dict[str, Any]:
 
 
 def ask(sockets: list[zmq.Socket[bytes]], count: int) -> dict[str, list[float]]:
-    """Seconds from request to reply, of new tickets and of renewals; the first round, in which all connect, left out.
+    """Seconds from request to reply, of new tickets and of renewals, without the first round, in which all connect.
 
-    Requests leave on time, whether or not earlier ones are answered.
+    Requests are sent on time, without waiting for earlier replies.
     """
     held: dict[int, list[str]] = defaultdict(list)
     sent: dict[int, tuple[float, str]] = {}

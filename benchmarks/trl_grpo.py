@@ -1,7 +1,7 @@
-"""The demo's task with TRL's GRPOTrainer, for `benchmarks.versus_trl`. It runs in an environment that has TRL and not
-asyncrl, so it has the demo's calculator and rule again.
+"""The demo's task with TRL's GRPOTrainer, for `benchmarks.versus_trl`. It repeats the demo's calculator and rule,
+because it runs in an environment without asyncrl.
 
-Every line on the standard output is a JSON object about a step: its number, when it ended, and its mean reward.
+Every line on the standard output is a JSON object for a step: its number, the time of its end, and its mean reward.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def calculator(operator: str, expression: str) -> str:
 
 
 def exact_number(completions: list[list[dict[str, Any]]], ground_truth: list[str], **_: Any) -> list[float]:
-    """1 where the last number of the last message is the right one, else 0."""
+    """1 if the last number of the last message is the right one, else 0."""
     numbers = [re.findall(r"-?\d+", completion[-1].get("content") or "") for completion in completions]
     return [float(found[-1:] == [truth]) for found, truth in zip(numbers, ground_truth, strict=True)]
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     arguments = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    # The demo's template is of Qwen's form, which TRL knows by its exact text only.
+    # The demo's template has Qwen's form, which TRL recognises by its exact text only.
     tokenizer.response_template = qwen3_template
     config = GRPOConfig(
         output_dir=arguments.out,
@@ -86,7 +86,7 @@ def main() -> None:
         max_completion_length=COMPLETION_TOKENS,
         max_tool_calling_iterations=TURNS - 1,
         model_init_kwargs={"dtype": torch.float32},
-        # TRL's defaults save memory and log more, which costs time.
+        # TRL's defaults cost time: they save memory and log more.
         bf16=False,
         gradient_checkpointing=False,
         use_cpu=not torch.cuda.is_available(),

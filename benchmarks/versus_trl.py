@@ -1,8 +1,8 @@
-"""How fast does the demo's task train, beside TRL's GRPOTrainer on the same machine?
+"""Compares the training of the demo's task with TRL's GRPOTrainer on the same machine.
 
 Both train the demo's policy in float32 on its tasks, with the same tool, the same rule, 8 groups of 8 samples a step
-and a learning rate of 1e-4. TRL generates and trains in turns; asyncrl at the same time, with lags of up to two
-versions. Runs alternate, and the first steps of each are left out. TRL needs an environment of its own:
+and a learning rate of 1e-4. TRL alternates between generation and training; asyncrl does both at the same time, with
+lags of up to two versions. Runs alternate, and their first steps do not count. TRL needs an environment of its own:
 
     python3 -m venv trl-venv && trl-venv/bin/pip install 'trl>=1.16' jmespath
     python -m benchmarks.versus_trl --trl-python trl-venv/bin/python
@@ -37,7 +37,7 @@ SAMPLE_S = 1.0
 
 
 def timed(command: Sequence[str], log: Path) -> tuple[str, list[tuple[float, float]]]:
-    """What a command prints, and the processor seconds that it and its children had used at several times."""
+    """The output of a command, and the processor seconds that it and its children had used at several times."""
     samples: list[tuple[float, float]] = []
     with log.open("w") as errors, tempfile.TemporaryFile("w+") as output:
         with subprocess.Popen(command, stdout=output, stderr=errors) as process:
@@ -89,7 +89,7 @@ def run_trl(steps: int, prepared: Prepared, python: str) -> tuple[list[dict[str,
 
 
 def figures(rows: Sequence[dict[str, Any]], samples: Sequence[tuple[float, float]], skipped: int) -> dict[str, float]:
-    """Rates of one run without its first steps, and the mean reward of its first and its last step."""
+    """The rates of one run without its first steps, and the mean rewards of its first and its last step."""
     if len(rows) <= skipped:
         raise SystemExit(f"only {len(rows)} steps were trained")
     first, last = rows[skipped - 1]["time"], rows[-1]["time"]

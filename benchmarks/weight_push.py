@@ -1,10 +1,12 @@
-"""How fast do weights reach an engine, how small is a delta, and for how long does the engine pause?
+"""Measures the speed of weight pushes, the size of a delta, and the pause of an engine.
 
-`python -m benchmarks.weight_push` measures on this machine with the learner's side in a process of its own: the
-bandwidth of a plain socket, of bare gloo, of the zmq, distributed (gloo) and disk channels, the size of a delta after
-one step of AdamW, and a push into an embedded engine that generates meanwhile. `distributed` begins with weights that
-the learner still has to gather, `gathered` and `zmq` with the host copy. `--device cuda` pushes models of two real
-shapes from one GPU to another. Results go to benchmarks/results/weight_push.json, or weight_push_cuda.json.
+The learner's side is a separate process. `python -m benchmarks.weight_push` measures the bandwidth of a plain socket,
+of bare gloo, and of the zmq, distributed (gloo) and disk channels. It also measures the size of a delta after one step
+of AdamW, and a push into an embedded engine that generates meanwhile. `distributed` includes gathering the weights,
+while `gathered` and `zmq` begin with the host copy.
+
+`--device cuda` pushes models of two real shapes from one GPU to another. Results go to
+benchmarks/results/weight_push.json, or weight_push_cuda.json.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ BUCKET_BYTES = 64 << 20
 
 
 async def transfer_seconds(link: OpenRoute, holds: int) -> float:
-    """Seconds of fetching the newest version, which is on offer already."""
+    """Seconds of fetching the newest version, which is already published."""
     while (manifest := await link.newer_than(holds)) is None:
         pass
     begun = time.perf_counter()
@@ -54,7 +56,7 @@ async def transfer_seconds(link: OpenRoute, holds: int) -> float:
 
 
 async def broadcast_transfer_seconds(learner: Learner, cast: DistributedRoute, version: int, way: str) -> float:
-    """Seconds from the call to a push until all of it is here."""
+    """Seconds from the call of a push until all tensors have arrived."""
     touch(3 * learner.nbytes)
     calling = asyncio.create_task(until_called(cast, version - 1))
     await asyncio.sleep(0.1)
@@ -68,7 +70,7 @@ async def broadcast_transfer_seconds(learner: Learner, cast: DistributedRoute, v
 
 
 async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str, Any]:
-    """GB/s of each way, which take turns."""
+    """GB/s of each channel, measured alternately."""
     context = zmq.asyncio.Context()
     whole = ZmqRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), deltas=False)
     cast = DistributedRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), torch.device("cpu"), TIMEOUT_S)
@@ -115,7 +117,7 @@ async def bandwidth(learner: Learner, rounds: int, directory: Path) -> dict[str,
 
 
 def share(rates: Mapping[str, Sequence[float]], name: str) -> float:
-    """The median over rounds, since whatever else the machine does harms both sides of a round alike."""
+    """The median of the rounds' ratios, since other work of the machine slows both sides of a round alike."""
     return round(statistics.median(own / plain for own, plain in zip(rates[name], rates["socket"], strict=True)), 2)
 
 
@@ -155,7 +157,7 @@ def delta_after_a_step(shape: str, lr: float) -> dict[str, Any]:
 
 
 async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: bool) -> dict[str, Any]:
-    """Pushes into an embedded engine that works on 8 requests: the switch as a share of the push."""
+    """Push into an embedded engine with 8 requests, and compute the switch as a share of the push."""
     from asyncrl.engine.embedded import EmbeddedEngine
 
     engine = EmbeddedEngine(
@@ -199,7 +201,7 @@ async def pauses(learner: Learner, shape: str, rounds: int, first: int, deltas: 
 
 
 def timed_switches(engine: Any) -> list[float]:
-    """Seconds of every switch from now on, in which the engine's thread decodes nothing."""
+    """Record the seconds of every later switch, in which the engine's thread decodes nothing."""
     seconds: list[float] = []
     switch: Callable[..., None] = engine._switch
 
@@ -229,7 +231,7 @@ async def on_cpu(rounds: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda needs two GPUs")
-    parser.add_argument("--rounds", type=int, default=5, help="pushes of which the median is told")
+    parser.add_argument("--rounds", type=int, default=5, help="pushes, of which the median is reported")
     options = parser.parse_args()
     torch.set_num_threads(1)
     load = os.getloadavg()[0]

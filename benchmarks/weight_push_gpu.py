@@ -25,7 +25,7 @@ from benchmarks.pushing import OWN_RUN, TIMEOUT_S, Learner, until_called
 
 
 async def on_gpus(rounds: int) -> dict[str, Any]:
-    """From cuda:0 in the learner's process to cuda:1 here, which is what `distributed` needs."""
+    """Push from cuda:0 in the learner's process to cuda:1 in this one, since `distributed` needs two GPUs."""
     result: dict[str, Any] = {}
     device = torch.device("cuda", 1)
     torch.cuda.set_device(device)
@@ -40,7 +40,7 @@ async def on_gpus(rounds: int) -> dict[str, Any]:
 
 
 async def pushed_to_gpu(learner: Learner, device: torch.device, rounds: int, directory: Path) -> dict[str, Any]:
-    """Seconds from the push's begin until all tensors are on `device`."""
+    """Seconds from the begin of the push until all tensors are on `device`."""
     context = zmq.asyncio.Context()
     cast = DistributedRoute(Requests(learner.endpoint, context, timeout_s=TIMEOUT_S), device, TIMEOUT_S)
     links: dict[str, OpenRoute] = {

@@ -1,14 +1,14 @@
-"""What would one request for many answers bring over a request each, where episodes have one turn and no tools?
+"""Compares one request for many answers with one request for each, for episodes of one turn without tools.
 
-`python -m benchmarks.whole_batches --python PATH` starts the real SGLang that PATH has, over a tiny random model. The
-members of GROUPS groups, MEMBERS each, are sampled at once in three forms: `single`, a request for each answer at the
-same time, as the fleet sends them; `list`, one request for all; `n`, one request for each group. Every form reads its
-answers as the fleet does. An answer ends at one of many stop tokens, so that lengths are as different as in a run. The
-forms take turns with new prompts; the results are medians over rounds. `mean_wait_s` is how long an answer is waited
-for on average, from the beginning.
+`python -m benchmarks.whole_batches --python PATH` starts SGLang with the Python at PATH and a tiny random model. The
+members of GROUPS groups, MEMBERS each, are sampled at once in three forms: `single`, a request for each answer, as the
+fleet sends them; `list`, one request for all; `n`, one request for each group.
 
-`--embedded` measures the embedded engine instead, which has no requests: with the prompts of groups and with as many
-different prompts, and how many prompt tokens it computes.
+An answer ends at one of many stop tokens, so that lengths vary as in a run. The forms alternate with new prompts;
+results are medians over rounds. `mean_wait_s` is the mean time from the beginning to an answer.
+
+`--embedded` measures the embedded engine instead: with the prompts of groups and with as many different prompts, and
+the number of prompt tokens that it computes.
 
 Results go to benchmarks/results/whole-batches-NAME.json.
 """
@@ -45,12 +45,12 @@ PROMPT, LONGEST, MEAN = 192, 256, 64
 SHAPE = "tiny"
 VOCABULARY = SHAPES[SHAPE].vocabulary
 STOP = range(VOCABULARY // MEAN)
-"""A random model samples each token with about the same probability, so one of these comes after MEAN on average."""
+"""Stop tokens. A random model samples all tokens with about equal probability, so one follows after MEAN on average."""
 SAMPLING = Sampling(1.0, LONGEST)
 
 Prompt = NDArray[np.int32]
 Ask = Callable[[Http, Sequence[Prompt]], Awaitable[list[tuple[float, bytes]]]]
-"""Samples MEMBERS answers to each prompt; returns for each answer when it came, and its body."""
+"""A function that samples MEMBERS answers to each prompt, and returns the arrival time and the body of each."""
 
 
 def body_of(prompt: Prompt) -> dict[str, Any]:
@@ -89,7 +89,7 @@ FORMS: dict[str, Ask] = {"single": single, "list": listed, "n": by_group}
 
 
 def cpu_of_children() -> float:
-    """Processor seconds of the server: the processes that this one started."""
+    """Processor seconds of the server, which are those of this process's children."""
     times = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
     return float(sum(each.user + each.system for each in times))
 
@@ -140,7 +140,7 @@ async def on_server(python: str, rounds: int, names: Sequence[str], arguments: S
 
 
 async def embedded(groups: int, rng: np.random.Generator) -> dict[str, float]:
-    """All answers at once, to the prompts of `groups` groups."""
+    """Sample all answers at once, to the prompts of `groups` groups."""
     from asyncrl.config.schema import EngineConfig
     from asyncrl.engine.embedded import EmbeddedEngine
 

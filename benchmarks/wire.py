@@ -1,10 +1,11 @@
-"""What does it cost to turn one trajectory into frames and back, beside msgpack of lists and a copy of its bytes?
+"""Measures encoding and decoding of a trajectory, compared with msgpack of lists and with a copy of its bytes.
 
-A trajectory of T tokens in a few turns. `decode` ends in a checked `Trajectory`; lists end in lists, and in unchecked
-arrays where it says so. Every figure is the median of many runs of processor time. A copy is measured twice: hot, of
-one buffer over and over, and cold, of the next buffer of many, so that neither source nor target is in a cache. In use
-every trajectory comes from the network or the store and is touched for the first time, so the cold copy is the fair
-floor; encode and decode are measured cold in the same way.
+A trajectory of T tokens in a few turns. `decode` returns a checked `Trajectory`; lists are decoded to lists, or to
+unchecked arrays. Every figure is the median processor time of many runs.
+
+A hot copy repeats one buffer. A cold copy takes the next of many buffers, so that neither source nor target is in a
+cache. In use a trajectory comes from the network or the store, so the cold copy is the fair floor. Encode and decode
+are measured cold, too.
 
     python -m benchmarks.wire --tokens 8192 --turns 2 10
 """
@@ -26,7 +27,7 @@ from asyncrl.wire import Buffer, decode, encode, join, read_trajectory, split, t
 from benchmarks.record import write_result
 
 COLD_BYTES = 96 << 20
-"""More than the caches hold."""
+"""Bytes that exceed the caches."""
 
 
 def make_trajectory(
@@ -62,7 +63,7 @@ def make_trajectory(
 
 
 def copy_of(trajectory: Trajectory) -> Trajectory:
-    """The same with arrays of its own."""
+    """A copy with its own arrays."""
     frames = [bytes(frame) for frame in encode(trajectory_message(trajectory))]
     return read_trajectory(decode(frames))
 
@@ -79,7 +80,7 @@ def median_us(work: Callable[[Any], Any], items: Sequence[Any], runs: int) -> fl
 
 
 def to_lists(trajectory: Trajectory) -> bytes:
-    """What one would write first: everything as lists."""
+    """The plain alternative: everything as lists."""
     packed: bytes = msgpack.packb(
         [
             trajectory.id,
@@ -101,14 +102,14 @@ def from_frames(frames: Sequence[Buffer]) -> Trajectory:
 
 
 def from_frames_with_versions(frames: Sequence[Buffer]) -> Trajectory:
-    """As `from_frames`, and with what a trajectory keeps as runs until somebody asks: versions and mask by token."""
+    """Decode by `from_frames`, and expand versions and mask, which a trajectory stores as runs, to tokens."""
     trajectory = from_frames(frames)
     trajectory.versions, trajectory.loss_mask  # noqa: B018 - computed here
     return trajectory
 
 
 def lists_to_arrays(packed: bytes) -> list[Any]:
-    """The lists again, as the arrays that they were."""
+    """Convert the lists back to arrays."""
     name, *lists = msgpack.unpackb(packed)
     return [name, *map(np.array, lists, (np.int32, np.bool_, np.float32, np.int32))]
 
@@ -159,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of the trajectory")
     parser.add_argument("--turns", type=int, nargs="+", default=[2, 10], help="its turns, an even number")
-    parser.add_argument("--runs", type=int, default=3000, help="calls of which the median counts")
+    parser.add_argument("--runs", type=int, default=3000, help="calls, of which the median counts")
     options = parser.parse_args()
     rows = [{"turns": turns, **measure(options.tokens, turns, options.runs)} for turns in options.turns]
     for name in rows[0]:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A run as a job of Slurm, on as many nodes as the job has:
+# A run as a job of Slurm, on all nodes of the job:
 #
 #   sbatch --nodes=2 --gpus-per-node=8 --exclusive launchers/slurm_launch.sh experiment=mine.yaml run.name=mine
 #
-# The words are those of `asyncrl train`. docs/cluster.md has the rest; `--dry-run` prints every command and starts none.
-# Where jobs are not requeued, this submits five, of which each resumes the run when the one before has ended:
+# The arguments are those of `asyncrl train` (docs/cluster.md). `--dry-run` prints every command and starts nothing.
+# If the site does not requeue jobs, this submits five jobs that each resume the run after the end of the previous job:
 #
 #   launchers/slurm_launch.sh --chain 5 --nodes=2 --gpus-per-node=8 --time=4:00:00 experiment=mine.yaml run.name=mine
 #
@@ -13,11 +13,11 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-# Five minutes before its time ends, the job saves, is requeued, and goes on when Slurm starts it again.
+# Five minutes before its time ends, the job saves and is requeued. It resumes when Slurm starts it again.
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 python="${ASYNCRL_PYTHON:-python3}"
-# In a checkout any Python finds ./asyncrl, but only that of its environment has the packages that it needs.
+# In a checkout any Python finds ./asyncrl, but only the Python of its environment has the packages.
 needs='import sys; from importlib.util import find_spec; sys.exit(not all(map(find_spec, ["asyncrl", "torch", "zmq"])))'
 if ! { command -v "$python" && "$python" -c "$needs"; } >/dev/null; then
   echo "asyncrl: $python has no asyncrl with its packages; activate its environment, or name its Python by ASYNCRL_PYTHON" >&2
@@ -26,5 +26,5 @@ fi
 if [[ "${1:-}" == --chain ]]; then
   exec "$python" -m asyncrl.launch.slurm.chain "$0" "${@:2}"
 fi
-# Python takes the place of this shell, so that Slurm's signals reach it.
+# Python replaces this shell, so that Slurm's signals reach Python.
 exec "$python" -m asyncrl.launch.slurm.job "$@"

@@ -33,5 +33,5 @@ def test_groups_of_the_feed_sort_in_the_order_in_which_they_were_opened(first: i
 
 @pytest.mark.parametrize("name", ["", "nonsense", "tt.3.0"])
 def test_what_is_no_id_has_no_shard(name: str) -> None:
-    with pytest.raises(RefusedError, match=r"one looks like t000000012\.3\.0"):
+    with pytest.raises(RefusedError, match=r"such as t000000012\.3\.0"):
         ids.shard_of(name, 2)

@@ -19,12 +19,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_help_names_every_command() -> None:
     shown = run("--help")
     assert shown.returncode == 0
     assert all(f"  {name} " in shown.stdout for name in COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -41,10 +43,11 @@ def test_help_and_version(arguments: list[str], text: str) -> None:
     assert (shown.returncode, text in shown.stdout) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "asyncrl: there is no command 'trian'; did you mean train?\n"),
+        (["trian"], "asyncrl: unknown command 'trian'; did you mean train?\n"),
         (["actor", "--help", "lerner"], "asyncrl: lerner: there is no such section; did you mean learner?\n"),
     ],
 )

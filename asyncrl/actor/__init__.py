@@ -2,14 +2,14 @@
 
 Promises that this room keeps (the numbers are those of docs/concepts.md):
 
-- 1, nothing lost, nothing trained twice (exactly once): a worker holds a ticket until the replay has acknowledged its
-  outcome, which is then durable (`held_tickets.py`, `worker.py`).
+- 1, nothing lost, nothing trained twice (exactly once): a worker holds a ticket until the replay has acknowledged the
+  ticket's outcome, which is then durable (`held_tickets.py`, `worker.py`).
 - 4, a failure is never a zero: an episode that fails is reported with its reason (`worker.py`, `delivery.py`).
 - 7, back-pressure: a worker requests no more tickets than it has free slots (`worker.py`).
 
-Files in reading order: `worker.py` is the story of a ticket, `held_tickets.py` and `delivery.py` its collaborators.
-`__main__.py` opens a whole actor, `from_config.py` what runs its episodes. `rollout_metrics.py` counts and logs.
+Files in reading order: `worker.py` follows a ticket from arrival to acknowledgement, with `held_tickets.py` and
+`delivery.py`. `__main__.py` opens a whole actor, and `from_config.py` the runner of its episodes. `rollout_metrics.py`
+counts and logs.
 
-Free to change: the metrics, and how a worker schedules its episodes. The order of delivery and acknowledgement is a
-promise.
+The order of delivery and acknowledgement is a promise; the metrics and the scheduling of episodes are not.
 """

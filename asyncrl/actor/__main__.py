@@ -1,7 +1,7 @@
 """`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it finishes and delivers the running episodes first, within cluster.drain_s, and hands the tickets that are
-left back to the replay.
+On SIGUSR2 it first finishes and delivers the running episodes, within cluster.drain_s, and returns the remaining
+tickets to the replay.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run(config: TrainConfig) -> None:
 
 async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Event, activity: Activity) -> None:
     """Open engine, runner, receiver of weights and workers, and let them work until one of them ends."""
-    # Only here: a command that reads this file for its help must not load torch.
+    # Imported here, because a command that imports this file for its help must not load torch.
     from asyncrl.actor.from_config import open_runner
     from asyncrl.actor.rollout_metrics import RolloutMetrics
     from asyncrl.actor.worker import RolloutWorker, first_to_end
@@ -55,7 +55,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.weights.receiver import Receiver
 
     actor = config.actor
-    # Tools that block run in these threads; as many as there are episodes, so that none waits for another's tool.
+    # Tools that block run in these threads. With a thread for each episode, no episode waits for another one's tool.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
     keys, life = client_keys(config.network.keys), process.incarnation()
     async with AsyncExitStack() as stack:
@@ -76,7 +76,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             return stack.enter_context(closing(client))
 
         endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-        # One worker for each shard of the replay: a shard that cannot be reached blocks only its share of the episodes.
+        # Each shard of the replay has a worker: an unreachable shard blocks only its share of the episodes.
         share, renew_s = max(1, actor.concurrency // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
         settings = (share, measured, actor.episode_timeout_s, renew_s, spans, runner.outgoing)
         workers = [RolloutWorker(runner.run, connect(each), connect(each), *settings) for each in endpoints]
@@ -104,7 +104,7 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
             while any(worker.undelivered for worker in workers):
                 await asyncio.sleep(STOP_POLL_S)
     if late := sum(worker.undelivered for worker in workers):
-        log.warning("%d episodes did not end in time: they are run again (cluster.drain_s)", late)
+        log.warning("%d episodes did not end within cluster.drain_s: they will be played again", late)
     else:
         log.info("all running episodes were delivered")
     stop.set()
@@ -112,7 +112,7 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
 
 
 async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> None:
-    """Give the engine each new version. Raises TooManyFailuresError: the only version of the run fails its canary."""
+    """Load each new version into the engine. Raises TooManyFailuresError: the run's only version fails its canary."""
     from asyncrl.weights.canary import CanaryError
 
     try:
@@ -124,7 +124,7 @@ async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> 
 
 
 async def _show_life(activity: Activity, respond: Callable[[], Awaitable[None]]) -> None:
-    """Advance for as long as the event loop runs and the engine responds."""
+    """Advance `activity` as long as the event loop runs and the engine responds."""
     activity.enter("play")
     while True:
         await respond()
@@ -147,7 +147,7 @@ def _as_asyncio(stop: threading.Event) -> asyncio.Event:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run this role with the words of a command line, and return the exit status."""
+    """Run this role with the arguments of a command line, and return the exit status."""
     return role_main(run, argv)
 
 

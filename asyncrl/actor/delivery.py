@@ -1,4 +1,4 @@
-"""The delivery of outcomes: trajectories with their images, and failures with their reasons, go to the replay."""
+"""Delivers outcomes to the replay: trajectories with their images, and failures with their reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EpisodeOutcome = Trajectory | str
 """The trajectory of a ticket's episode, or the reason why it failed."""
 
 InThread = Callable[..., Awaitable[Any]]
-"""Calls its first argument with the others in a thread, and waits for the result."""
+"""Calls its first argument with the remaining arguments in a thread, and waits for the result."""
 
 
 class Delivery:
@@ -34,7 +34,7 @@ class Delivery:
         self._error_logger = ErrorLogger(log)
 
     async def deliver(self, outcomes: Mapping[str, EpisodeOutcome]) -> None:
-        """Return once the replay has acknowledged the outcome of each ticket: then it is durable."""
+        """Deliver the outcome of each ticket. All are durable at the replay when this returns."""
         trajectories = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Trajectory)}
         failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
         failed = len(failures)
@@ -48,7 +48,7 @@ class Delivery:
             else:
                 self._error_logger.exception(f"the outcome of {name} was refused: {answer}", answer)
                 self._metrics.refused()
-                # A refused trajectory is a failure with a reason, so that the replay gives its ticket out again.
+                # A refused trajectory becomes a failure with a reason, so that the replay issues its ticket again.
                 failures[name] = f"refused: {answer}"
         if failures:
             await self._in_thread(self._sink.fail_all, failures)

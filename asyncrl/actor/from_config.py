@@ -1,4 +1,4 @@
-"""The runner of an actor's episodes, as the configuration describes it."""
+"""Opens the runner of an actor's episodes from the configuration."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ async def open_runner(
 ) -> EpisodeRunner:
     """Open the runner. `stack` closes its tools, or the server of its agent.
 
-    An agent plays the episodes if `actor` names one; otherwise our own tools or environments and simulated users do.
-    `spans` get the phases of each episode. `watch` gets the messages of conversations that no agent leads. `chat`
-    replaces the model's chat. Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
+    An agent plays the episodes if `actor` names one; otherwise `ToolPlayer` does. `spans` records the phases of each
+    episode. `watch` is called with the messages of conversations that `ToolPlayer` leads. `chat` replaces the model's
+    chat. Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
     """
     actor, data = config.actor, config.data
     chat = chat or open_chat(config)
@@ -50,7 +50,7 @@ async def open_runner(
     demonstrate = None if data.demonstration is None else demonstration_recorder(actor, data, chat)
     player: Player
     if actor.played_by:
-        # Only here: a start without an agent must not wait for the import of a web server.
+        # Imported here, because a start without an agent must not wait for the import of a web server.
         from asyncrl.agents.chat_api.opening import open_agent
 
         player = await open_agent(actor, locations.agents_folder(config.run), stack, images is not None)
@@ -95,8 +95,8 @@ def demonstration_recorder(actor: ActorConfig, data: DataConfig, chat: Chat) -> 
 
 
 def _of_episodes(actor: ActorConfig, data: DataConfig) -> tuple[EpisodeLimits, bool, Split]:
-    """The limits of episodes, true if branches are as the chat template renders them, and the split into steps."""
-    # An episode with one branch only is not limited by max_total_tokens, which may be less.
+    """The limits of episodes, `as_rendered` of Recorder, and the split into steps."""
+    # max_total_tokens may be less than max_tokens, but must not limit an episode with one branch.
     total = max(actor.max_tokens, actor.max_total_tokens)
     prompts = (data.max_prompt_length, data.truncation)
     limits = EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts)

@@ -1,4 +1,4 @@
-"""The tickets that a worker holds, and how far each of them is."""
+"""The tickets that a worker holds, and the state of each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from __future__ import annotations
 class HeldTickets:
     """Keeps each ticket from its arrival until the replay has acknowledged its outcome.
 
-    The replay renews the leases of all held tickets. It may withdraw a ticket that waits, which no episode has begun.
+    The replay renews the leases of all held tickets. It may withdraw a ticket whose episode has not begun.
     """
 
     def __init__(self) -> None:
@@ -24,7 +24,7 @@ class HeldTickets:
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        """The ids of the held tickets whose episode does not run."""
+        """The ids of the held tickets whose episode is not running."""
         return tuple(self._arrivals.keys() - self._running)
 
     @property
@@ -50,6 +50,6 @@ class HeldTickets:
         self._running.discard(ticket_id)
 
     def acknowledged(self, ticket_id: str) -> None:
-        """Release a ticket whose outcome the replay has."""
+        """Release a ticket whose outcome the replay has acknowledged."""
         del self._arrivals[ticket_id]
         self._undelivered.discard(ticket_id)

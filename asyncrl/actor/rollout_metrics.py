@@ -11,9 +11,9 @@ from asyncrl.types import Finish, Role, Trajectory
 
 
 class RolloutMetrics:
-    """Counts the outcomes of workers, and logs to `sink` at the served version.
+    """Counts the outcomes of workers, and logs them to `sink` with the served version as the step.
 
-    The counters of the engine and those of `others` are logged with them.
+    The counters of the engine and of `others` are logged, too.
     """
 
     def __init__(

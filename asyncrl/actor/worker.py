@@ -1,11 +1,11 @@
-"""The rollout worker: takes tickets, plays their episodes, many at once, and delivers the outcomes.
+"""The rollout worker: takes tickets, plays many of their episodes at once, and delivers the outcomes.
 
 The worker reports a ticket as held from its arrival until its delivery was acknowledged. Every ticket ends as one
-delivered trajectory or one reported failure. At a stop it is abandoned, and the replay gives it to another actor. A
-failed episode never ends the worker.
+delivered trajectory or one reported failure, unless the worker stops: then the replay gives the ticket to another
+actor. A failed episode never ends the worker.
 
-Back-pressure: the worker requests only as many tickets as it has free slots, and an episode that has ended keeps its
-slot until the queue of outcomes has room.
+Back-pressure: the worker requests at most one ticket for each free slot, and an episode that has ended keeps its slot
+until the queue of outcomes has room.
 """
 
 from __future__ import annotations
@@ -40,18 +40,20 @@ LONGEST_REASON = 200
 """The most characters of a failure's reason on the timeline."""
 
 RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
-"""Runs the episode of a ticket. It calls its second argument once the engine serves the ticket's version, and may raise
-anything."""
+"""Runs the episode of a ticket, and calls its second argument when the engine serves the ticket's version.
+
+It may raise anything.
+"""
 
 
 class RolloutWorker:
-    """Keeps up to `concurrency` episodes running; `active` tickets have no outcome yet.
+    """Keeps up to `concurrency` episodes running; `active` is the number of tickets without an outcome.
 
-    An episode may take `limit_s` seconds from the time at which the engine serves its version. While all episodes run,
+    An episode may take `limit_s` seconds from the time at which the engine serves its version. While no slot is free,
     the worker renews its leases every `renew_s` seconds.
 
     `source` gives tickets and `sink` takes outcomes. They are two clients, since each is called from its own thread.
-    `spans` get each episode, from the arrival of its ticket until its delivery was acknowledged. `outgoing` has the
+    `spans` records each episode, from the arrival of its ticket until its delivery was acknowledged. `outgoing` has the
     images that its trajectory shows.
     """
 
@@ -75,7 +77,7 @@ class RolloutWorker:
         self._renew_s = renew_s
         self._spans = spans or NoSpans()
         self._error_logger = ErrorLogger(log)
-        # Of its own: tools may keep the shared threads busy for longer than a lease lasts.
+        # Not the shared threads: tools may keep these busy for longer than a lease lasts.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._delivery = Delivery(sink, metrics, outgoing or OutgoingImages(), self._in_thread)
         self._held = HeldTickets()
@@ -85,10 +87,10 @@ class RolloutWorker:
         self._finished: asyncio.Queue[tuple[str, EpisodeOutcome, float]] = asyncio.Queue(maxsize=concurrency)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Work until `stop`. Then cancel the running episodes, which releases their tools, and abandon them.
+        """Work until `stop`. Then cancel the running episodes, which releases their tools, and abandon their tickets.
 
-        All calls of source and sink have returned when this returns. Raises what source or sink raise, except
-        StoppedError, which is a stop.
+        All calls of source and sink have returned when this returns. Raises their exceptions, except StoppedError,
+        which ends this like `stop`.
         """
         try:
             with suppress(StoppedError):
@@ -98,7 +100,7 @@ class RolloutWorker:
             self._threads.shutdown()
 
     def drain(self) -> None:
-        """Take no further tickets, abandon those whose episodes have not begun, and deliver the others.
+        """Take no more tickets, abandon the tickets whose episodes have not begun, and deliver the other episodes.
 
         Call this in the event loop of `run`.
         """
@@ -112,7 +114,7 @@ class RolloutWorker:
         return self._held.undelivered
 
     async def _take_tickets(self) -> None:
-        """Request a ticket for each free slot. If none is free, wait for one, but renew the leases meanwhile."""
+        """Request a ticket for each free slot. If no slot is free, wait for one, and renew the leases meanwhile."""
         count = 0
         while True:
             self._slot_is_free.clear()
@@ -133,7 +135,7 @@ class RolloutWorker:
                     await asyncio.wait_for(self._slot_is_free.wait(), self._renew_s)
 
     async def _play_episodes(self) -> None:
-        """Play one ready ticket after another. One such task runs for each slot."""
+        """Play one ready ticket after another. Each slot runs this in its own task."""
         while True:
             _, _, ticket = await self._ready.get()
             self._spans.add("queued", self._held.arrival(ticket.id), self._spans.clock(), episode=ticket.id)
@@ -168,18 +170,18 @@ class RolloutWorker:
         """Deliver all waiting outcomes, wait for the acknowledgement, and release their tickets."""
         while True:
             finished = [await self._finished.get()]
-            # Together: an actor that is far from the replay would otherwise deliver one outcome a round trip.
+            # Many at once, since an actor that is far from the replay would else deliver one outcome a round trip.
             while len(finished) < CREDITS and not self._finished.empty():
                 finished.append(self._finished.get_nowait())
             await self._delivery.deliver({ticket_id: outcome for ticket_id, outcome, _ in finished})
-            # Exactly once: a ticket is released only when its outcome is durable. A delivery that is sent again after a
-            # lost answer is harmless, because the trajectory has the ticket's id.
+            # Exactly once: a ticket is released only when its outcome is durable. If an answer is lost, the delivery is
+            # repeated, and the replay recognises the trajectory by its id, which is the ticket's.
             for ticket_id, outcome, ended in finished:
                 self._show(ticket_id, outcome, ended)
                 self._held.acknowledged(ticket_id)
 
     def _show(self, ticket_id: str, outcome: EpisodeOutcome, ended: float) -> None:
-        """Put a delivered episode on the timeline."""
+        """Add a delivered episode to the timeline."""
         now = self._spans.clock()
         self._spans.add("deliver", ended, now, episode=ticket_id)
         values: dict[str, Value] = (
@@ -201,7 +203,7 @@ class RolloutWorker:
 
 
 async def first_to_end(*works: Awaitable[object]) -> None:
-    """Run all works until one ends, and cancel the others. Raises the error of the first, when all have ended."""
+    """Run all works until the first ends, and cancel the others. Raises the error of the first when all have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
-"""Agents: programs of users, or of ours, that play episodes through a chat API.
+"""Agents: programs, of users or built in, that play episodes through a chat API.
 
-Promises that this room keeps (the numbers are those of docs/concepts.md):
+Promises that this room keeps (numbered as in docs/concepts.md):
 
 - 4, a failure is never a zero: an agent that fails ends its episode without a reward (`chat_api/agent.py`).
 - 7, back-pressure: connections, requests, bodies and waits are bounded (`chat_api/server.py`).
@@ -9,11 +9,11 @@ Promises that this room keeps (the numbers are those of docs/concepts.md):
 
 Files in reading order: `chat_api/opening.py` chooses the kind of agent, `chat_api/agent.py` plays an episode,
 `chat_api/server.py` answers its requests. Each protocol has a file: `chat_completions.py`, `responses.py`,
-`anthropic_messages.py`. `program.py` runs agents that are programs, `sessions.py` serves agents elsewhere.
+`anthropic_messages.py`. `program.py` runs agents that are programs, `sessions.py` serves agents on other machines.
 `openenv.py` and `nemo_gym.py` are agents for environments on servers; `programs/` has programs for other Pythons.
 
-Free to change: agents for environments, and the fields that a protocol reads. A sampled token is recorded by
-`episode.recorder` alone.
+You may change agents for environments, and the fields that a protocol reads. Only `episode.recorder` may record a
+sampled token.
 """
 
 from asyncrl.agents.chat_api.result import Agent, AgentResult

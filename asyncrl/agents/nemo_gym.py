@@ -1,6 +1,6 @@
 """The agent `nemo_gym`: plays episodes at a resources server of NeMo Gym (its protocol of release 0.4).
 
-    POST /seed_session  ROW                      begins an episode; a cookie names it
+    POST /seed_session  ROW                      begins an episode, which a cookie identifies
     POST /TOOL          arguments of a call      returns the result for the policy
     POST /verify        ROW, {"response": ...}   returns the episode's reward
 
@@ -39,13 +39,13 @@ FIELD = "nemo_gym"
 REWARD = "reward"
 PARAMS = "responses_create_params"
 TAKEN = ("input", "instructions", "tools", "tool_choice", "text", "max_output_tokens")
-"""The fields of a row's request that are sent to the policy. The ticket decides how tokens are sampled."""
+"""The fields of a row's request that are sent to the policy. The ticket sets the sampling parameters."""
 
 Item = Mapping[str, Any]
 
 
 class NemoGymAgent:
-    """Plays episodes with the resources server at `url`. Raises ConfigError: see `ServerOptions` for the `options`."""
+    """Plays episodes with the resources server at `url`. For the `options`, and ConfigError, see `ServerOptions`."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._server = EnvironmentServer(ServerOptions(url, **options))
@@ -81,7 +81,7 @@ class NemoGymAgent:
         return AgentResult({REWARD: reward}, _metrics(found, row))
 
     async def _called(self, client: ServerClient, call: Item) -> Item:
-        """Make a call at the server. The policy reads the result of any status, as with Gym's own agents."""
+        """Send a call to the server. As with Gym's agents, the policy reads results of any status."""
         reply = await client.request("POST", quote(call["name"], safe=""), json.loads(call["arguments"]))
         self._server.counts.errors += reply.status >= HTTPStatus.BAD_REQUEST
         text = cut(reply.body.decode(errors="replace"), self._server.options.max_chars)
@@ -89,7 +89,7 @@ class NemoGymAgent:
 
 
 async def _begin(client: ServerClient, row: Mapping[str, Any]) -> str | None:
-    """Begin an episode. Returns the observation of a server in the style of Gymnasium, and None for the other kind.
+    """Begin an episode. Returns the first observation of a server in the style of Gymnasium; None for other servers.
 
     Raises AgentError: the server refuses the row; UnavailableError.
     """
@@ -122,7 +122,7 @@ async def _in_steps(
 
 
 def _checked(reply: ServerReply, path: str) -> ServerReply:
-    """Return the reply. Raises AgentError: it is a refusal; UnavailableError: the server failed."""
+    """Return the reply. Raises AgentError: the server refused the request; UnavailableError: the server failed."""
     reason = f"/{path} answered with status {reply.status}: {reply.body[:500]!r}"
     if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise UnavailableError(reason)
@@ -136,7 +136,7 @@ def _observation(found: Mapping[str, Any]) -> str:
 
 
 def _is_over(step: Mapping[str, Any]) -> bool:
-    """True if the step ended the episode. Raises UnavailableError: its flags are no truth values."""
+    """True if the step ended the episode. Raises UnavailableError: its flags are not booleans."""
     flags = [step.get(name) or False for name in ("terminated", "truncated")]
     if not all(isinstance(flag, bool) for flag in flags):
         raise UnavailableError(f"the server answered a step with terminated and truncated as {flags!r:.100}")
@@ -148,7 +148,7 @@ def _user(text: str) -> list[Item]:
 
 
 def _request(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a request to the policy, with its input as a list."""
+    """The body of a request to the policy, with a list as `input`."""
     params = row[PARAMS]
     body = {name: params[name] for name in TAKEN if params.get(name) is not None}
     given = body.get("input") or []
@@ -166,7 +166,7 @@ def _metrics(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, floa
 
 
 def _row(task: Task) -> Mapping[str, Any]:
-    """The task's line of Gym's data. Raises AgentError: it has none."""
+    """The task's line of Gym's data. Raises AgentError: the task has none."""
     given = task.extra_info.get(FIELD)
     try:
         row: Any = read_object(given) if isinstance(given, str) else given

@@ -5,8 +5,8 @@
       {"type": "reset", "data": {"seed": 3}} -> {"type": "observation", "data": {observation, reward, done}}
       {"type": "step", "data": ACTION}       -> the same
 
-An action with one field of text is the policy's answer. An environment with tools (`call_tool`) offers these. Any other
-action is the tool `step`, whose parameters are its fields.
+If an action has one field of text, the policy's answer is that field. If the environment has tools (`call_tool`), the
+policy gets these tools. Any other action becomes a tool `step`, whose parameters are the action's fields.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FIELD = "openenv"
 STEP = "step"
 METADATA = "metadata"
 AT_THE_BEGINNING = ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
-"""Codes with which a server refuses an episode that has not begun."""
+"""Codes with which a server refuses to begin an episode."""
 
 
 class OpenEnvStep(NamedTuple):
@@ -52,7 +52,7 @@ class OpenEnvStep(NamedTuple):
 class Actions:
     """The way in which the policy acts: its answer is the field `text_field` of an action, or it calls `tools`.
 
-    `as_action` makes an action of a tool's name and arguments.
+    `as_action` makes an action from a tool's name and arguments.
     """
 
     text_field: str | None = None
@@ -61,10 +61,10 @@ class Actions:
 
 
 class OpenEnvAgent:
-    """Plays episodes with the server at `url`. Raises ConfigError.
+    """Plays episodes with the server at `url`. Raises ConfigError: see `ServerOptions`.
 
     `action` is the field of an action that gets the policy's answer, if the schema does not show it. `observation` is
-    the field of an observation that the policy reads. See `ServerOptions` for the `options`.
+    the field of an observation that the policy reads. For the `options` see `ServerOptions`.
     """
 
     def __init__(self, url: str, action: str | None = None, observation: str | None = None, **options: Any) -> None:
@@ -150,7 +150,8 @@ class OpenEnvAgent:
         return following, sum(rewards) if rewards else None, step.done
 
     async def _step(self, game: OpenEnvSession, action: Mapping[str, Any]) -> tuple[str, OpenEnvStep]:
-        """Take a step. Returns the text for the policy and the step, an empty one if the environment refused it."""
+        """Take a step. Returns the text for the policy, and the step. If the environment refused the action, the text
+        has the reason, and the step is empty."""
         try:
             step = await game.act("step", action)
         except RefusedError as error:
@@ -159,12 +160,12 @@ class OpenEnvAgent:
         return self._shown(step.observation), step
 
     def _shown(self, observation: Mapping[str, Any]) -> str:
-        """The text of an observation that the policy reads."""
+        """The text that the policy reads of an observation."""
         return cut(observation_text(observation, self._observation), self._server.options.max_chars)
 
 
 class OpenEnvSession:
-    """One episode on a `socket`, from its reset on."""
+    """One episode on a `socket`."""
 
     def __init__(self, socket: ServerSocket) -> None:
         self._socket = socket
@@ -193,7 +194,7 @@ class OpenEnvSession:
         answer = await self._socket.request(message)
         match answer:
             case {"type": "error", "data": dict(error)} if error.get("code") in AT_THE_BEGINNING:
-                raise UnavailableError(f"the server takes no episode: {error.get('message')!s:.300}")
+                raise UnavailableError(f"the server does not begin an episode: {error.get('message')!s:.300}")
             case {"type": "error", "data": dict(error)}:
                 raise RefusedError(_reason(error))
             case {"type": str(found), "data": dict(data)} if found == kind:
@@ -202,9 +203,9 @@ class OpenEnvSession:
 
 
 def observation_text(observation: Mapping[str, Any], field: str | None = None) -> str:
-    """An observation as text: its `field`, the result of a tool, its only field, or all as JSON.
+    """An observation as text: its `field`, the result of a tool, its only field, or all fields as JSON.
 
-    Raises UnavailableError: it has no such field.
+    Raises UnavailableError: the observation lacks `field`.
     """
     if field is not None:
         if field not in observation:
@@ -250,7 +251,7 @@ def _function(tool: Mapping[str, Any]) -> Message:
 
 
 def _reason(error: Mapping[str, Any]) -> str:
-    """The server's reason for a refusal, with the fields of an action that do not fit."""
+    """The server's reason for a refusal, with the action's faulty fields."""
     message = str(error.get("message"))
     match error.get("errors"):
         case list(faults):
@@ -262,11 +263,11 @@ def _reason(error: Mapping[str, Any]) -> str:
 
 
 def _reset_data(task: Task) -> Mapping[str, Any]:
-    """The arguments of `reset` for a task. Raises AgentError: they are no object."""
+    """The arguments of `reset` for a task. Raises AgentError: they are not an object."""
     given = task.extra_info.get(FIELD) or {}
     try:
         return read_object(given) if isinstance(given, str) else dict(given)
     except (UnavailableError, TypeError, ValueError) as error:
         raise AgentError(
-            f"task {task.id} has extra_info.{FIELD}={given!r:.100}; give what reset takes, as JSON"
+            f"task {task.id} has extra_info.{FIELD}={given!r:.100}; give the arguments of reset as a JSON object"
         ) from error

@@ -1,4 +1,4 @@
-"""The client of the policy for our own agents. They use the endpoint of their episode, as any agent does."""
+"""The client of the policy for the built-in agents, which use their episode's endpoint like any agent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import aiohttp
 from asyncrl.agents.chat_api.result import AgentError
 
 FULL = ("context_length_exceeded", "turn_limit", "image_limit")
-"""Codes of refusals that say that the conversation has no room for another turn."""
+"""Codes of refusals that mean that the conversation has no room for another turn."""
 
 Message = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 class PolicyTurn(NamedTuple):
     """A turn of the policy as a message of the chat-completions API.
 
-    `cut` is true if its length was limited: then it is not given to an environment.
+    `cut` is true if the turn reached its length limit. Such a turn is not given to an environment.
     """
 
     message: Message
@@ -49,9 +49,9 @@ class PolicyClient:
         self._base_url = base_url
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Send a request of the protocol at `path`. None if the conversation has no room for another turn.
+        """Send a request of the protocol at `path`, and return its answer. None if the conversation has no room for
 
-        Raises AgentError: the request was refused, or there was no room for a first turn.
+        another turn. Raises AgentError: the request was refused, or has no room for the first turn.
         """
         async with self._http.post(f"{self._base_url}/{path}", json=body) as response:
             answer: dict[str, Any] = await response.json()
@@ -64,7 +64,7 @@ class PolicyClient:
         raise AgentError(f"the policy's endpoint refused a request: {error.get('message', answer)!s:.500}")
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> PolicyTurn | None:
-        """Request the next turn of a conversation. Returns None and raises as `request`."""
+        """Request the next turn of a conversation. For None and errors see `request`."""
         body: dict[str, Any] = {"messages": messages}
         if tools:
             body["tools"] = tools
@@ -79,7 +79,7 @@ class PolicyClient:
 async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
     """Open a client of the policy at the endpoint of an episode."""
     headers = {"Authorization": f"Bearer {api_key}"}
-    # Engine and actor limit the time of a turn and of an episode.
+    # No timeout here: engine and actor limit the time of a turn and of an episode.
     timeout = aiohttp.ClientTimeout(total=None)
     jar = aiohttp.DummyCookieJar()
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, cookie_jar=jar, trust_env=False) as http:
@@ -87,7 +87,7 @@ async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
 
 
 def with_text_added(messages: Sequence[Message], text: str) -> list[Message]:
-    """The messages with `text` at the end of the last one if that is the user's, or else in a message of its own."""
+    """The messages with `text` added to the last message if it is the user's, else as a new message."""
     if not text:
         return list(messages)
     last = messages[-1] if messages else None

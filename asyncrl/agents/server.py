@@ -1,8 +1,8 @@
-"""The client of an environment server that others run: bounded in episodes at once, in bytes, and in seconds.
+"""The client of an environment server, with limits on simultaneous episodes, on bytes, and on seconds.
 
 If a server is full or cannot be reached, the beginning of an episode is retried until `start_s` has passed. Then the
-episode fails, and its ticket is tried again. Only the server knows the state of an episode that has begun: if the
-server is lost then, the episode fails at once.
+episode fails, and its ticket is tried again. If the server is lost later, the episode fails at once, since only the
+server has its state.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ T = TypeVar("T")
 class ServerCounts:
     """Counts since the start.
 
-    - `started`: episodes that began at the server; `unavailable`: failed tries to begin one.
+    - `started`: episodes that began at the server; `unavailable`: failed attempts to begin an episode.
     - `lost`: episodes that failed because the server was lost or gave an invalid answer.
     - `errors`: refusals and errors of the server that the policy read.
     """
@@ -53,10 +53,10 @@ class ServerOptions:
 
     - `url`: the address of the server.
     - `headers`: the headers of each request; $NAME is an environment variable.
-    - `sessions`: the most episodes that one actor plays there at once.
+    - `sessions`: the most episodes that one actor plays on the server at once.
     - `start_s`: the seconds in which an episode must begin.
     - `timeout_s`, `max_mb`: the most seconds and megabytes of one answer.
-    - `max_chars`: the most characters of an observation that the policy reads; the middle of a longer one is cut.
+    - `max_chars`: the most characters of an observation that the policy reads. Longer observations lose their middle.
     """
 
     url: str
@@ -72,7 +72,7 @@ class ServerOptions:
         if not isinstance(self.url, str) or not self.url.startswith(("http://", "https://")):
             raise ConfigError(f"{OPTIONS}.url={self.url!r:.100}: give an address such as http://127.0.0.1:8000")
         if "@" in self.url.split("/")[2]:
-            raise ConfigError(f"{OPTIONS}.url: an address is logged; give its user and password in {OPTIONS}.headers")
+            raise ConfigError(f"{OPTIONS}.url is logged: give the user and the password in {OPTIONS}.headers instead")
         pairs = self.headers.items() if isinstance(self.headers, Mapping) else [(None, None)]
         if not all(isinstance(text, str) for pair in pairs for text in pair):
             raise ConfigError(f"{OPTIONS}.headers: give a mapping of names to texts")
@@ -90,7 +90,7 @@ class ServerReply(NamedTuple):
     body: bytes
 
     def json(self) -> Mapping[str, Any]:
-        """The body as an object. Raises UnavailableError."""
+        """The body as an object. Raises UnavailableError: it is not a JSON object."""
         return read_object(self.body)
 
 
@@ -111,19 +111,20 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[ServerClient]:
-        """Open a client for one episode, with cookies of its own, as soon as fewer than `sessions` play."""
+        """Open a client for one episode, with its own cookies. Waits until fewer than `sessions` episodes are
+        played."""
         headers = {
             name: with_variables(text, f"{OPTIONS}.headers.{name}", os.environ)
             for name, text in self.options.headers.items()
         }
-        # A compressed body may have any size when it is unpacked.
+        # A compressed body may become arbitrarily large when it is unpacked.
         headers |= {"Accept-Encoding": "identity"}
         async with (
             self._slots,
             aiohttp.ClientSession(
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=None),
-                cookie_jar=aiohttp.CookieJar(unsafe=True),  # also of addresses that are numbers
+                cookie_jar=aiohttp.CookieJar(unsafe=True),  # accepts cookies from numeric addresses too
                 auto_decompress=False,
                 trust_env=False,
                 middlewares=(_without_redirections,),
@@ -134,7 +135,7 @@ class EnvironmentServer:
     async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
         """Call `begin`, which begins an episode, and retry it if it raises UnavailableError. Returns its result.
 
-        Raises UnavailableError: it failed until `start_s` had passed. Other errors of `begin` pass.
+        Raises UnavailableError: `begin` failed until `start_s` had passed; and all other errors of `begin`.
         """
         end, wait_s = self._clock() + self.options.start_s, FIRST_WAIT_S
         while True:
@@ -172,9 +173,9 @@ class ServerClient:
         self._max_bytes = server.max_bytes
 
     async def request(self, method: str, path: str, body: Any = None) -> ServerReply:
-        """Send a request and wait for its answer, which may have any status except the ones in OVERLOADED.
+        """Send a request and wait for its answer.
 
-        Raises UnavailableError: no answer came, or one of OVERLOADED.
+        Raises UnavailableError: no answer came, it is too large, or its status is one of OVERLOADED.
         """
         url = f"{self._url}/{path}"
         limit = asyncio.timeout(self._timeout_s)
@@ -196,7 +197,7 @@ class ServerClient:
         return reply
 
     async def socket(self, path: str) -> ServerSocket:
-        """Open a WebSocket. Raises UnavailableError."""
+        """Open a WebSocket. Raises UnavailableError: the server cannot be reached."""
         url = f"{self._url}/{path}"
         limit = asyncio.timeout(self._timeout_s)
         try:
@@ -211,18 +212,18 @@ class ServerClient:
     def _why(self, url: str, limit: asyncio.Timeout, error: Exception) -> str:
         if limit.expired():
             return f"{url} took more than {OPTIONS}.timeout_s={self._timeout_s:g}"
-        # The whole form of some errors has the headers of the request, which may have a key.
+        # Not `repr` if `str` has a text: the repr of some errors has the request's headers, which may contain a key.
         return f"{url} cannot be reached: {str(error) or repr(error):.300}"
 
 
 async def _without_redirections(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Refuse redirections: headers of the options may have a key, which is for the named server alone."""
+    """Refuse redirections: the headers may have a key, which only the configured server may get."""
     response = await handler(request)
     if 300 <= response.status < 400:
         response.close()
-        raise aiohttp.ClientError(f"it answered with status {response.status}, to lead elsewhere")
+        raise aiohttp.ClientError(f"it answered with status {response.status}, a redirection, which is not followed")
     return response
 
 
@@ -235,10 +236,10 @@ class ServerSocket:
         self._timeout_s = timeout_s
 
     async def request(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Send a message and wait for its answer, an object. Raises UnavailableError: there is none."""
+        """Send a message and wait for its answer, an object. Raises UnavailableError: no such answer came."""
         try:
             async with asyncio.timeout(self._timeout_s):
-                # If the server has closed the connection, the message that it sent before may say why.
+                # If the server has closed the connection, its last message may have the reason, and is read next.
                 with suppress(aiohttp.ClientError):
                     await self._socket.send_json(message)
                 received = await self._socket.receive()
@@ -257,19 +258,19 @@ def read_object(text: str | bytes) -> Mapping[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnavailableError(f"the server answered with what is no JSON: {text[:200]!r}") from error
+        raise UnavailableError(f"the server's answer is not JSON: {text[:200]!r}") from error
     if not isinstance(found, dict):
         raise UnavailableError(f"the server answered with {found!r:.200}, not with an object")
     return found
 
 
 def is_finite(value: Any) -> bool:
-    """True if `value` is a number that a float can hold; JSON has larger ones."""
+    """True if `value` is a number that a float can hold. JSON may have larger numbers."""
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def read_reward(value: Any) -> float | None:
-    """Read the reward in an answer; None if it has none. Raises UnavailableError: it is no finite number."""
+    """Read the reward in an answer; None if the answer has none. Raises UnavailableError: it is not a finite number."""
     if value is None:
         return None
     if not is_finite(value):

@@ -1,23 +1,23 @@
 """The math of a learner step: rewards, advantages, corrections, losses, KL and their sum, as functions on tensors.
 
-Tokens are packed: N tokens of S sequences lie one after the other. `sequence` int64[N] has the index of each token's
-sequence in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Facts about whole
-sequences have shape [S] and are the same on every rank.
+Tokens are packed: N tokens of S sequences are concatenated. `sequence` int64[N] has the index of each token's sequence
+in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Facts about whole sequences have
+shape [S] and are the same on every rank.
 
-This room keeps promise 6, the learner's math is exact: packed = unpacked, any micro-batch split = one batch, n ranks =
-one rank. policy_tokens.py picks the M policy tokens out first and every formula runs on [M], so a masked token
-contributes exactly nothing. aggregation.py divides only by counts over the global minibatch. global_threshold.py and
-`reduce` give every rank the same statistic.
+This package keeps promise 6, the learner's math is exact: packed = unpacked, any micro-batch split = one batch, n ranks
+= one rank. policy_tokens.py first selects the M policy tokens, and every formula runs on [M], so that masked tokens
+contribute exactly 0. aggregation.py divides only by counts over the global minibatch. global_threshold.py and `reduce`
+give every rank the same statistics.
 
 In reading order:
-- parts.py: one estimator, loss, correction, KL form, aggregation or reward change is a frozen dataclass in its own file
-- batch.py: the episodes and tokens that the parts get; policy_tokens.py: the policy tokens among them
-- from_config.py, composition.py, conflicts.py: the parts that the configuration names, and which go together
-- step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss is summed, in every pass
+- parts.py: the base of estimators, losses, corrections, KL forms, aggregations and reward changes (frozen dataclasses)
+- batch.py: the episodes and tokens that the parts get; policy_tokens.py: the selection of policy tokens
+- from_config.py, composition.py, conflicts.py: the parts that the configuration names, and the forbidden combinations
+- step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss, in every pass
 - algorithm.py: `Algorithm`, the only class that the learner calls; metrics.py: the numbers of a step
 
-A new part needs no one's consent: a file in advantages/, losses/, corrections/ or rewards/. A change of an existing
-formula does, since runs depend on it.
+A new part is a new file in advantages/, losses/, corrections/ or rewards/. Discuss a change of an existing formula
+first, since runs depend on it.
 """
 
 from asyncrl.algorithms.advantages.base import Advantage, Estimate, Rollouts, SequenceAdvantage

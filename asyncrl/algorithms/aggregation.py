@@ -1,6 +1,6 @@
-"""Aggregations: how the losses of tokens become one number, always over the global minibatch.
+"""Aggregations turn the losses of tokens into one number, always over the global minibatch.
 
-The coefficients depend only on global counts and on each sequence's own length before any rejection. So partial sums
+The coefficients depend only on global counts and on the length of each sequence before any rejection. So partial sums
 add up to the same number for any split into micro-batches and ranks.
 """
 
@@ -32,10 +32,10 @@ class Aggregation(Part):
 
 
 class TokenMean(Aggregation):
-    """Every token weighs the same.
+    """Every token has the same weight.
 
     Formula: sum of all tokens / N
-    Use: the default; long episodes weigh more
+    Use: the default; long episodes have more weight
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (token-level loss)
     """
 
@@ -61,7 +61,7 @@ class TokenSum(Aggregation):
 
 
 class SeqMeanTokenSum(Aggregation):
-    """The mean over sequences of their sums.
+    """The sum over the tokens of each sequence, averaged over sequences.
 
     Formula: sum of all tokens / S
     Use: the log-prob of whole sequences, as in REINFORCE
@@ -76,12 +76,12 @@ class SeqMeanTokenSum(Aggregation):
 
 
 class SeqMeanTokenMean(Aggregation):
-    """Every sequence weighs the same.
+    """Every sequence has the same weight.
 
     Formula: mean over sequences of (sum of its tokens / its length)
     Use: gspo and gmpo; the original GRPO
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024
-    Caveat: a token of a long wrong answer is punished less than one of a short wrong answer.
+    Caveat: a token of a long wrong answer is punished less than a token of a short wrong answer.
     """
 
     name = "seq-mean-token-mean"
@@ -91,27 +91,27 @@ class SeqMeanTokenMean(Aggregation):
 
 
 class PromptMean(Aggregation):
-    """Every group, that is every prompt, weighs the same, and so does every token within a group.
+    """Every group (prompt) has the same weight, and so has every token within a group.
 
     Formula: mean over groups of (sum of the group's tokens / their number)
-    Use: between token-mean and seq-mean-token-mean: a prompt with long answers does not outweigh the others, and all
-    tokens of the answers to one prompt weigh the same
+    Use: between token-mean and seq-mean-token-mean: a prompt with long answers does not outweigh other prompts, and all
+    tokens of the answers to one prompt have the same weight
     Source: The Art of Scaling Reinforcement Learning Compute for LLMs, 2025 (prompt-level averaging); loss_aggregation
     of the library prime-rl
-    Caveat: a group that is split over minibatches counts as one group in each of them.
+    Caveat: a group that is split over several minibatches counts as a whole group in each of them.
     """
 
     name = "prompt-mean"
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        """Raises InvariantError: the groups are not known."""
+        """Raises InvariantError: `totals` has no group_tokens."""
         if totals.group_tokens is None:
             raise InvariantError("prompt-mean needs the tokens of each group: give the totals of Totals.of")
         return (sequences.sum(losses) / totals.group_tokens.clamp(min=1)).sum() / max(1, totals.groups)
 
 
 class SeqMeanTokenSumNorm(Aggregation):
-    """The mean over sequences of their sums, divided by a constant.
+    """The sum over the tokens of each sequence, averaged over sequences and divided by a constant.
 
     Formula: sum of all tokens / (S norm)
     Use: with dr_grpo: no length in the normalisation, and a gradient of the usual size
@@ -120,7 +120,7 @@ class SeqMeanTokenSumNorm(Aggregation):
 
     name = "seq-mean-token-sum-norm"
 
-    norm: float = param(..., "the constant; commonly the longest response allowed", "(0, inf)")
+    norm: float = param(..., "the constant, usually the largest allowed length of a response", "(0, inf)")
 
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         return losses.sum(dtype=torch.float64) / (max(1, totals.sequences) * self.norm)

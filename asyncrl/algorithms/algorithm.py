@@ -1,9 +1,10 @@
-"""One algorithm, composed of the parts that the configuration names: the learner's only interface to this package.
+"""The algorithm, composed of the parts that the configuration names. It is the learner's only interface to this
+package.
 
 `prepare` runs once a learner step on the sequences of this rank. `loss` runs once a forward pass on whole sequences,
 and `summary` once a step on the sums of all passes and ranks. The scalar that `loss` returns is divided by global
-counts: added over micro-batches and ranks it is the loss of the global minibatch. The coefficient of an adaptive KL is
-the only `state` that changes from step to step.
+counts, so its sum over micro-batches and ranks is the loss of the global minibatch. The only `state` that changes from
+step to step is the coefficient of an adaptive KL.
 """
 
 from __future__ import annotations
@@ -38,51 +39,52 @@ class Algorithm:
     def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
         """The algorithm for a learner with `updates` updates a step.
 
-        Raises ConfigError: a name or parameter is wrong, or the parts do not go together.
+        Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
         """
         return cls(composition_of(config, updates))
 
     @property
     def needs_proximal(self) -> bool:
-        """Proximal log-probs must be recomputed at the start of the step (`Tokens.proximal`)."""
+        """True if proximal log-probs must be recomputed at the start of the step (`Tokens.proximal`)."""
         return self.parts.proximal == "recompute"
 
     @property
     def needs_reference(self) -> bool:
-        """Reference log-probs are wanted (`Tokens.reference`)."""
+        """True if reference log-probs are needed (`Tokens.reference`)."""
         return self.parts.needs_reference
 
     @property
     def needs_critic(self) -> bool:
-        """Values are wanted (`Tokens.values`), and a critic that `value_loss` trains."""
+        """True if values are needed (`Tokens.values`), and a critic that `value_loss` trains."""
         return self.parts.advantage.needs_critic
 
     @property
     def needs_collisions(self) -> bool:
-        """The sums of squared probabilities at the start of the step are wanted (`Tokens.collisions`)."""
+        """True if sums of squared probabilities at the start of the step are needed (`Tokens.collisions`)."""
         return self.parts.advantage.needs_collisions
 
     @property
     def needs_entropy(self) -> bool:
-        """The entropy of every token is wanted in `loss`."""
+        """True if `loss` needs the entropy of every token."""
         return self.parts.entropy_weight != 0
 
     def state(self) -> dict[str, float]:
-        """The state that a checkpoint must keep."""
+        """The state that a checkpoint must contain."""
         return {"kl_weight": self._next_kl_weight}
 
     def restore(self, state: Mapping[str, float]) -> None:
-        """Continue from the `state()` of the same configuration."""
+        """Restore a `state()` of the same configuration."""
         self.kl_weight = self._next_kl_weight = state["kl_weight"]
 
     @torch.no_grad()
     def prepare(self, episodes: Episodes, tokens: Tokens, reduce: Reduce) -> Tokens:
-        """The tokens of this rank with their advantages, weights, rejections and all else that the step fixes.
+        """The tokens of this rank with their advantages, weights, rejections and all other values that are fixed for
+        the step.
 
         `reduce` sums a float64 tensor elementwise over the learner's ranks. Raises InvariantError: a tensor that the
         parts need is missing, or not finite on a policy token.
         """
-        # A batch is charged with what the batches before it left; its own KL counts from the next one on.
+        # The coefficient depends on the earlier batches. The KL of this batch changes it for the next batch.
         self.kl_weight = self._next_kl_weight
         tokens, self._next_kl_weight = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
         return tokens
@@ -93,8 +95,8 @@ class Algorithm:
         """This micro-batch's part of the loss, a float64 scalar, and additive float64 sums for `summary`.
 
         logprobs float[N] with gradient, which is exactly 0 on every token that is masked or dropped; entropy float[N],
-        likewise. `tokens` are whole sequences as `prepare` left them. Raises InvariantError: shapes differ, or
-        something is missing.
+        likewise. `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a
+        tensor is missing.
         """
         return loss_of_pass(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
 
@@ -115,8 +117,8 @@ class Algorithm:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's part of the loss of an implicit process model, and additive sums.
 
-        log_ratio float[N] is log(pi_phi / pi_ref) with gradient; outcome float[S]. Raises ConfigError: no part reads
-        such a model.
+        log_ratio float[N] is log(pi_phi / pi_ref) with gradient; outcome float[S]. Raises ConfigError: the advantage is
+        not `prime`, the only part that reads such a model.
         """
         if not isinstance(self.parts.advantage, Prime):
             raise ConfigError("an implicit process model is trained for algorithm.advantage=prime only")

@@ -1,6 +1,7 @@
-"""The input of the algorithms: the episodes of the global batch, and packed tokens of some of them.
+"""The input of the algorithms: the episodes of the global batch, and the packed tokens of some of its sequences.
 
-Shapes and dtypes are checked on construction (InvariantError names the field), so nothing is broadcast by accident.
+Shapes and dtypes are checked on construction (InvariantError names the field), so that no tensor is broadcast by
+accident.
 """
 
 from __future__ import annotations
@@ -22,22 +23,22 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 class MissingScoreError(InvariantError):
-    """A part reads a named score that the episodes lack."""
+    """A part reads a named score that the episodes do not have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episodes:
     """Facts about the S sequences of the global batch in plan order, the same on every rank.
 
-    group int64[S], dense index of the sequence's group; reward float32[S], the shaped scalar; outcome float32[S], the
-    verifier's own; lengths int64[S], policy tokens; extra holds the named scores float32[S] that parts read
-    (`Part.reads`). demonstrated bool[S] marks the demonstrations, None where there are none. greedy bool[S] marks the
+    group int64[S], dense index of the sequence's group; reward float32[S], the shaped reward; outcome float32[S], the
+    verifier's score; lengths int64[S], policy tokens; extra has the named scores float32[S] that parts read
+    (`Part.reads`). demonstrated bool[S] marks the demonstrations; None: the batch has none. greedy bool[S] marks the
     members that were sampled greedily as a baseline. version is the learner's policy version. priority float32[S] are
     the importance weights of a sampler that prefers some groups.
 
-    The batch has K process scores (0 without a process model), sequence by sequence, the steps of each in order:
-    step_scores float32[K]; step_sequence int64[K], the sequence of each; step_end int64[K], the exclusive end of its
-    span among the sequence's tokens.
+    The batch has K process scores (0 without a process model), ordered by sequence and step: step_scores float32[K];
+    step_sequence int64[K], the sequence of each step; step_end int64[K], the exclusive end of the step's span among the
+    sequence's tokens.
     """
 
     group: Tensor
@@ -67,7 +68,7 @@ class Episodes:
         return {**self.extra, "outcome": self.outcome, "reward": self.reward}
 
     def score(self, name: str) -> Tensor:
-        """[S]: the score of this name. Raises MissingScoreError: there is none."""
+        """[S]: the score of this name. Raises MissingScoreError: the episodes do not have it."""
         if name not in self.named:
             raise MissingScoreError(
                 f"the score {name} is not among {sorted(self.named)}: a part must name the scores that it reads in its "
@@ -89,7 +90,7 @@ class Episodes:
 class Centres:
     """Means float64[] over the policy tokens of the global batch, around which variances are summed."""
 
-    # The difference of a mean square and a squared mean has no digits left where values are far from 0.
+    # For values far from 0, the difference between the mean square and the squared mean would lose all digits.
 
     advantages: Tensor
     returns: Tensor | None
@@ -97,23 +98,23 @@ class Centres:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
-    """N packed tokens. The tensors [N] line up: entry t belongs to token t, as predicted from the tokens before it.
+    """N packed tokens. In every tensor [N], entry t belongs to token t, as predicted from the tokens before it.
 
     sequence int64[N]; position int64[N], the token's index in its own sequence, counting up by one; mask bool[N];
-    behaviour float32[N], the log-prob when sampled; versions int64[N]; restricted bool[N], where a grammar restricted
-    the token (see restricted_tokens.py), None where it restricted none; demonstrated bool[N], where it is a
-    demonstration's (see demonstrations.py), None where there are none. Set during training: proximal float32[N],
+    behaviour float32[N], the log-prob when sampled; versions int64[N]; restricted bool[N], true if a grammar restricted
+    the token (see restricted_tokens.py), None: no token was restricted; demonstrated bool[N], true on the tokens of
+    demonstrations (see demonstrations.py), None: there are no demonstrations. Set during training: proximal float32[N],
     log-prob at the start of the learner step; reference float32[N]; values float32[N], the critic's value of the state
     before token t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model; collisions float32[N], the
     sum over the vocabulary of pi_prox^2, the probability that two draws of the token are the same.
 
     `Algorithm.prepare` adds advantages float32[N]; returns float32[N], the critic's target; weights float32[N],
     importance weights; rejected int32[N], bit k set where the k-th correction drops the token; selected bool[N], the
-    tokens that the loss singles out; lag int64[N], the learner's version minus the token's; streams float32[N, K], the
-    token's weight in each of the K weight streams.
+    tokens that the loss treats specially; lag int64[N], the learner's version minus the token's; streams float32[N, K],
+    the token's weight in each of the K weight streams.
 
-    `centres`, which it also adds, are the centres of the advantages and returns of the whole batch.
-    `view` is `PolicyTokens.of` these tokens if it was computed in advance, on a host that must not wait for a GPU.
+    It also adds `centres`, the means of the advantages and returns of the whole batch. `view` is `PolicyTokens.of` of
+    these tokens, if it was computed in advance so that the host need not wait for the GPU.
     """
 
     sequence: Tensor
@@ -160,9 +161,9 @@ class Tokens:
 class Totals:
     """Counts over the global minibatch by which losses are normalised: policy tokens, sequences and groups.
 
-    Sequences and groups without a policy token are not counted. Counts are taken before any rejection.
-    group_tokens int64[S]: for each sequence of the batch, the policy tokens of its group in the minibatch; None if the
-    groups are not known.
+    Sequences and groups without a policy token do not count. Counts are taken before any rejection. group_tokens
+    int64[S]: for each sequence of the batch, the policy tokens of its group in the minibatch; None: the groups are not
+    known.
     """
 
     tokens: int
@@ -182,7 +183,7 @@ class Totals:
         return cls(tokens.total(), sequences, groups, of_groups)
 
     def of_pass(self, owner: Tensor) -> Totals:
-        """The totals with group_tokens int64[R] of a pass with the sequences owner int64[R]."""
+        """The totals for a pass with the sequences owner int64[R]: group_tokens becomes int64[R]."""
         return self if self.group_tokens is None else replace(self, group_tokens=self.group_tokens[owner])
 
 

@@ -1,4 +1,4 @@
-"""The parts of one algorithm, and what they need together."""
+"""The parts of one algorithm, and the data that they need."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from asyncrl.types import SCORES_OF_ALL, LabelNeeds
 
 @dataclass(frozen=True)
 class Composition:
-    """The parts of one algorithm. `proximal` says where the proximal log-probs come from (see proximal.py)."""
+    """The parts of one algorithm. `proximal` is the source of the proximal log-probs (see proximal.py)."""
 
     rewards: tuple[Reward, ...]
     advantage: Advantage
@@ -70,6 +70,6 @@ class Composition:
 
     @property
     def rule_names(self) -> list[str]:
-        """The corrections' names in metrics, in order; a second one of a name is numbered."""
+        """The corrections' names in metrics, in order. A repeated name gets a number, as in `reject_2`."""
         names = [rule.name for rule in self.corrections]
         return [name if names.index(name) == k else f"{name}_{k}" for k, name in enumerate(names)]

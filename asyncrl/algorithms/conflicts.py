@@ -1,4 +1,4 @@
-"""Conflicts of parts with each other and with the run. Each text names the key, its value and the fix."""
+"""Conflicts of parts with each other and with the run. Each message has the key, its value and the fix."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def conflicts(parts: Composition, *, greedy_sibling: bool) -> Iterator[str]:
 
 
 def missing_data(advantage: Advantage, *, step_scores: bool, group_size: int, demonstrations: bool) -> Iterator[str]:
-    """The data that the advantage needs and the run does not have.
+    """Messages about data that the advantage needs and the run does not have.
 
     step_scores: True if something scores steps. demonstrations: True if groups have demonstrations as members.
     """
@@ -27,7 +27,7 @@ def missing_data(advantage: Advantage, *, step_scores: bool, group_size: int, de
     of_policy = advantage.needs_critic or advantage.uses_ratio or advantage.needs_collisions
     if demonstrations and of_policy:
         yield (
-            f"{setting} values what the policy samples token by token, and a demonstration is not sampled: set "
+            f"{setting} needs values of the policy at each sampled token, and a demonstration is not sampled: set "
             "data.demonstration=null, or algorithm.advantage to one that compares whole episodes, such as grpo"
         )
     if advantage.needs_steps and not step_scores:
@@ -44,7 +44,7 @@ def _weight_conflicts(parts: Composition) -> Iterator[str]:
     weighing = [rule.name for rule in parts.corrections if rule.weighs]
     setting = f"algorithm.correction has {', '.join(weighing)}, which weigh tokens by pi_prox / mu"
     if len(weighing) > 1:
-        yield f"{setting}: only one may; use reject or veto for further bounds"
+        yield f"{setting}: only one of them is allowed; use reject or veto for further bounds"
     for part, corrects in ((parts.loss, parts.loss.corrects), (parts.advantage, parts.advantage.uses_ratio)):
         if weighing and corrects:
             yield f"{setting}, and algorithm.{part.kind}={part.name} does so itself: set algorithm.correction=[]"
@@ -91,14 +91,14 @@ def _other_conflicts(parts: Composition, greedy_sibling: bool) -> Iterator[str]:
 def _stream_conflicts(parts: Composition) -> Iterator[str]:
     names = [stream.name for stream in parts.streams]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        yield f"algorithm.stream has {twice} twice: give each stream once"
+        yield f"algorithm.stream has {twice} twice: list each stream once"
     for stream in parts.streams:
         if isinstance(stream, LossStream) == (stream.name == "rl") or stream.name in ("policy", "kl", "entropy"):
             yield (
-                f"algorithm.stream={stream.name}: derive a stream of yours from LossStream, and name it other than rl, "
-                "policy, kl and entropy"
+                f"algorithm.stream={stream.name}: derive your stream from LossStream, and do not name it rl, policy, "
+                "kl or entropy"
             )
     rl = next((stream for stream in parts.streams if stream.name == "rl"), None)
     others = [stream for stream in parts.streams if isinstance(stream, LossStream) and stream.weight]
     if rl is not None and not rl.weight and not others:
-        yield "algorithm.stream rl has weight=0, and nothing else trains: add ce or ref_kl with a weight"
+        yield "algorithm.stream rl has weight=0, and no other stream trains: add ce or ref_kl with a weight"

@@ -1,10 +1,11 @@
-"""Demonstrations as members of groups: their rewards are in the baselines, and their tokens get the advantages of
+"""Demonstrations as members of groups: their rewards count in the baselines, and their tokens get advantages like all
 members.
 
-No policy sampled them, so there is no behaviour policy and no ratio. Clipping, corrections, the KL and the entropy
-bonus are about samples of the policy, so they leave these tokens out, and so do the metrics of ratios and ages. Their
-loss is the policy gradient with an importance weight of its own, and is aggregated together with the other tokens'
-loss.
+No policy sampled them, so they have no behaviour policy and no ratio. Clipping, corrections, the KL, the entropy bonus
+and the metrics of ratios and ages leave these tokens out.
+
+The loss of demonstrations is the policy gradient with a special importance weight (`DemonstrationLoss`). It is
+aggregated together with the loss of all other tokens.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from asyncrl.config.schema import DemonstrationConfig
 class DemonstrationLoss:
     """The loss of a demonstration's tokens, with the advantage A and the policy's probability p.
 
-    Formula: -A p / sg(p); where it is shaped, -A p / (p + gamma), whose gradient is -A w grad log p with
-    w = gamma p / (p + gamma)^2
+    Formula: -A p / sg(p); with shaped=true, -A p / (p + gamma), whose gradient is -A w grad log p with w = gamma p / (p
+    + gamma)^2
     Source: Learning to Reason under Off-Policy Guidance, 2025 (policy shaping, with 1 for the probability of each token
     under the demonstrator)
     """
@@ -49,12 +50,12 @@ class DemonstrationLoss:
         return share * (1 - share) if self.shaped else torch.ones_like(logprobs)
 
     def _share(self, logprobs: Tensor) -> Tensor:
-        """float[M]: p / (p + gamma), also where p has no float."""
+        """float[M]: p / (p + gamma), also where p itself would underflow."""
         return torch.sigmoid(logprobs - math.log(self.gamma))
 
 
 def of_demonstrations(tokens: Tokens) -> PolicyTokens | None:
-    """The policy tokens of demonstrations; None without a demonstration."""
+    """The policy tokens of demonstrations. `None` if there are no demonstrations."""
     if tokens.demonstrated is None:
         return None
     view = PolicyTokens.of(tokens)
@@ -62,7 +63,7 @@ def of_demonstrations(tokens: Tokens) -> PolicyTokens | None:
 
 
 def only_sampled(tokens: Tokens) -> Tokens:
-    """The tokens, with a view of only the sampled ones. Demonstrations stay in it as empty sequences."""
+    """The tokens, with a view of only the sampled ones. In the view, demonstrations are empty sequences."""
     if tokens.demonstrated is None:
         return tokens
     view = PolicyTokens.of(tokens)

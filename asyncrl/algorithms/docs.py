@@ -1,6 +1,5 @@
-"""Every part by kind and name: `asyncrl algorithms [KIND ...] [--json]` lists them, and
-`python -m asyncrl.algorithms.docs docs/algorithms.md` writes the tables of that page, both from the parts
-themselves."""
+"""Lists all parts by kind and name: `asyncrl algorithms [KIND ...] [--json]` prints them, and `python -m
+asyncrl.algorithms.docs docs/algorithms.md` writes the tables of that page. Both read the classes of the parts."""
 
 from __future__ import annotations
 
@@ -24,12 +23,13 @@ PRESETS = re.compile(r"(<!-- presets -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def table(kinds: Sequence[str] = tuple(registry.HOMES)) -> list[dict[str, Any]]:
-    """One entry a part: kind, name, summary, formula, use, source, caveat (where there is one) and parameters."""
+    """An entry for each part: kind, name, summary, formula, use, source, caveat (if the part has one) and
+    parameters."""
     return [_entry(part) for kind in kinds for part in registry.parts(kind).values()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the list; with --json as one JSON array."""
+    """Print the list, with --json as a JSON array."""
     parser = argparse.ArgumentParser(
         prog="asyncrl algorithms", description="List every part with its formula and parameters."
     )
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def shown(value: Any) -> str:
-    """A default as YAML writes it."""
+    """A default in YAML's notation."""
     if isinstance(value, float) and math.isinf(value):
         return ".inf" if value > 0 else "-.inf"
     return json.dumps(value) if isinstance(value, bool) or value is None else str(value)
@@ -62,7 +62,7 @@ def _parameter(parameter: Option) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no infinity, so it is written as text."""
+    """A value for JSON. Infinity becomes text, since JSON has no infinity."""
     return shown(value) if isinstance(value, float) and math.isinf(value) else value
 
 
@@ -105,7 +105,7 @@ def _row(entry: dict[str, Any]) -> str:
 
 
 def _parameters(entries: Sequence[dict[str, Any]]) -> list[str]:
-    """One row a parameter; parts that share one with the same default share the row."""
+    """A row for each parameter. Parts with the same parameter and the same default share a row."""
     owners: dict[tuple[str, ...], list[str]] = {}
     for entry in entries:
         for each in entry["parameters"]:

@@ -1,4 +1,4 @@
-"""The parts that the section `algorithm` of the configuration names, built and checked against each other."""
+"""Builds the parts that the section `algorithm` of the configuration names, and checks their combination."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from asyncrl.types import LabelNeeds
 def composition_of(config: AlgorithmConfig, updates: int = 1) -> Composition:
     """The parts for a learner with `updates` updates a step.
 
-    Raises ConfigError: a name or parameter is wrong, or the parts do not go together.
+    Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
     """
     wrong: list[str] = []
 
@@ -54,9 +54,9 @@ def label_needs(config: AlgorithmConfig) -> LabelNeeds:
 
 
 def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int, demonstrations: bool = False) -> None:
-    """Check the algorithm against the run: whether steps are scored, the size of groups, demonstrations in groups.
+    """Check the algorithm against the run: scores of steps, the size of groups, demonstrations in groups.
 
-    Raises ConfigError: the parts do not go together, or need data that the run does not have.
+    Raises ConfigError: the parts cannot be combined, or need data that the run does not have.
     """
     advantage = composition_of(config).advantage
     _refuse(missing_data(advantage, step_scores=step_scores, group_size=group_size, demonstrations=demonstrations))

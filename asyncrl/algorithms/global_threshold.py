@@ -1,8 +1,8 @@
 """Thresholds over the values of the whole batch, such as the top k: exact, and the same for any number of ranks.
 
-They are found by counting, without a sort over ranks. float32 values are ranked by their bits. Three histograms of
-2,048 bins are summed over the ranks, each finer than the one before, and give the exact value where a condition on the
-smallest values first holds.
+The threshold is found by counting, without a sort over ranks. float32 values are ranked by their bits. Three
+successively finer histograms of 2,048 bins are summed over the ranks. They give the exact value at which a condition on
+the smallest values first holds.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ _BITS = 11
 _BINS = 1 << _BITS
 
 Condition = Callable[[Tensor, Tensor], Tensor]
-"""A function of the count and the sum of the smallest values, float64[bins] each: bool[bins], monotone."""
+"""A function of the count and the sum of the smallest values, float64[bins] each. It returns bool[bins], monotone."""
 
 
 def order(values: Tensor) -> Tensor:
-    """int64[M] keys in [0, 2^32) that rank as the values do (as float32; -0 is 0)."""
+    """int64[M]: keys in [0, 2^32) in the same order as the values (as float32; -0 equals 0)."""
     bits = (values.float() + 0.0).view(torch.int32).long()
     return torch.where(bits < 0, -1 - bits, bits + (1 << 31))
 
 
 def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
-    """The smallest key where `condition` holds of the count and sum of all values up to it; 2^32 if there is none."""
-    # On the CPU: each histogram is waited for anyway, and sums of bins on a GPU are rounded differently each time.
+    """The smallest key for which `condition` is true of the count and sum of all values up to it. 2^32 if there is
+    none."""
+    # On the CPU: the host must wait for each histogram anyway, and a GPU would round the sums differently each time.
     keys, values = order(values).cpu(), values.detach().cpu()
     before = torch.zeros(2, 1, dtype=torch.float64)
     prefix = 0
@@ -40,7 +41,7 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
         upto = before + reduce(torch.stack([_count(bins), _count(bins, values)])).cumsum(1)
         reached = condition(upto[0], upto[1]) & (upto[0] > 0)
         if shift < 2 * _BITS:
-            reached[-1] = True  # The coarser histogram reached it here; this one's sums may be rounded differently.
+            reached[-1] = True  # The coarser histogram had it in this range, but rounding may differ here.
         if not bool(reached[-1]):
             return 1 << 32
         found = int(reached.int().argmax())
@@ -50,14 +51,16 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
 
 
 def top(values: Tensor, count: int, reduce: Reduce) -> Tensor:
-    """bool[M]: the `count` largest values of the global batch, with all that equal the last of them."""
+    """bool[M]: true for the `count` largest values of the global batch, and for values equal to the smallest of
+    these."""
     total = reduce(torch.tensor([values.numel()], dtype=torch.float64))
     cut = threshold(values, lambda seen, _: seen > total - count, reduce)
     return order(values) >= cut
 
 
 def draw(sequence: Tensor, position: Tensor, salt: int) -> Tensor:
-    """float32[M], uniform in [0, 1) with 24 bits, from int64[M] indices: a token's number is the same on any rank."""
+    """float32[M]: pseudo-random numbers, uniform in [0, 1) with 24 bits, from int64[M] indices. A token's number does
+    not depend on the rank."""
     mixed = sequence * 0x3C6EF372 + position * 0x1B873593 + (salt + 1) * 0x2545F491
     for _ in range(3):
         mixed = (mixed & 0x7FFFFFFF) * 0x45D9F3B

@@ -1,4 +1,4 @@
-"""Statistics of scores within their groups, in float64. All of it is small: one number a sequence, or a step."""
+"""Statistics of scores within their groups, in float64. The tensors are small: one number per sequence or step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Groups:
         return self.total(values)[self.index]
 
     def size(self) -> Tensor:
-        """float64[n]: how many values its group has."""
+        """float64[n]: the number of values in its group."""
         return self.sum(torch.ones_like(self.index))
 
     def least(self, values: Tensor) -> Tensor:
@@ -52,14 +52,14 @@ class Groups:
         return (self.sum(self.centre(values).square()) / (self.size() - 1).clamp(min=1)).sqrt()
 
     def normalise(self, values: Tensor, by_std: bool) -> Tensor:
-        """float64[n]: centred, and divided by std + 1e-6 if `by_std`; a value alone in its group stays as it is."""
+        """float64[n]: centred, and divided by std + 1e-6 if `by_std`. A value alone in its group is unchanged."""
         centred = self.centre(values)
         if by_std:
             centred = centred / (self.std(values) + EPSILON)
         return torch.where(self.size() == 1, values.double(), centred)
 
     def leave_one_out(self, values: Tensor) -> Tensor:
-        """float64[n]: value minus the mean of the others; 0 for a value alone in its group."""
+        """float64[n]: value minus the mean of its group's other values; 0 for a value alone in its group."""
         size = self.size()
         return self.centre(values) * size / (size - 1).clamp(min=1)
 

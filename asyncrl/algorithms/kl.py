@@ -1,8 +1,8 @@
 """KL forms: estimates of KL(pi_theta || pi_ref) on the sampled tokens, in the reward or in the loss.
 
-d = log pi_theta - log pi_ref, clamped to +-10. A form with "+" has the value of the one it is named after and the
-gradient of k2, which is the unbiased one on on-policy data. With importance_weighted, all but abs have the gradient of
-the KL on data of any age; for k3: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025.
+d = log pi_theta - log pi_ref, clamped to +-10. A form with "+" has the value of the form without "+", and the gradient
+of k2, which is unbiased on on-policy data. With importance_weighted, all forms except abs have the gradient of the KL
+on data of any age; for k3: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025.
 """
 
 from __future__ import annotations
@@ -22,24 +22,29 @@ D_LIMIT = 10.0
 class Kl(Part):
     """Base of the forms.
 
-    differentiates_ratio: with importance_weighted, gradient flows through the ratio too. Then it is the gradient of the
-    mean of the form under pi_theta. If the form's own gradient is already the KL's, the two would be added.
+    differentiates_ratio: with importance_weighted, gradient flows through the ratio too, which gives the gradient of
+    the mean of the form under pi_theta. It is false for forms whose own gradient is already the KL's: the two would be
+    added.
     """
 
     kind = "kl"
     differentiates_ratio: ClassVar[bool] = True
 
-    weight: float = param(1e-3, "coefficient; with target, the first one", "[0, inf)")
-    place: str = param("loss", "whether it is added to the loss or taken from the reward", choices=("loss", "reward"))
+    weight: float = param(1e-3, "coefficient; with target, its initial value", "[0, inf)")
+    place: str = param(
+        "loss", "loss: add the KL to the loss; reward: subtract it from the reward", choices=("loss", "reward")
+    )
     target: float | None = param(
         None,
-        "KL per token that the coefficient adapts to keep, from the next step on; null: the coefficient is fixed",
+        "KL per token at which the coefficient, adapted after each step, keeps the policy; null: a fixed coefficient",
         "(0, inf)",
     )
     horizon: int = param(10000, "with target: sequences over which the coefficient adapts", "[1, inf)")
 
     importance_weighted: bool = param(
-        False, "in the loss: times pi_theta / mu, so that old data give the same means as data of the policy itself"
+        False,
+        "in the loss: multiply by pi_theta / mu, so that old data have the same expectation as data of the current "
+        "policy",
     )
 
     @abstractmethod
@@ -57,7 +62,7 @@ class Kl(Part):
         return ratio * self(logprobs, reference)
 
     def adapted(self, weight: float, current: float, sequences: int) -> float:
-        """The coefficient of the next batch, after one of that many sequences with KL `current` a token.
+        """The coefficient of the next batch, after a batch of `sequences` sequences with a KL of `current` per token.
 
         Source: Fine-Tuning Language Models from Human Preferences, 2019.
         """
@@ -88,7 +93,7 @@ class Abs(Kl):
     Formula: |d|
     Use: a robust penalty in the reward
     Source: no paper: a common option of RLHF libraries
-    Caveat: it is a distance, and estimates no KL.
+    Caveat: it does not estimate the KL.
     """
 
     name = "abs"
@@ -101,9 +106,9 @@ class K2(Kl):
     """Half the squared log-ratio.
 
     Formula: d^2 / 2
-    Use: in the loss: on on-policy data its gradient is that of the KL
+    Use: in the loss: on on-policy data its gradient is the KL's
     Source: Approximating KL Divergence, 2020
-    Caveat: its value is biased, by little where the policies are close.
+    Caveat: its value is biased, slightly if the policies are close.
     """
 
     name = "k2"
@@ -119,20 +124,20 @@ class K3(Kl):
     Formula: min(e^-d + d - 1, cap); the gradient is 0 beyond the cap
     Use: in the loss, as in GRPO, and as a metric
     Source: Approximating KL Divergence, 2020
-    Caveat: its gradient is that of the KL in the other direction; k3+ has the right one. A token beyond the cap (d <
-    -2.6 by default) is not pulled back; without a cap one such token can outweigh the batch.
+    Caveat: its gradient is the gradient of the reverse KL, KL(pi_ref || pi_theta); k3+ has the right gradient. A token
+    beyond the cap (d < -2.6 by default) is not pulled back; without a cap a single such token can outweigh the batch.
     """
 
     name = "k3"
 
-    cap: float = param(10.0, "largest value of a token; inf for none", "(0, inf]")
+    cap: float = param(10.0, "largest value of a token; inf: no cap", "(0, inf]")
 
     def form(self, d: Tensor) -> Tensor:
         return (torch.expm1(-d) + d).clamp(max=self.cap)
 
 
 class _K2Gradient(Kl):
-    """Mixed in before a form: its value, the gradient of k2."""
+    """A mixin for a form: keeps the form's value, and replaces its gradient by the gradient of k2."""
 
     differentiates_ratio = False
 
@@ -160,14 +165,14 @@ class AbsPlus(_K2Gradient, Abs):
     Formula: |d|; gradient of d^2 / 2
     Use: for completeness
     Source: On a few pitfalls in KL divergence gradient estimation for RL, 2025
-    Caveat: the value estimates no KL.
+    Caveat: the value does not estimate the KL.
     """
 
     name = "abs+"
 
 
 class K2Plus(_K2Gradient, K2):
-    """The same as k2, which has the right gradient already.
+    """The same as k2, whose gradient is right already.
 
     Formula: d^2 / 2
     Use: for completeness
@@ -189,10 +194,10 @@ class K3Plus(_K2Gradient, K3):
 
 
 class NoKl(Kl):
-    """No reference policy at all.
+    """No KL, and no reference policy.
 
     Formula: 0
-    Use: verifiable rewards, where the reference only holds the policy back
+    Use: verifiable rewards, for which a reference would only hold the policy back
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
     """
 

@@ -1,4 +1,4 @@
-"""Discounted sums from the last token to the first, over packed sequences and without a loop over tokens."""
+"""Discounted sums from the last token to the first over packed sequences, without a loop over tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ BLOCK = 8
 def linear_scan(decay: Tensor, value: Tensor) -> Tensor:
     """x float[M] with x_t = value_t + decay_t x_{t+1} and x_M = 0; decay float[M], value float[M]. No gradient.
 
-    A sequence ends where its decay is 0, so packed sequences of any lengths are scanned at once. Blocks of `BLOCK`
-    tokens are solved in parallel, then the carries of the blocks by the same recursion. That is O(M) work in BLOCK
+    A decay of 0 ends a sequence, so packed sequences of any lengths are scanned together. Blocks of `BLOCK` tokens are
+    solved in parallel. The same recursion then solves the carries between blocks. That is O(M) work in BLOCK
     log_BLOCK(M) vector operations.
     """
     size = value.numel()
@@ -20,7 +20,7 @@ def linear_scan(decay: Tensor, value: Tensor) -> Tensor:
         return value.clone()
     rows = -(-size // BLOCK)
     spare = rows * BLOCK - size
-    # pad copies even where there is nothing to add, so the caller's tensors stay as they are
+    # pad always copies, so the caller's tensors are not changed.
     product = pad(decay.detach(), (0, spare)).view(rows, BLOCK)
     result = pad(value.detach(), (0, spare)).view(rows, BLOCK)
     for column in range(BLOCK - 2, -1, -1):

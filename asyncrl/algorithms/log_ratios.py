@@ -1,4 +1,4 @@
-"""Log-ratios of two policies: the bound that keeps them finite, and the spans over which one ratio is taken."""
+"""Log-ratios of two policies: the bound that keeps them finite, and the spans over which a ratio is taken."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 LOG_LIMIT = 20.0
 LEVELS = ("token", "turn", "turn_geometric", "sequence", "geometric")
 LEVEL_MEANING = (
-    "what one ratio spans: a product over the turn or sequence; turn_geometric and geometric are the mean of its "
-    "log-ratios"
+    "span of a ratio; token: each token; turn, sequence: the product of its tokens' ratios; turn_geometric, geometric: "
+    "the geometric mean of the ratios in the turn or sequence"
 )
 
 
 def clamp_log(log_ratio: Tensor) -> Tensor:
-    """The log-ratio within +-20, so that its exp and the square of that are finite in float32; no gradient beyond."""
+    """The log-ratio, clamped to +-20, so that its exp and the exp's square are finite in float32. No gradient
+    beyond."""
     return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT)
 
 
 def at_level(log_ratio: Tensor, view: PolicyTokens, level: str) -> Tensor:
-    """float[M]: token log-ratios float[M] gathered over the level's span (see LEVEL_MEANING) and clamped.
+    """float[M]: token log-ratios float[M], combined over the level's span (see LEVEL_MEANING) and clamped.
 
     The geometric level of a turn equals ROLL's for segments: Reinforcement Learning Optimization for Large-Scale
     Learning: An Efficient and User-Friendly Scaling Library, 2025.

@@ -1,12 +1,11 @@
-"""Loss streams: several losses that train at once, each with a weight for each sequence. Their sum is the loss.
+"""Loss streams: several losses that are trained together, each with a weight for every sequence. The loss is their sum.
 
-The policy's loss is the stream rl; if the list does not name it, rl has weight 1 on every token. The other streams,
-such as ce and ref_kl, have losses of their own and train all policy tokens, also those that corrections drop. Each
-stream is divided by a number of its own over the global batch, so that a stream on few of the tokens is not made
-smaller by the others.
+The stream rl is the policy's loss. If the configuration does not list it, it has weight 1 on every token. Every other
+stream, such as ce or ref_kl, has its own loss and trains all policy tokens, also tokens that corrections drop. Each
+stream is normalised separately over the global batch, so that a stream on few tokens does not become small.
 
-Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, whose weights differ token by token; here they
-differ sequence by sequence.
+Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, which have a weight for each token. Here the weight
+is the same for all tokens of a sequence.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ from asyncrl.errors import ConfigError, InvariantError
 
 
 class Stream(Part):
-    """Base of streams. `by_weight`: divided by the sum of its weights, else by the number of tokens that have one."""
+    """Base of streams. `by_weight`: the loss is divided by the sum of the weights, else by the number of tokens with a
+    weight above 0."""
 
     kind = "stream"
     by_weight: ClassVar[bool] = False
@@ -35,8 +35,8 @@ class Stream(Part):
     weight: float = param(1.0, "weight of every token; 0 leaves the stream out", "[0, inf)")
     score: str | None = param(
         None,
-        "score of the labels (reward, outcome, or an extra) that multiplies the weight of its sequence; one below 0 "
-        "counts as 0",
+        "score of the labels (reward, outcome, or an extra score) that multiplies the sequence's weight; a negative "
+        "score counts as 0",
     )
 
     @property
@@ -53,12 +53,12 @@ class Stream(Part):
             raise InvariantError(
                 f"stream {self.name}: {self.score} is {float(scores[row])} for sequence {row}; a weight must be finite"
             )
-        # A penalty may take a reward below 0 at any step, which must not end the run there.
+        # A penalty can make a reward negative, which must not end the run.
         return self.weight * scores.clamp(min=0)
 
 
 class LossStream(Stream):
-    """Base of the streams that have a loss of their own. `reads_proximal` means the same as for a `Loss`."""
+    """Base of streams with their own loss, all except rl. `reads_proximal` means the same as for a `Loss`."""
 
     reads_proximal: ClassVar[bool] = True
 
@@ -71,12 +71,12 @@ class LossStream(Stream):
 
 
 class Rl(Stream):
-    """The policy's own loss, on some of the sequences, or on some of them more.
+    """The policy's loss, with a weight for each sequence.
 
     Formula: the policy loss times weight score, divided by the mean of weight score over the policy tokens
-    Use: weight=0 trains by the other streams only; a score of 0 and 1 says which sequences the policy loss trains
+    Use: weight=0 trains only the other streams; a score of 0 or 1 chooses the sequences that the policy loss trains
     Source: the stream rl of the library prime-rl, 2026
-    Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighed.
+    Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted.
     """
 
     name = "rl"
@@ -86,8 +86,8 @@ class Rl(Stream):
         super().__post_init__()
         if self.score is None and self.weight not in (0, 1):
             raise ConfigError(
-                f"{self.setting('weight')}: the stream is divided by the sum of its weights, so one for all tokens "
-                "changes nothing: set score, or weight=0"
+                f"{self.setting('weight')}: the stream is divided by the sum of its weights, so the same weight for "
+                "all tokens has no effect: set score, or weight=0"
             )
 
 
@@ -95,9 +95,9 @@ class Ce(LossStream):
     """Cross-entropy: makes the tokens likelier, independent of the advantage.
 
     Formula: -log pi_theta times weight score, divided by the share of policy tokens with a weight
-    Use: with score=outcome, fine-tuning on the episodes that succeeded; with a score of yours, on demonstrations
+    Use: with score=outcome, fine-tuning on successful episodes; with your own score, fine-tuning on demonstrations
     Source: the stream ce of the library prime-rl, 2026
-    Caveat: it trains policy tokens only; in prime-rl, tool results may have a weight too.
+    Caveat: it trains only policy tokens; in prime-rl, tool results may have a weight too.
     """
 
     name = "ce"
@@ -108,24 +108,25 @@ class Ce(LossStream):
 
 
 class RefKl(LossStream):
-    """The on-policy distillation: the policy gradient with log(pi_ref / pi_theta) as advantage.
+    """Distillation on the policy's own samples: the policy gradient with log(pi_ref / pi_theta) as the advantage.
 
-    Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta also at
-    the cap, 0 where pi_theta - mu < -delta; times weight score, divided by the share of policy tokens with a weight
+    Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta even
+    beyond the cap, 0 where pi_theta - mu < -delta; times weight score, divided by the share of policy tokens with a
+    weight
     Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
     Self-Generated Mistakes, 2023
     Caveat: it estimates the KL from the policy to the reference, so it needs a reference. No correction applies to it.
-    prime-rl adds 1e-3 log^2(pi_theta / mu) on every token of the stream, also on those beyond delta; here no term holds
-    the policy near mu
+    prime-rl adds 1e-3 log^2(pi_theta / mu) on every token of the stream, also on tokens beyond delta; here no term
+    holds the policy near mu
     """
 
     name = "ref_kl"
     needs_reference = True
     reads_proximal = False
 
-    delta: float = param(0.2, "how far a probability may have fallen", "(0, 1]")
-    cap: float = param(1e4, "largest ratio as a weight", "[1, inf]")
+    delta: float = param(0.2, "largest allowed fall of a token's probability", "(0, 1]")
+    cap: float = param(1e4, "largest ratio that is used as a weight", "[1, inf]")
 
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
         assert reference is not None
@@ -136,7 +137,8 @@ class RefKl(LossStream):
 
 
 def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTokens, reduce: Reduce) -> Tensor:
-    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's own count or sum."""
+    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's count or sum of
+    weights."""
     weights = torch.stack([view.by_sequence(stream.weights(episodes)) for stream in streams])
     counted = [each if stream.by_weight else each != 0 for stream, each in zip(streams, weights, strict=True)]
     counts = weights.new_tensor([weights.shape[1]])
@@ -146,5 +148,5 @@ def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTo
 
 
 def weighted(losses: Tensor, weights: Tensor) -> Tensor:
-    """losses float[M] times weights float[M], exactly 0 where the weight is."""
+    """float[M]: losses float[M] times weights float[M], exactly 0 for a weight of 0, also if the loss is not finite."""
     return torch.where(weights == 0, 0.0, weights * losses)

@@ -1,8 +1,8 @@
-"""The metrics of a step: additive sums of one forward pass, and the step's numbers from the sums of all passes.
+"""The metrics of a step: additive sums of each forward pass, and the step's metrics from the sums of all passes.
 
-Sums are float64, so that micro-batches and ranks add up to the same numbers however the batch was split. A ratio r is
-summed as its excess r - 1, which keeps its digits where policies are close: k3 is the mean of excess - log r. Variances
-of advantages and returns are summed around the batch's mean for the same reason.
+Sums are float64, so that they do not depend on the split into micro-batches and ranks. A ratio r is summed as its
+excess r - 1, which keeps precision if policies are close: k3 is the mean of excess - log r. For the same reason,
+variances of advantages and returns are summed around the batch's mean.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_counts, shares
 
 AGREEMENT = 1e-4
-"""Log-probs that differ by no more than this agree: the same weights in two float32 programs."""
+"""Log-probs that differ by at most this count as equal. Two float32 programs with the same weights differ by less."""
 
 MASKED_BY_GRAMMARS = "masked/grammar"
 TAUGHT = "demonstration/tokens"
 PERPLEXITIES = ("perplexity_ratio", "behaviour_perplexity", "proximal_perplexity")
-"""Means over sequences; the ratio is the proximal policy's probability over the behaviour policy's."""
+"""Means over sequences. `perplexity_ratio` is the proximal policy's perplexity divided by the behaviour policy's."""
 
 LAG_BINS = 17
-"""Token lags 0 to 15 have a bin each; the last holds all above."""
+"""Token lags 0 to 15 have a bin each. The last bin has all larger lags."""
 
 
 def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
-    """The sums that compare behaviour and proximal policy over all policy tokens.
+    """Sums that compare behaviour and proximal policy over all policy tokens.
 
     log_w float[M], log pi_prox - log mu, clamped.
     """
@@ -53,7 +53,7 @@ def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Ten
     }
     if tokens.lag is not None:
         lag = view.take(tokens.lag).clamp(0, LAG_BINS - 1)
-        # Where bincount would make the host wait for the GPU, this does not.
+        # Unlike bincount, this does not make the host wait for the GPU.
         sums["token_lag"] = logs.new_zeros(LAG_BINS).index_add_(0, lag, torch.ones_like(lag, dtype=logs.dtype))
     return sums
 
@@ -61,7 +61,7 @@ def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Ten
 def update_sums(
     log_ratio: Tensor, weights: Tensor | None, advantages: Tensor, centres: Centres | None
 ) -> dict[str, Tensor]:
-    """The sums that compare proximal and trained policy over the kept tokens; log_ratio float[M], clamped."""
+    """Sums that compare proximal and trained policy over the kept tokens. log_ratio float[M] is clamped."""
     log_ratio = log_ratio.detach()
     count = log_ratio.new_full((), log_ratio.numel(), dtype=torch.float64)
     binned = {} if weights is None else {CORRECTED: bin_counts(weights.detach().log())}
@@ -78,7 +78,7 @@ def update_sums(
 
 
 def taught_sums(logprobs: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-    """The sums over the tokens of demonstrations, with log-probs and advantages float[M]."""
+    """Sums over the tokens of demonstrations. logprobs and advantages are float[M]."""
     return {
         TAUGHT: logprobs.new_full((), logprobs.numel(), dtype=torch.float64),
         "demonstration/nll": -_sum(logprobs.detach()),
@@ -88,7 +88,7 @@ def taught_sums(logprobs: Tensor, advantages: Tensor) -> dict[str, Tensor]:
 
 
 def return_sums(view: PolicyTokens, tokens: Tokens) -> dict[str, Tensor]:
-    """The sums over the returns of the policy tokens; empty if the estimator has none."""
+    """Sums over the returns of the policy tokens. Empty if the estimator has no returns."""
     if tokens.returns is None:
         return {}
     return _spread("return", view.take(tokens.returns), None if tokens.centres is None else tokens.centres.returns)
@@ -101,7 +101,8 @@ def moments(name: str, sums: Mapping[str, float], count: float) -> tuple[float, 
 
 
 def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, float]:
-    """The step's metrics from the sums of `age_sums`, `update_sums` and step_loss.py; `rules` name the corrections.
+    """The step's metrics from the sums of `age_sums`, `update_sums` and step_loss.py. `rules` are the names of
+    corrections.
 
     mismatch/ compares behaviour and proximal policy on all policy tokens. update/ compares proximal and trained policy
     on the kept tokens. Shares are of all policy tokens.
@@ -132,7 +133,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
-    """The rewards and lengths of the whole batch, once a step: of sampled episodes, and of demonstrations."""
+    """Metrics of the rewards and lengths of the whole batch: of sampled episodes, and of demonstrations."""
     reward, lengths = episodes.reward.double(), episodes.lengths.double()
     shown = {}
     if episodes.demonstrated is not None:
@@ -151,7 +152,7 @@ def episode_metrics(episodes: Episodes) -> dict[str, float]:
 
 
 def level_groups(episodes: Episodes, score: str) -> float:
-    """The share of groups whose members all have the same score of this name."""
+    """The share of groups whose members all have the same score. `score` is its name."""
     groups, values = episodes.groups, episodes.score(score)
     level = groups.total(groups.greatest(values) == groups.least(values)) > 0
     return float(level.double().mean())
@@ -186,7 +187,7 @@ def _updates(get: Mapping[str, float], kept: float, tokens: float) -> dict[str, 
 
 
 def _spread(name: str, values: Tensor, centre: Tensor | None) -> dict[str, Tensor]:
-    """The sums that `moments` needs of values float[M]; `centre` float64[] is a number near their mean."""
+    """The sums of values float[M] that `moments` needs. `centre` float64[] is a number near their mean."""
     centred = values.double() if centre is None else values.double() - centre
     return {f"{name}/sum": _sum(values), f"{name}/centred": centred.sum(), f"{name}/squared": centred.square().sum()}
 

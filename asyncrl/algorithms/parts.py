@@ -1,7 +1,7 @@
 """The base of every part: a frozen dataclass of parameters, each declared once with type, range and meaning.
 
-The class docstring is the part's card, read by the command line and the documentation: a first sentence, then entries
-`Formula:`, `Use:`, `Source:` and, where there is one, `Caveat:`.
+The command line and the documentation show the class docstring: a first sentence, then the entries `Formula:`, `Use:`,
+`Source:` and, if needed, `Caveat:`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ param = option
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part(ABC):
-    """Base of all parts. A subclass becomes a frozen, keyword-only dataclass without a decorator; `param` makes its
+    """Base of all parts. A subclass automatically becomes a frozen, keyword-only dataclass. `param` declares its
     fields.
 
-    Construction raises ConfigError: a parameter has a wrong type, lies outside its range, or conflicts with another.
+    Construction raises ConfigError: a parameter has a wrong type, is outside its range, or conflicts with another.
     """
 
     kind: ClassVar[str]
@@ -41,7 +41,7 @@ class Part(ABC):
 
     @classmethod
     def build(cls, params: Mapping[str, Any]) -> Self:
-        """The part with these parameters. Raises ConfigError: one is unknown, missing, or not allowed."""
+        """The part with these parameters. Raises ConfigError: a parameter is unknown, missing or not allowed."""
         known = {parameter.name: parameter for parameter in options(cls)}
         for name in params:
             if name not in known:
@@ -55,14 +55,14 @@ class Part(ABC):
 
     @property
     def reads(self) -> Sequence[str]:
-        """The named scores of the labels that the part reads.
+        """The names of the scores in the labels that the part reads.
 
-        `Episodes.extra` has only scores that a part reads. An episode whose labels lack one of them is not trained.
+        `Episodes.extra` has only these scores. An episode whose labels lack one of them is not trained.
         """
         return ()
 
     def setting(self, parameter: str) -> str:
-        """The name and value of a parameter, for messages."""
+        """The name and value of a parameter, for error messages."""
         return f"algorithm.{self.kind} {self.name}: {parameter}={getattr(self, parameter)!r}"
 
 

@@ -1,6 +1,6 @@
-"""The policy tokens of a packed batch: which of them belong together, and the operations that formulas share.
+"""Selects the policy tokens of a packed batch, with operations on them that formulas share.
 
-Every formula runs on the M policy tokens; `PolicyTokens.scatter` puts results back among zeros.
+Every formula runs on the M policy tokens. `PolicyTokens.scatter` writes results back to the N tokens, with 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from asyncrl.errors import InvariantError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """R consecutive segments, of lengths int64[R] (0 is allowed), that together are M tokens."""
+    """R consecutive segments with lengths int64[R] (0 is allowed) that cover M tokens."""
 
     lengths: Tensor
     size: int
 
     def sum(self, values: Tensor) -> Tensor:
-        """float64[R]; differentiable. A value that is not finite stays in its own segment."""
+        """float64[R]: the sum of each segment; differentiable. A value that is not finite affects only its own
+        segment."""
         return torch.segment_reduce(values.double(), "sum", lengths=self.lengths, unsafe=True)
 
     def mean(self, values: Tensor) -> Tensor:
-        """float64[R], 0 where the segment is empty; differentiable."""
+        """float64[R]: the mean of each segment, 0 for an empty one; differentiable."""
         return self.sum(values) / self.lengths.clamp(min=1)
 
     def max(self, values: Tensor) -> Tensor:
-        """float64[R], -inf where the segment is empty."""
+        """float64[R]: the maximum of each segment, -inf for an empty one."""
         return torch.segment_reduce(values.double(), "max", lengths=self.lengths, unsafe=True)
 
     def spread(self, values: Tensor) -> Tensor:
@@ -42,7 +43,7 @@ class Segments:
 
     @property
     def last(self) -> Tensor:
-        """int64, the index in [M] of the last token of every segment that is not empty."""
+        """int64: the index in [M] of the last token of every non-empty segment."""
         return self.lengths.cumsum(0)[self.lengths > 0] - 1
 
 
@@ -61,10 +62,10 @@ class PackedTokens(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyTokens:
-    """M chosen tokens of N packed ones, in order: index int64[M] says where they lie.
+    """M selected tokens of N packed tokens, in order; index int64[M]: their positions among the N tokens.
 
-    sequences: their segments by sequence; owner int64[R]: the sequences' indices into the global batch; starts
-    int64[R]: where among the N tokens each sequence begins.
+    sequences: the M tokens' segments by sequence; owner int64[R]: the sequences' indices in the global batch; starts
+    int64[R]: the first of the N tokens of each sequence.
     """
 
     index: Tensor
@@ -75,12 +76,13 @@ class PolicyTokens:
 
     @classmethod
     def of(cls, tokens: PackedTokens) -> PolicyTokens:
-        """The policy tokens. Raises InvariantError: the tokens of a sequence do not lie together."""
+        """The policy tokens. Raises InvariantError: the tokens of a sequence are not contiguous."""
         return cls.chosen(tokens.mask, tokens.sequence) if tokens.view is None else tokens.view
 
     @classmethod
     def chosen(cls, mask: Tensor, sequence: Tensor) -> PolicyTokens:
-        """The tokens of `mask` bool[N]; sequence int64[N] as in `Tokens`. Raises InvariantError: as `of`."""
+        """The tokens of `mask` bool[N]. sequence int64[N] is the same as in `Tokens`. Raises InvariantError like
+        `of`."""
         index, count = _true_places(mask), sequence.numel()
         breaks = _true_places(sequence[1:] != sequence[:-1]) + 1
         edge = breaks.new_tensor([0]) if count else breaks.new_empty(0)
@@ -92,18 +94,19 @@ class PolicyTokens:
         return cls(index, Segments(first.diff(), index.numel()), owner, starts, count)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> PolicyTokens:
-        """The same tokens with their tensors moved to another device."""
+        """A copy with all tensors moved to another device."""
         lengths = replace(self.sequences, lengths=move(self.sequences.lengths))
         return PolicyTokens(move(self.index), lengths, move(self.owner), move(self.starts), self.packed)
 
     def narrow(self, keep: Tensor) -> PolicyTokens:
-        """The tokens where `keep` bool[M] holds. The sequences stay, some perhaps empty."""
+        """The tokens with `keep` bool[M]. All sequences stay, some perhaps empty."""
         kept = self.sequences.sum(keep).long()
         index = self.index[keep]
         return PolicyTokens(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)
 
     def take(self, values: Tensor) -> Tensor:
-        """[N] to [M]; half precision becomes float32. Differentiable: other tokens get a gradient of exactly 0."""
+        """[N] to [M]: the values of the selected tokens. Half precision becomes float32. Differentiable: all other
+        tokens get a gradient of exactly 0."""
         taken = values.index_select(0, self.index)
         return taken.float() if taken.dtype in (torch.bfloat16, torch.float16) else taken
 
@@ -116,7 +119,7 @@ class PolicyTokens:
         return self.sequences.spread(values[self.owner])
 
     def turns(self) -> Segments:
-        """The tokens by assistant turn: an unbroken run of policy tokens."""
+        """The segments by assistant turn. A turn is an unbroken run of policy tokens."""
         starts = torch.ones(self.index.numel(), dtype=torch.bool, device=self.index.device)
         starts[1:] = self.index.diff() != 1
         starts[self.sequences.last[:-1] + 1] = True
@@ -124,23 +127,24 @@ class PolicyTokens:
         return Segments(torch.diff(first, append=first.new_tensor([starts.numel()])), starts.numel())
 
     def shift(self, values: Tensor) -> Tensor:
-        """[M]: at each token the value of the sequence's next policy token, 0 at its last."""
+        """[M]: for each token the value of the sequence's next policy token, 0 for the last one."""
         shifted = torch.empty_like(values)
         shifted[:-1] = values[1:]
         shifted[self.sequences.last] = 0
         return shifted
 
     def decay(self, rate: float, like: Tensor) -> Tensor:
-        """[M] filled with `rate`, 0 at each sequence's last token: a recursion ends where its sequence does."""
+        """[M]: `rate` for each token, but 0 for each sequence's last token, so that a recursion ends with the
+        sequence."""
         return torch.full_like(like, rate).index_fill_(0, self.sequences.last, 0.0)
 
 
 def _is_plain(values: Tensor) -> bool:
     """True if NumPy can read the tensor."""
-    # On the CPU its loops over memory are several times faster than torch's.
+    # On the CPU, NumPy is several times faster than torch at these loops over memory.
     return values.device.type == "cpu" and not values.requires_grad and values.dtype != torch.bfloat16
 
 
 def _true_places(mask: Tensor) -> Tensor:
-    """int64, the indices where mask bool[N] holds, ascending."""
+    """int64: the indices of the true entries of mask bool[N], ascending."""
     return torch.from_numpy(mask.numpy().nonzero()[0]) if _is_plain(mask) else mask.nonzero().squeeze(1)

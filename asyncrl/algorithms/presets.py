@@ -1,4 +1,4 @@
-"""The table of presets in docs/algorithms.md, from the files of `configs/algorithm` themselves."""
+"""Makes the table of presets in docs/algorithms.md from the files in `configs/algorithm`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEAD = ("preset", "what it is", "advantage", "loss", "correction", "aggregation"
 
 
 def preset_rows() -> list[list[str]]:
-    """One row a preset, with the cells of HEAD."""
+    """A row for each preset, with the cells of HEAD."""
     return [_row(name, path) for name, path in choices("algorithm").items()]
 
 
@@ -31,7 +31,7 @@ def _row(name: str, path: Path) -> list[str]:
 
 
 def _further(chosen: Mapping[str, Any]) -> Iterator[str]:
-    """The needs of the preset, and the other keys that it sets."""
+    """The data that the preset needs, and the further keys that it sets."""
     advantage: Any = registry.find("advantage", chosen["advantage"]["name"])
     if advantage.needs_critic:
         yield f"has a critic (`critic.path`), its loss {part_text(chosen['value'])}"

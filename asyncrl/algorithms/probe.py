@@ -1,4 +1,4 @@
-"""A probe of the user's own parts, which calls each of them once on a tiny batch before the run starts."""
+"""Tests the user's own parts before the run starts: calls each part once on a tiny batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from asyncrl.errors import ConfigError, InvariantError
 from asyncrl.text import reason_of
 
 _Result = tuple[str, Any, int | None, torch.dtype | None]
-"""The call, its result, the expected length (None: a scalar), and the dtype if it matters."""
+"""The name of the call, its result, the expected length (None: a scalar), and the expected dtype (None: any)."""
 
 _RETURNS = {
     "advantage": "`__call__` must return an Estimate with float[M] (with a critic, returns float[M] too), and `scores` "
@@ -43,9 +43,9 @@ _RETURNS = {
 
 
 def probe_parts(config: AlgorithmConfig, group_size: int) -> None:
-    """Call every part that is not of asyncrl on two groups of short episodes.
+    """Call every part that is not built in on two groups of short episodes.
 
-    Raises ConfigError with one line for each part that raises an exception, or returns a wrong shape or type.
+    Raises ConfigError with a line for each part that raises an exception, or returns a wrong shape or type.
     """
     parts = composition_of(config)
     chosen = (
@@ -66,11 +66,11 @@ def probe_parts(config: AlgorithmConfig, group_size: int) -> None:
 def _problem(part: Part, count: int) -> str | None:
     try:
         results = _results(part, _episodes(count, part.reads), _tokens(count))
-        # Up to the first wrong result: the next call may fail only because of it.
+        # Stop at the first wrong result: later calls may fail only because of it.
         reason, place = next(filter(None, (_wrong(*result) for result in results)), None), _defined(part)
     except Exception as error:  # noqa: BLE001 - errors of the user's code are what the probe looks for
         if isinstance(error, InvariantError) and not isinstance(error, MissingScoreError):
-            return None  # The part refuses the data, and only a run has real ones.
+            return None  # The part refuses these made-up data. Only a run has real ones.
         reason, place = reason_of(error), _raised(part, error)
         if isinstance(error, KeyError):
             reason += ": a score that a part reads must be named in its `reads`"
@@ -93,7 +93,7 @@ def _wrong(what: str, value: Any, length: int | None, dtype: torch.dtype | None)
 
 
 def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result]:
-    """The results of the part, call by call."""
+    """Call the methods of the part one after another, and yield the results."""
     view = PolicyTokens.of(tokens)
     size, count = view.index.numel(), episodes.count
     old = view.take(tokens.behaviour)
@@ -154,7 +154,7 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
 
 
 def _episodes(count: int, reads: Sequence[str]) -> Episodes:
-    """Two groups whose members win and lose alternately, with one step each and the scores that a part reads."""
+    """Two groups of episodes with one step each, which fail and succeed in turn. They have the scores in `reads`."""
     member = torch.arange(count)
     won = (member % 2).float()
     return Episodes(
@@ -172,7 +172,7 @@ def _episodes(count: int, reads: Sequence[str]) -> Episodes:
 
 
 def _tokens(count: int) -> Tokens:
-    """One token of the prompt and two of the policy for each episode."""
+    """Three tokens for each episode: one of the prompt and two of the policy."""
     position = torch.arange(3).repeat(count)
     logprobs = -torch.linspace(0.1, 1, 3 * count)
     return Tokens(
@@ -195,7 +195,7 @@ def _defined(part: Part) -> str:
 
 
 def _raised(part: Part, error: Exception) -> str:
-    """The last line of the part's own file in the traceback, or else the first line of its class."""
+    """The last line of the part's file in the traceback, or else the first line of its class."""
     file = inspect.getfile(type(part))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     return f"{file}:{lines[-1]}" if lines else _defined(part)

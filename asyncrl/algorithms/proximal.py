@@ -1,10 +1,10 @@
-"""The proximal policy: where its log-probs come from, and which parts need them when.
+"""The sources of the proximal policy's log-probs, and the times at which parts need them.
 
-`recompute` takes a forward pass of its own before the updates. `training` takes them from the forward pass of the
-update itself, detached, which is exact with one update a step. `behaviour` takes the behaviour log-probs.
+`recompute` runs an extra forward pass before the updates. `training` takes them, detached, from the forward pass of the
+update itself, which is exact with one update per step. `behaviour` uses the behaviour log-probs.
 
 `interpolate` and `interpolate_linear` estimate them in the forward pass from the age of each token. `auto` becomes
-training if that is enough, and recompute otherwise.
+`training` if that is sufficient, and `recompute` otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INTERPOLATED = ("interpolate", "interpolate_linear")
 
 
 def source_of(parts: Composition, updates: int) -> str:
-    """The source of the proximal log-probs for a learner with `updates` updates a step: `auto` is resolved."""
+    """The source of the proximal log-probs for a learner with `updates` updates per step. Resolves `auto`."""
     if parts.proximal != "auto":
         return parts.proximal
     in_time = (updates == 1 or not _read_in_updates(parts)) and not names_before_updates(parts)
@@ -53,8 +53,9 @@ def _read_in_updates(parts: Composition) -> bool:
 def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
     """log pi_prox without a forward pass: log mu + alpha (log pi_theta - log mu), detached; all float[M], lag int64[M].
 
-    With v the learner's version and v_b the token's, alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1). That is the
-    progress from the behaviour policy to this one at the version before this one; 0 at lag 0.
+    With the learner's version v and the token's version v_b, alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1). This is
+    the share of the way from the behaviour policy to the current policy that version v - 1 had covered. It is 0 at lag
+    0.
     Source: the log-linear approximation of proximal log-probs in AReaL: A Large-Scale Asynchronous Reinforcement
     Learning System for Language Reasoning, 2025.
     """
@@ -62,7 +63,7 @@ def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
 
 
 def interpolated_linearly(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
-    """log pi_prox with pi_prox = mu + alpha (pi_theta - mu); all else is the same as in `interpolated`."""
+    """log pi_prox with pi_prox = mu + alpha (pi_theta - mu). Otherwise like `interpolated`."""
     alpha = _progress(lag).to(behaviour.dtype)
     return torch.logaddexp(behaviour + torch.log1p(-alpha), policy.detach() + alpha.log())
 

@@ -1,7 +1,7 @@
-"""Histograms of ratios of probabilities, in bins that every pass and every rank shares, so that counts add up.
+"""Histograms of ratios of probabilities. All passes and ranks use the same bins, so that counts can be added.
 
-The middle bin is around 1 and ends at 2^(1/64). The bins above it end at 2^(1/32), ..., 2, 4: each end is the square of
-the one before. The bins below 1 mirror them. The outermost bins hold all ratios beyond.
+The middle bin contains 1 and ends at 2^(1/64). The bins above it end at 2^(1/32), ..., 2, 4: each end is the square of
+the previous end. The bins below 1 mirror them. The outermost bins also have all ratios beyond.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import torch
 from torch import Tensor
 
 SIDE = 8
-"""Bins on each side of the middle one."""
+"""The number of bins on each side of the middle bin."""
 BINS = 2 * SIDE + 1
 FINEST = math.log(2) / 64
-"""The largest abs(log ratio) of the middle bin."""
+"""The largest abs(log ratio) in the middle bin."""
 RAW, CORRECTED = "ratio_bin", "weight_bin"
-"""The counts of raw importance weights, of all policy tokens, and of corrected ones, of the kept tokens."""
+"""The counts of the raw importance weights of all policy tokens, and of the corrected weights of the kept tokens."""
 
 
 def bin_counts(log_ratio: Tensor) -> Tensor:
-    """The count of log_ratio float[M] in each bin: float64[BINS], on its device. The log of 0 is in the first bin."""
-    # Nothing here makes the host wait for a GPU.
+    """float64[BINS]: the number of log_ratio float[M] in each bin, on the same device. -inf is in the first bin."""
+    # No operation here makes the host wait for a GPU.
     far = (log_ratio.abs() / FINEST).log2().floor().clamp(-1, SIDE - 1) + 1
-    # A log-ratio that is not finite must not count outside of the tensor.
+    # The index must be valid even if a log-ratio is not finite.
     index = (SIDE + far * log_ratio.sign()).long().clamp(0, BINS - 1)
     ones = torch.ones_like(log_ratio, dtype=torch.float64)
     return ones.new_zeros(BINS).index_add_(0, index, ones)
@@ -34,14 +34,14 @@ def bin_counts(log_ratio: Tensor) -> Tensor:
 def bin_edges() -> tuple[float, ...]:
     """The edges of the bins as log-ratios: BINS + 1 rising values, from log(1/16) to log(16).
 
-    The outermost bins also count the ratios beyond these edges.
+    The outermost bins also count the ratios beyond the first and the last edge.
     """
     side = [FINEST * 2**power for power in range(SIDE + 1)]
     return (*(-each for each in reversed(side)), *side)
 
 
 def shares(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """The share of tokens in each bin that has any, as metrics `ratio_bin/I` and `weight_bin/I`."""
+    """The share of tokens in each non-empty bin, as metrics `ratio_bin/I` and `weight_bin/I`."""
     found: dict[str, float] = {}
     for name in (RAW, CORRECTED):
         counts: Sequence[float] = sums[name].tolist() if name in sums else []

@@ -1,7 +1,7 @@
-"""Parts by kind and name.
+"""Finds parts by kind and name.
 
-A built-in part is found because its file lies in the kind's folder (or module). A part of yours is named by its dotted
-path, such as my_package.losses.MyLoss.
+A built-in part is found by its file in the kind's folder (or module). A user's part is named by its dotted path, such
+as my_package.losses.MyLoss.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOMES = {
     "value": "losses.value",
     "stream": "loss_streams",
 }
-"""The module of each kind under asyncrl.algorithms; the kinds are the keys of the `algorithm` section."""
+"""The module of each kind within asyncrl.algorithms. The kinds are keys of the section `algorithm`."""
 
 
 @cache
@@ -41,25 +41,26 @@ def parts(kind: str) -> Mapping[str, type[Part]]:
 
 
 def find(kind: str, name: str) -> type[Part]:
-    """The part of that kind and name. Raises ConfigError: no part has the name, or the path is wrong."""
+    """The part of this kind and name. Raises ConfigError: no part has the name, or the path is wrong."""
     built_in = parts(kind)
     if name in built_in:
         return built_in[name]
     if "." in name:
         return _imported(kind, name)
     raise ConfigError(
-        f"algorithm.{kind}={name}: {_hint(name, built_in)}use one of {', '.join(built_in)}, or the dotted path of a "
-        "class of yours"
+        f"algorithm.{kind}={name}: {_hint(name, built_in)}use one of {', '.join(built_in)}, or the dotted path of "
+        "your own class"
     )
 
 
 def build(kind: str, name: str, params: Mapping[str, Any]) -> Part:
-    """The part, with its parameters checked. Raises ConfigError."""
+    """The part with checked parameters. Raises ConfigError like `find`, or for a wrong parameter."""
     return find(kind, name).build(params)
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """A question with the names nearest to an unknown one, and the preset of that name; empty without any."""
+    """A text such as `did you mean gspo? ` with names similar to an unknown name, or its preset. Empty if there are
+    none."""
     names = list(known)
     longer = [each for each in names if name and each.startswith(name)]
     near = longer or difflib.get_close_matches(name, names, 1)
@@ -90,7 +91,7 @@ def _imported(kind: str, path: str) -> type[Part]:
         is_kind = isinstance(value, type) and issubclass(value, Part) and getattr(value, "kind", None) == kind
         missing = "give it a class attribute `name`; " if is_kind else ""
         raise ConfigError(
-            f"algorithm.{kind}={path} is no part of kind {kind}: {missing}see docs/algorithms.md, 'A part of yours'"
+            f"algorithm.{kind}={path} is not a part of kind {kind}: {missing}see docs/algorithms.md, 'A part of yours'"
         )
     part: type[Part] = value
     if unwritten := ", ".join(sorted(getattr(part, "__abstractmethods__", ()))):

@@ -1,7 +1,8 @@
-"""The advantages of a step's batch, and all other values that are fixed before the step's updates.
+"""Computes the advantages of a step's batch, and all other values that are fixed before the step's updates.
 
-`prepare` runs once a learner step on the sequences of one rank. It computes rewards, advantages, the importance weights
-and rejections of the corrections, the weights of the loss streams, and the tokens that the loss selects.
+`prepare` runs once per learner step on the sequences of one rank. It computes rewards, advantages, the importance
+weights and rejections of the corrections, the weights of the loss streams, and the tokens that the loss selects for
+special treatment.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def prepare(
     next_weight = kl_weight if divergence is None else _adapted(parts, kl_weight, divergence, episodes, reduce)
     charge = None
     if divergence is not None and parts.kl.place == "reward":
-        # A demonstration has no KL cost.
+        # Demonstrations get no KL penalty.
         charge = view.take(sampled.scatter(kl_weight * divergence))
     tokens = _with_advantages(parts, _rollouts(episodes, tokens, view, charge, reduce))
     tokens = _with_corrections(parts, episodes, tokens, sampled, reduce)
@@ -80,18 +81,18 @@ def _check_finite(name: str, values: Tensor | None, tokens: Tokens, view: Policy
     if values is None:
         raise InvariantError(f"{name} is missing ({'give Episodes.version' if name == 'lag' else f'Tokens.{name}'})")
     chosen = view.take(values)
-    # The sum is finite only if every number is, and costs far less than a look at each.
+    # The sum is finite only if every value is, and costs far less than a check of each value.
     bad = chosen.new_empty(0) if chosen.sum().isfinite() else (~chosen.isfinite()).nonzero()
     if len(bad):
         place = view.index[bad[0, 0]]
         raise InvariantError(
             f"{name} is {float(values[place])} at position {int(tokens.position[place])} of sequence "
-            f"{int(tokens.sequence[place])}; every policy token needs a finite one"
+            f"{int(tokens.sequence[place])}; every policy token needs a finite value"
         )
 
 
 def _divergence(parts: Composition, tokens: Tokens, view: PolicyTokens) -> Tensor | None:
-    """float[M]: the KL form of each policy token at the start of the step, where it is needed."""
+    """float[M]: the KL estimate of each policy token at the start of the step. `None` if no part needs it."""
     if not (parts.has_kl and (parts.kl.place == "reward" or parts.kl.target)):
         return None
     assert tokens.proximal is not None
@@ -120,7 +121,7 @@ def _rollouts(
 def _with_advantages(parts: Composition, rollouts: Rollouts) -> Tokens:
     estimate, view = parts.advantage(rollouts), rollouts.view
     priority = rollouts.episodes.priority
-    # A weighted policy gradient is a weighted advantage: every policy loss grows in proportion to it.
+    # The sampler's weights multiply the advantages, since every policy loss is proportional to the advantage.
     weighted = estimate.advantages if priority is None else estimate.advantages * view.by_sequence(priority)
     advantages = view.scatter(weighted.to(rollouts.dtype))
     returns = None if estimate.returns is None else view.scatter(estimate.returns.to(rollouts.dtype))

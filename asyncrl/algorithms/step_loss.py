@@ -1,7 +1,7 @@
-"""The sum that is the loss: the policy's, the KL, the entropy, the loss streams and the demonstrations.
+"""Computes the loss: the sum of the policy loss, the KL, the entropy, the loss streams and the demonstrations.
 
 `loss_of_pass` runs in every forward pass of a step. Its scalar is divided by counts over the global minibatch, so the
-scalars of all micro-batches and ranks add up to the loss of the step's update. The sums that it returns become metrics.
+sum over all micro-batches and ranks is the loss of the update. The additive sums that it also returns become metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncrl.errors import InvariantError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pass:
-    """The policy tokens of the pass: all of them, and the kept ones with their importance weights (None: all 1).
+    """All policy tokens of the pass, and the kept tokens with their importance weights (None: all weights are 1).
 
     A token is kept if neither a correction nor a grammar dropped it.
     """
@@ -84,7 +84,7 @@ def loss_of_pass(
 def _taught(
     parts: Composition, logprobs: Tensor, tokens: Tokens, shown: PolicyTokens, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of the tokens `shown` of demonstrations, and its sums."""
+    """The loss of the demonstrations' tokens `shown`, and its sums."""
     assert tokens.advantages is not None
     policy, advantages = shown.take(logprobs), shown.take(tokens.advantages)
     values = parts.demonstration(policy, advantages)
@@ -106,7 +106,7 @@ def importance(parts: Composition, logprobs: Tensor, tokens: Tokens) -> tuple[Te
 
 
 def _streamed(parts: Composition, everything: Updates, tokens: Tokens) -> dict[str, TokenLosses]:
-    """The weighted losses of the other streams than the policy's, by name."""
+    """The weighted losses of all streams except rl, by name."""
     reference = None if tokens.reference is None else everything.view.take(tokens.reference)
     found = {}
     for stream in parts.streams:
@@ -118,7 +118,7 @@ def _streamed(parts: Composition, everything: Updates, tokens: Tokens) -> dict[s
 
 
 def _in_stream(parts: Composition, name: str, tokens: Tokens, view: PolicyTokens) -> Tensor | None:
-    """float[M]: the tokens' weights in the stream of that name, or None if the configuration has no such stream."""
+    """float[M]: the tokens' weights in the stream `name`. `None` if the configuration does not have the stream."""
     names = [stream.name for stream in parts.streams]
     if name not in names:
         return None
@@ -174,7 +174,7 @@ def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: PolicyT
 
 
 def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
-    """The ages that `Algorithm.prepare` left, after the rules that are applied in every pass."""
+    """The ages from `Algorithm.prepare`, after the corrections that are applied in every pass."""
     view = updates.view
     ages = Ages(
         view,

@@ -1,9 +1,10 @@
-"""`asyncrl plan RUN [--gpus N]`: how fast would a run be on other GPUs, or with another age bound?
+"""`asyncrl plan RUN [--gpus N]`: forecasts the speed of a run on other GPUs, or with a different age bound.
 
-The answer comes from a simulation at the rates of a run: the lengths of its episodes, the delays of its tools, the
-speed of its engines, scorers and learner. Tickets, groups, samplers and batch plans come from the real replay. With
---gpus it tries several numbers of learner GPUs, and marks the fastest one; --save writes rates and sizes to a file that
-you can edit, and pass instead of the run. docs/cluster.md has the limits of the answer.
+It simulates the run at its measured rates: the lengths of its episodes, the delays of its tools, the speed of its
+engines, scorers and learner. Tickets, groups, samplers and batch plans come from the real replay.
+
+With --gpus it tries several numbers of learner GPUs, and marks the fastest one. --save writes rates and sizes to a
+file, which you can edit and pass instead of the run. docs/cluster.md describes the limits of the forecasts.
 """
 
 from __future__ import annotations
@@ -36,14 +37,13 @@ from asyncrl.runs.finding import find_run
 STEPS = 20
 CHANGED = ("batch_size", "group_size", "publish_every", "concurrency", "engine_gpus", "scorers")
 BEYOND = 1.5
-"""A forecast is marked as uncertain if an engine has more than this many times the requests that its speed was measured
-with.
-"""
+"""A forecast is marked as uncertain if an engine has more requests than this multiple of the most with which its speed
+was measured. """
 MANY = 0.9
 WASTEFUL = 0.2
-"""The share of discarded tokens above which more engines are no good advice."""
+"""The share of discarded tokens above which the notes do not recommend more engines."""
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
-"""The start of KEY=VALUE."""
+"""The start of a KEY=VALUE word."""
 PROGRESS_S = 10.0
 """The seconds between two lines of progress outside of a terminal."""
 TABLE_WIDTH = 110
@@ -63,7 +63,7 @@ HEADERS = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Arguments that cannot be used end it with status 2, another failure with 1."""
+    """The entry of the command line. Wrong arguments end the process with status 2, other failures with 1."""
     given = _parsed(argv)
     run = _description(given.source)
     if given.save is not None:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The options. Ends the process with status 2 where they cannot be used."""
+    """The parsed options. Ends the process with status 2 if they are wrong."""
     parser = _parser()
     given, rest = parser.parse_known_intermixed_args(words)
     options = [f"--{name.replace('_', '-')}" for name in vars(given) if name not in ("runs", "source")]
@@ -94,7 +94,7 @@ def _parsed(words: Sequence[str]) -> argparse.Namespace:
     if len(sources) > 1:
         parser.error(f"{' '.join(sources)}: name one run")
     if given.host_gpus and not given.gpus:
-        parser.error("--host-gpus: name the GPUs of all hosts by --gpus")
+        parser.error("--host-gpus: also give the number of GPUs of all hosts with --gpus")
     given.source = sources[0] if sources else None
     return given
 
@@ -104,18 +104,34 @@ def _parser() -> argparse.ArgumentParser:
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("runs", nargs="*", metavar="RUN|FILE", help="a run (its folder, or its name), or a file of --save")
-    add("--from", dest="source", metavar="RUN|FILE", help="the same")
-    add("--gpus", type=_count, metavar="N", help="GPUs of engines and learner together (those of the run)")
-    add("--host-gpus", type=_count, metavar="N", help="GPUs of a host: --gpus are divided by whole hosts only")
-    add("--learner-gpus", type=_count, nargs="+", metavar="N", help="of them, the learner's (several are tried)")
-    add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (that of the run)")
-    add("--batch-size", type=_count, metavar="B", help="trajectories of a batch, learner.batch_size")
-    add("--group-size", type=_count, metavar="G", help="of these in a group, learner.group_size")
+    add("runs", nargs="*", metavar="RUN|FILE", help="a run (its folder or name), or a file that --save wrote")
+    add("--from", dest="source", metavar="RUN|FILE", help="the same as the argument")
+    add("--gpus", type=_count, metavar="N", help="GPUs of engines and learner together (default: as in the run)")
+    add("--host-gpus", type=_count, metavar="N", help="GPUs per host: engines and learner get whole hosts")
+    add(
+        "--learner-gpus",
+        type=_count,
+        nargs="+",
+        metavar="N",
+        help="GPUs of the learner among --gpus (default: several numbers are tried)",
+    )
+    add("--max-lag", type=_natural, nargs="+", metavar="K", help="age bounds, replay.max_lag (default: as in the run)")
+    add("--batch-size", type=_count, metavar="B", help="trajectories per batch, learner.batch_size")
+    add("--group-size", type=_count, metavar="G", help="trajectories per group, learner.group_size")
     add("--publish-every", type=_count, metavar="S", help="learner steps between two versions of the weights")
     add("--concurrency", type=_count, metavar="C", help="episodes that one engine runs at once")
-    add("--engine-gpus", type=_count, metavar="N", help="GPUs of one engine, which keeps its measured speed")
-    add("--scorers", type=_count, metavar="N", help="scoring processes of the run (grow with --gpus as the engines do)")
+    add(
+        "--engine-gpus",
+        type=_count,
+        metavar="N",
+        help="GPUs per engine, without an effect on the measured speed of an engine",
+    )
+    add(
+        "--scorers",
+        type=_count,
+        metavar="N",
+        help="scoring processes of the run (they grow with --gpus in proportion to the engines)",
+    )
     add("--steps", type=_count, default=STEPS, metavar="S", help=f"learner steps to simulate ({STEPS})")
     add("--price", type=_price, metavar="P", help="price of a GPU for an hour")
     add("--save", type=Path, metavar="FILE", help="write the rates and sizes of the run to a YAML file")
@@ -140,14 +156,14 @@ def _count(text: str) -> int:
 def _price(text: str) -> float:
     price = float(text)
     if not 0 <= price < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no price")
+        raise argparse.ArgumentTypeError(f"{text} is not a price")
     return price
 
 
 def _description(source: str | None) -> RunDescription:
     if source is None:
         raise ConfigError(
-            "name the run whose rates to take, such as `asyncrl plan runs/NAME`; `asyncrl train KEY=VALUE ... --plan` "
+            "name the run that has the rates, such as `asyncrl plan runs/NAME`; `asyncrl train KEY=VALUE ... --plan` "
             "shows where processes would run, and needs no run"
         )
     run = find_run(source)
@@ -159,14 +175,14 @@ def _description(source: str | None) -> RunDescription:
 
 
 class ForecastProgress:
-    """Shows how far the forecasts are: a line that changes in a terminal, and elsewhere a line every `PROGRESS_S`.
-    `clock` gives seconds."""
+    """Shows the progress of the forecasts: one changing line in a terminal, else a new line every `PROGRESS_S`. `clock`
+    gives seconds."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock, self._shown = out, clock, clock()
 
     def update(self, number: int, count: int, share: float) -> None:
-        """Show that forecast `number` of `count` is done to this share."""
+        """Show that the share `share` of forecast `number` (of `count`) is done."""
         text = f"forecast {number} of {count}: {share:4.0%}"
         if self._out.isatty():
             self._out.write(f"\r{text}" + "\n" * (number == count and share == 1))
@@ -180,7 +196,7 @@ class ForecastProgress:
 def _forecasts(
     run: RunDescription, planned: Sequence[Sizes], steps: int, progress: ForecastProgress
 ) -> Iterator[Forecast]:
-    """Yield the forecasts in order. A large one takes up to a minute."""
+    """Yield the forecasts in order. A large forecast takes up to a minute."""
     for number, sizes in enumerate(planned, 1):
         update = partial(progress.update, number, len(planned))
         update(0.0)
@@ -208,7 +224,7 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
 
 
 def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:
-    """A forecast as plain values."""
+    """A forecast as plain values for JSON."""
     values: dict[str, object] = msgspec.to_builtins(forecast, str_keys=True)
     values["gpu_hours_per_step"] = forecast.gpu_hours_per_step
     if price is not None:
@@ -224,9 +240,7 @@ def show(
     gpus: int = 0,
     host_gpus: int = 0,
 ) -> None:
-    """Print a table for people, with notes on how to read it. `gpus` were given, on hosts with `host_gpus`; 0: no
-    number was.
-    """
+    """Print a table with notes. `gpus` and `host_gpus` are the values of these options, 0 if not given."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for header in (*HEADERS, *(["price"] if price is not None else [])):
         table.add_column(header, justify="right", no_wrap=True)
@@ -249,7 +263,7 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
     yield f"{forecast.seconds_per_step:,.3g}"
     yield f"{forecast.trajectories_per_s:,.1f}"
     idle = (forecast.learner_idle, forecast.engine_idle, forecast.scorer_idle)
-    # A step that the window cuts can make one a little less than 0.
+    # A step that the measured window cuts can make a share slightly negative.
     yield from (f"{max(0.0, share):.0%}" for share in idle)
     yield f"{forecast.discarded:.0%}"
     yield f"{sum(lag * share for lag, share in forecast.lags.items()):.1f}"
@@ -260,49 +274,49 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
 
 
 def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast) -> Iterator[str]:
-    """Notes on what limits the fastest forecast, and where the forecasts go beyond what was measured."""
+    """Notes on the bottleneck of the fastest forecast, and on forecasts outside of the measured range."""
     lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
     sizes = fastest.sizes
     if len(forecasts) > 1:
         yield f"Fastest: learner GPUs {sizes.learner_gpus:,}, engines {sizes.engines:,}, max_lag {sizes.max_lag}."
-    yield f"Lags of the trajectories that the fastest one trains: {lags}."
+    yield f"Lags of the trained trajectories of the fastest forecast: {lags}."
     room = sizes.engines * sizes.concurrency
     bound = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
     if fastest.learner_idle < 1 - MANY:
-        yield "The learner limits the fastest one: give it more GPUs, or make its step faster."
+        yield "The learner limits the fastest forecast: give it more GPUs, or make its step faster."
     elif bound < room / 2 and fastest.engine_idle > 1 - MANY:
         yield (
-            f"The age bound limits the fastest one: it lets {bound:,.0f} episodes run, and the engines have room for "
-            f"{room:,}. A larger learner.batch_size or replay.max_lag fills them."
+            f"The age bound limits the fastest forecast: it lets {bound:,.0f} episodes run, and the engines have room "
+            f"for {room:,}. A larger learner.batch_size or replay.max_lag fills them."
         )
     elif fastest.scorer_idle < 1 - MANY:
-        yield "The scorers limit the fastest one: start more of them."
+        yield "The scorers limit the fastest forecast: start more of them."
     elif fastest.engine_idle < 1 - MANY and fastest.discarded > WASTEFUL:
         yield (
-            f"The engines of the fastest one are busy, and {fastest.discarded:.0%} of what they sample is thrown away: "
-            "a larger replay.max_lag keeps more of it, and so do fewer episodes at once (--concurrency)."
+            f"The engines of the fastest forecast are busy, and {fastest.discarded:.0%} of the sampled tokens are "
+            "thrown away: a larger replay.max_lag or fewer episodes at once (--concurrency) would throw away less."
         )
     elif fastest.engine_idle < 1 - MANY:
-        yield "The engines limit the fastest one: give them more GPUs."
+        yield "The engines limit the fastest forecast: give them more GPUs."
     if steps := run.rates.steps:
         more = f", which is few: {MORE_STEPS.format('RUN')}" if steps < ENOUGH_STEPS else ""
         yield f"The rates are means over {steps:,} measured learner steps{more}."
     most = max(each.requests for each in forecasts)
     if run.rates.requests and most > BEYOND * run.rates.requests[-1]:
         yield (
-            f"An engine has up to {most:.0f} requests here. Its speed was measured with at most "
-            f"{run.rates.requests[-1]:.0f}, so these forecasts are less certain."
+            f"An engine has up to {most:.0f} requests in these forecasts, but its speed was measured with at most "
+            f"{run.rates.requests[-1]:.0f}, so they are less certain."
         )
 
 
 def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
-    """Notes on given GPUs without work, and the options of `asyncrl train` for the split of the fastest row."""
+    """Notes on unused GPUs, and the options of `asyncrl train` for the split of the fastest row."""
     unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())
-        yield f"Of {gpus:,} GPUs, engines of {fastest.engine_gpus} leave some without work: {each}."
+        yield f"Engines of {fastest.engine_gpus} GPUs leave some of {gpus:,} GPUs unused: {each}."
     if host_gpus and not (gpus % host_gpus or fastest.learner_gpus % host_gpus):
         train = fastest.learner_gpus // host_gpus
         nodes = {"train": train, "rollout": gpus // host_gpus - train}
         pools = ", ".join(f"{name}: {{nodes: {count}, gpus: {host_gpus}}}" for name, count in nodes.items())
-        yield f"The fastest one: cluster.pools='{{{pools}}}' cluster.roles='{{actor: rollout}}'"
+        yield f"Options for the fastest forecast: cluster.pools='{{{pools}}}' cluster.roles='{{actor: rollout}}'"

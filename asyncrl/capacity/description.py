@@ -1,6 +1,6 @@
 """The input of a simulation: the rates of the parts of a run, and the sizes that its configuration sets.
 
-Both come from a run, or from a YAML file that a person wrote or edited.
+Both come from a run, or from a YAML file that a user wrote or edited.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class TypicalEpisode(Struct, frozen=True, forbid_unknown_fields=True):
-    """One episode: the tokens that its policy samples, all of its tokens, the policy's turns, and the seconds that it
-    spends in tools."""
+    """One episode: the number of sampled tokens, of all tokens, of the policy's turns, and the seconds in tools."""
 
     sampled: Count
     tokens: Count
@@ -32,15 +31,16 @@ class TypicalEpisode(Struct, frozen=True, forbid_unknown_fields=True):
 class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The speed of each part.
 
-    - `tasks` has the episodes of some tasks; a simulated group draws one of the tasks, and its members draw episodes.
-    - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for a token of each.
-    - An engine pauses for `switch_s` when it takes new weights, `transfer_s` after they are published.
-    - A scorer takes `label_s` for a trajectory.
-    - A learner step takes `token_s` for each token of the batch, divided by the learner's GPUs, and `step_s`, which no
-      further GPU makes shorter. A publish takes `publish_s` more.
+    - `tasks` has the episodes of some tasks. A simulated group draws a task, and each member draws one of its episodes.
+    - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.
+    - New weights reach an engine `transfer_s` after they are published. The engine then pauses for `switch_s`.
+    - A scorer takes `label_s` per trajectory.
+    - A learner step takes `token_s` for each token of the batch, divided by the number of the learner's GPUs, plus
+      `step_s` with any number of GPUs. A publish takes another `publish_s`.
     - `failed` is the share of episodes that fail, and `zero_variance` the share of groups whose rewards are all equal.
-    - `requests` are the fewest and the most requests of an engine for which its speed was measured; empty: not known.
-    - `steps` are the learner steps that were measured; 0: not known.
+    - `requests` has the smallest and the largest number of requests with which the speed of an engine was measured;
+      empty: unknown.
+    - `steps` is the number of measured learner steps; 0: unknown.
     """
 
     tasks: Annotated[list[Annotated[list[TypicalEpisode], Meta(min_length=1)]], Meta(min_length=1)]
@@ -63,9 +63,10 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The sizes of a run. Without further words a field is the option of the same name in docs/configuration.md.
+    """The sizes of a run. All other fields are the options of the same names in docs/configuration.md.
 
-    `engines` of `engine_gpus` GPUs each run at most `concurrency` episodes each; the learner has `learner_gpus`.
+    There are `engines` engines of `engine_gpus` GPUs each, and each engine runs at most `concurrency` episodes. The
+    learner has `learner_gpus` GPUs.
     """
 
     engines: Count
@@ -85,18 +86,18 @@ class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.batch_size % self.group_size:
-            raise ValueError(f"batch_size {self.batch_size} is no multiple of group_size {self.group_size}")
+            raise ValueError(f"batch_size {self.batch_size} is not a multiple of group_size {self.group_size}")
         if self.sampler not in (known := OPTIONS["replay.sampler.kind"].choices):
             raise ValueError(f"sampler {self.sampler!r} must be one of {', '.join(known)}")
 
     @property
     def gpus(self) -> int:
-        """The GPUs of engines and learner together."""
+        """The number of GPUs of engines and learner together."""
         return self.engines * self.engine_gpus + self.learner_gpus
 
 
 class RunDescription(Struct, frozen=True, forbid_unknown_fields=True):
-    """A run, as the simulation sees it."""
+    """A run, as the simulation models it."""
 
     rates: Rates
     sizes: Sizes
@@ -105,7 +106,7 @@ class RunDescription(Struct, frozen=True, forbid_unknown_fields=True):
 def read_description(path: Path) -> RunDescription:
     """The description in a YAML file. Raises ConfigError: it cannot be read, or a value is missing or wrong."""
     try:
-        # Not strict, since YAML takes 1e-5 for a text: its numbers have a point there.
+        # Not strict, since YAML reads 1e-5, which has no point, as a text.
         return msgspec.yaml.decode(path.read_bytes(), type=RunDescription, strict=False)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}; `asyncrl plan RUN --save FILE` writes such a file") from error

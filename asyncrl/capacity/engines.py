@@ -1,7 +1,8 @@
-"""The engines of a simulated fleet: requests that share their speed.
+"""The engines of a simulated fleet, and the requests that share their speed.
 
-Requests go to the engine with the fewest requests, so all engines are about equally full. The fleet is then one
-station: with r requests over E engines, each request gets tokens as fast as on one engine with r / E requests.
+A request goes to the engine with the fewest requests, so all engines have about equally many. So the whole fleet is
+modelled as one station: with r requests on E engines, each request gets tokens as fast as on one engine with r / E
+requests.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ Process: TypeAlias = Generator[simpy.Event, Any, None]
 
 
 class SimulatedEngines:
-    """`count` engines, which need not be a whole number. `version` is the policy version that they serve; `idle_s` are
-    the seconds without a request, and `request_s` the seconds of all requests together, both as means over the engines.
-    """
+    """`count` engines, possibly a fraction. `version` is the policy version that they serve. `idle_s` are the seconds
+    without a request, and `request_s` the summed seconds of all requests, both as means over the engines."""
 
     def __init__(self, environment: simpy.Environment, count: float, rates: Rates) -> None:
         self.version = 0
@@ -30,8 +30,8 @@ class SimulatedEngines:
         self._environment = environment
         self._count = count
         self._rates = rates
-        # The tokens that a request would have received if it had been running from the start. It grows slowly while
-        # requests are many.
+        # The tokens that a request would have received since the start. They grow more slowly while there are many
+        # requests.
         self._progress = 0.0
         self._updated = environment.now
         self._is_paused = False
@@ -40,7 +40,7 @@ class SimulatedEngines:
         self._alarm = 0
 
     def generate(self, tokens: float) -> simpy.Event:
-        """An event that occurs when a new request has received `tokens` tokens."""
+        """Start a request. Returns an event that occurs when the request has received `tokens` tokens."""
         self.update()
         self._numbered += 1
         done = self._environment.event()
@@ -49,7 +49,7 @@ class SimulatedEngines:
         return done
 
     def switch(self, version: int) -> Process:
-        """A process that takes a new version and pauses meanwhile."""
+        """A process that switches to a new version, during which the engines pause."""
         yield self._environment.timeout(self._rates.transfer_s)
         if self._rates.switch_s:
             self.update()
@@ -64,7 +64,7 @@ class SimulatedEngines:
         switched.succeed()
 
     def update(self) -> None:
-        """Account for the time until now."""
+        """Add up times and tokens until now."""
         now = self._environment.now
         seconds, self._updated = now - self._updated, now
         requests = len(self._requests) / self._count
@@ -77,7 +77,7 @@ class SimulatedEngines:
         return self._rates.pass_s + self._rates.request_s * max(1.0, len(self._requests) / self._count)
 
     def _set_alarm(self) -> None:
-        """Set an alarm for the end of the next request, unless requests change before."""
+        """Set an alarm for the end of the next request. It replaces an earlier alarm."""
         self._alarm += 1
         if self._requests and not self._is_paused:
             left = max(0.0, self._requests[0][0] - self._progress)
@@ -87,7 +87,7 @@ class SimulatedEngines:
     def _end_requests(self, alarm: simpy.Event) -> None:
         if alarm.value != self._alarm:
             return
-        # A request that is due now counts as done, however the sums were rounded.
+        # A request that is due now counts as done, even if rounding gives slightly fewer tokens.
         due = self._requests[0][0]
         self.update()
         self._progress = max(self._progress, due)

@@ -1,8 +1,8 @@
-"""The rates and sizes of a run, read out of its metrics and its store.
+"""Measures the rates and sizes of a run from its metrics and its store.
 
-The first steps are left out: a run that starts has empty engines and compiles. The metrics have means over all episodes
-of some seconds, the store has each episode. Of an episode whose data is deleted, it has the tokens and the seconds of
-all phases; those in tools are then what generation at the mean speed does not explain.
+The first steps are left out, since engines are still empty and models compile. The metrics have means over all episodes
+of a few seconds, and the store has every episode. For an episode whose data was deleted, the store has only its tokens
+and its total seconds. The seconds in tools are then the total minus generation at the mean speed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ Row: TypeAlias = Mapping[str, Any]
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""The shortest time between two rows of an actor that is long enough to measure a rate."""
+"""The shortest time between two rows of an actor from which a rate is measured."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
-"""The phases of an episode that the simulation models; all others are tools or the agent."""
+"""The phases of an episode that the simulation models. All other phases are tools or the agent."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
-"""The steps from which on a mean over them is steady."""
-MORE_STEPS = "`asyncrl resume {} learner.steps=30` goes on with it"
+"""The number of steps whose mean is reliable."""
+MORE_STEPS = "`asyncrl resume {} learner.steps=30` continues it"
 
 
 def describe(run: Run) -> RunDescription:
-    """The description of a run that has a folder. Raises ConfigError: it has done too little, or its files lack what
-    is needed; StoreError: its store cannot be read."""
+    """The description of a run that has a folder. Raises ConfigError: the run has too few steps, or its files lack
+    data; StoreError: its store cannot be read."""
     config = read_config(run.folder)
     learner, replay, engine = config.learner, config.replay, config.engine
     configured = Sizes(
@@ -63,19 +63,20 @@ def describe(run: Run) -> RunDescription:
         return _described(run, configured)
     except (KeyError, JSONDecodeError) as error:
         raise ConfigError(
-            f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or of another version of asyncrl"
+            f"the metrics of {run.folder} cannot be used: {error!r}; they are damaged, or from a different version of "
+            "asyncrl"
         ) from error
 
 
 def _described(run: Run, configured: Sizes) -> RunDescription:
-    """The rates of the run, and its sizes: the `configured` ones with the numbers of engines and scorers that ran."""
-    # A stop may cut the last phases of a step short; another step trains nothing.
+    """The rates of the run, and its sizes: the `configured` sizes, with the numbers of engines and scorers that ran."""
+    # Rows without these are left out: a step that a stop cut short, or a step that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
     steps = rows[FIRST_STEPS:]
     actors, scorers = (list(_files(run, role)) for role in ("actor", "scoring"))
     if len(steps) < FEWEST_STEPS:
-        raise ConfigError(f"{folder} has metrics of {len(rows)} steps, and {NEEDED}; {MORE_STEPS.format(folder)}")
+        raise ConfigError(f"{folder} has metrics of {len(rows)} steps, but {NEEDED}; {MORE_STEPS.format(folder)}")
     if not actors or not scorers:
         raise ConfigError(f"{folder} lacks metrics files of its {'scorers' if actors else 'actors'}: keep all of them")
     windows = [window for rows in actors for window in _windows(rows)]
@@ -110,9 +111,8 @@ def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """The mean number of requests of one engine while it had any, and the tokens that it sampled a second then.
-
-    There is a pair for the time between each two rows of an actor.
+    """The mean number of requests of one engine while it was busy, and the tokens that it sampled per second then, for
+    each two successive rows of an actor.
     """
     for before, after in pairwise(rows):
         seconds = after["seconds"] - before["seconds"]
@@ -125,11 +125,11 @@ def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
 
 
 def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The `pass_s` and `request_s` that fit windows best: each has the requests of an engine, at least one, and its
-    tokens a second. Both are at least 0."""
+    """The `pass_s` and `request_s`, both at least 0, that fit the windows best. A window has the requests of an engine
+    and its tokens per second."""
     requests = np.array([max(1.0, each) for each, _ in windows])
     seconds = requests / np.array([rate for _, rate in windows])
-    # Long windows of few requests and windows with many count alike: errors are shares of a time.
+    # Errors are relative, so that windows with few and with many requests have the same weight.
     columns = np.stack([1 / seconds, requests / seconds], axis=1)
     (pass_s, request_s), *_ = np.linalg.lstsq(columns, np.ones(len(windows)), rcond=None)
     if request_s < 0 or len(windows) == 1:
@@ -140,7 +140,8 @@ def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float
 
 
 def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict[str, float]:
-    """The rates of the learner. Further ranks share the training; the rest of a step takes as long with any number."""
+    """The rates of the learner. The time of training is shared by the ranks. The rest of a step does not depend on
+    their number."""
     trained = sum(row["seconds/train"] + row["seconds/proximal"] for row in steps)
     published, total = (sum(row[f"seconds/{phase}"] for row in steps) for phase in ("publish", "step"))
     rest = total - trained - published - sum(row["seconds/wait"] for row in steps)
@@ -152,11 +153,11 @@ def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict
 
 
 def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
-    """Seconds of one scorer for a trajectory. Rows of a scorer that had nothing to score have no such time."""
+    """The seconds of one scorer per trajectory, from the rows in which a scorer had trajectories."""
     busy, labelled = 0.0, 0.0
     for rows in scorers:
         for before, after in pairwise(rows):
-            # The counters of a scorer that was started again begin at 0.
+            # After a restart of a scorer, its counters begin at 0, so that the difference is negative.
             if (more := after["labelled"] + after["handed_on"] - before["labelled"] - before["handed_on"]) > 0:
                 busy += (1 - after["idle"]) * (after["time"] - before["time"])
                 labelled += more
@@ -164,7 +165,7 @@ def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
 
 
 def _tasks(run: Run, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpisode]]:
-    """The episodes of the newest groups, by group. Raises ConfigError: there are none."""
+    """The episodes of the newest groups, by group. Raises ConfigError: the store has no episodes."""
     rows = [row for rows in actors for row in rows if "generate_s" in row]
     groups: dict[str, list[TypicalEpisode]] = defaultdict(list)
     with run.stored() as stored:

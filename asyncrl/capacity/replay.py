@@ -1,4 +1,5 @@
-"""The real replay in a simulation: its service without sockets, a store in a temporary folder, and simulated time."""
+"""The real replay within a simulation: its service without sockets, a store in a temporary folder, and simulated
+time."""
 
 from __future__ import annotations
 
@@ -30,14 +31,14 @@ from asyncrl.wire import encode, labels_message, trajectory_message
 
 SOURCE, SCORER, KIND = "simulated", "simulated", "rules"
 MAX_STORE_BYTES = 1 << 36
-"""Address space only."""
+"""The limit of the store. It reserves address space, not memory."""
 TOKENS = 3
-"""The tokens of a simulated trajectory: one of the prompt, and one for each end of its versions."""
+"""The most tokens of a simulated trajectory: one of the prompt, one of its oldest and one of its newest version."""
 PROMPT = (Turn(0, 1, Role.PROMPT),)
 
 
 class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
-    """A replay for `tasks` tasks, whose ids are their numbers. `clock` gives simulated seconds."""
+    """A replay with `tasks` tasks, whose ids are their numbers. `clock` gives simulated seconds."""
 
     def __init__(self, sizes: Sizes, tasks: int, seed: int, clock: Callable[[], float]) -> None:
         self._service = ReplayService(_settings(sizes, tasks, seed), math.inf, clock)
@@ -59,13 +60,13 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._tx: Transaction = self._transaction.enter_context(self._store.transaction())
 
     def tickets(self, actor: str, holding: Sequence[str], want: int) -> list[Ticket]:
-        """Up to `want` tickets for an actor, as many as the replay has now."""
+        """The tickets that the replay has for an actor now, at most `want`."""
         request = protocol.GetTickets(actor, actor, list(holding), [], want)
         return self._ask(request) or []
 
     def put(self, ticket: Ticket, oldest: int, newest: int) -> None:
-        """Deliver an episode that was sampled by the versions from `oldest` to `newest`. It has a token for its prompt
-        and one for each of the two versions: the simulation knows its length."""
+        """Deliver an episode that the versions from `oldest` to `newest` sampled. Its few tokens only carry these
+        versions, since the simulation keeps its real length itself."""
         runs = [(0, -1), (1, oldest), *([(2, newest)] if newest > oldest else [])]
         length = len(runs)
         trajectory = Trajectory(
@@ -83,7 +84,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._ask(protocol.PutTrajectory(0), encode(trajectory_message(trajectory)))
 
     def fail(self, ticket: Ticket) -> None:
-        """Give an episode up."""
+        """Report a failed episode."""
         self._ask(protocol.FailEpisode(ticket.id, "simulated"))
 
     def lease(self, scorer: str, trajectories: int) -> list[str]:
@@ -96,24 +97,25 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._ask(protocol.PutLabels(scorer, scorer), encode(labels_message(labels)))
 
     def plan(self, step: int, ahead: bool = False) -> BatchPlan | None:
-        """The batch plan of a step, or None if there is none yet. With `ahead` the step before is still at work."""
+        """The batch plan of a step. `None` if there is none yet. With `ahead`, the learner is still training the step
+        before."""
         return self._ask(protocol.GetPlan(step, ahead))  # type: ignore[no-any-return]
 
     def has_batch(self) -> bool:
-        """True if there are enough complete groups for a batch, if none of them is too old."""
+        """True if enough groups are complete for a batch. Some of them may be too old."""
         return self._tx.count("ready") >= self._wanted
 
     def end_step(self, steps: int, version: int | None) -> None:
-        """Note that `steps` steps are trained. Publish `version`; None: publish nothing."""
+        """Report that `steps` steps are trained, and that `version` is published, if it is not `None`."""
         if version is not None:
             self._ask(protocol.Published(version))
         self._ask(protocol.Checkpointed(steps, steps))
-        # One transaction would keep all of the simulation in memory.
+        # A single transaction would keep the whole simulation in memory.
         self._transaction.close()
         self._begin()
 
     def thrown_away(self) -> list[str]:
-        """The trajectories that were thrown away."""
+        """The ids of the evicted, filtered and dropped trajectories."""
         return [name for name, record in TrajectoryRecord.all(self._tx) if record.state in THROWN_AWAY]
 
     def _ask(self, request: protocol.ReplayRequest, frames: Sequence[Any] = ()) -> Any:

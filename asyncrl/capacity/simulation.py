@@ -1,8 +1,8 @@
 """A discrete-event simulation of a run: actors, engines, scorers and learner around the real replay.
 
-A batch of a large run is as many small batches, one of each replay shard. So a batch of more than
-LARGEST_BATCH trajectories is simulated as one shard, with its share of the engines and scorers. That is a little too
-fast, since the slowest of many trajectories is slower than the slowest of few.
+For a batch of more than LARGEST_BATCH trajectories, only one shard of the batch is simulated, with its share of the
+engines and scorers. The forecast is then slightly too fast, since the slowest of many trajectories is slower than the
+slowest of few.
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from asyncrl.types import BatchPlan, Ticket
 
 LARGEST_BATCH = 256
 FEWEST_GROUPS = 16
-"""The trajectories of a batch of a simulated shard. Its slowest groups decide when it is complete, and few say
-little."""
+"""The smallest number of groups in the batch of a simulated shard. The slowest groups of a batch decide when it is
+complete, and too few groups have no typical slowest one."""
 MOST_EPISODES = 1_000_000
-"""The groups of a simulation, which takes about a second for 1,000."""
+"""The largest number of simulated episodes. 1,000 groups take about a second."""
 MOST_TURNS = 20_000_000
 EPISODES_OF_AN_ACTOR = 64
 MOST_FAILED = 0.5
-"""The replay slows tickets down, or ends the run, where nearly everything fails."""
+"""The largest share of failed episodes: if more fail, the replay may slow tickets down or end the run."""
 LEASE = 32
 
 
 class Forecast(Struct, frozen=True):
-    """The result of a simulation, from the end of the first steps on. Idle shares are shares of time; for engines and
-    scorers they are means over all of them. `lags` has the share of the trained trajectories by lag, `discarded` is the
-    share of the sampled tokens that were thrown away with their trajectories. `requests` is the mean number of requests
-    of one engine while it has any.
-    """
+    """The result of a simulation, without its first steps. Idle shares are shares of time, for engines and scorers
+    means over all of them. `lags` has the share of the trained trajectories with each lag. `discarded` is the share of
+    sampled tokens whose trajectories were thrown away. `requests` is the mean number of requests of one engine while it
+    is busy."""
 
     sizes: Sizes
     seconds_per_step: float
@@ -66,13 +65,13 @@ def simulate(
     seed: int = 0,
     progress: Callable[[float], object] = lambda share: None,
 ) -> Forecast:
-    """Simulate `first` learner steps, in which the run fills up, and `steps` more, which count. By default the first
-    steps cover as many versions as a trajectory may live, and one more. `progress` is told which share is done.
+    """Simulate `first` learner steps, which fill the run, and then `steps` steps, which are measured. By default the
+    first steps cover max_lag + 2 versions. `progress` is called with the share that is done.
 
-    Raises ConfigError: so much fails or is refused that the run would stand still, or there are too many episodes.
+    Raises ConfigError: too much fails or is refused for the run to progress, or there are too many episodes.
     """
     if run.rates.failed > MOST_FAILED:
-        raise ConfigError(f"{run.rates.failed:.0%} of the episodes fail: mend that first, or lower rates.failed")
+        raise ConfigError(f"{run.rates.failed:.0%} of the episodes fail: fix that first, or lower rates.failed")
     if run.sizes.filter_zero_variance and run.rates.zero_variance == 1:
         raise ConfigError("all groups have equal rewards, which the filter refuses: lower rates.zero_variance")
     first = (run.sizes.max_lag + 2) * run.sizes.publish_every if first is None else first
@@ -84,9 +83,9 @@ def simulate(
     for what, count, most in (("episodes", episodes, MOST_EPISODES), ("turns", turns, MOST_TURNS)):
         if count > most:
             raise ConfigError(
-                f"{first} steps to fill the run and {steps} that count have too many {what} to simulate ({count:,}, at "
-                f"most {most:,}): lower max_lag, group_size, scorers, GPUs or --steps, or the rates of what is thrown "
-                "away"
+                f"{first} steps to fill the run and {steps} measured steps have too many {what} to simulate "
+                f"({count:,}, at most {most:,}): lower max_lag, group_size, scorers, GPUs or --steps, or rates.failed "
+                "and rates.zero_variance"
             )
     environment = simpy.Environment()
     with SimulatedReplay(share, len(run.rates.tasks), seed, lambda: environment.now) as replay:
@@ -103,7 +102,7 @@ def _share(sizes: Sizes, shards: int) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The processes that wait for something, the one that has waited longest first."""
+    """The processes that wait for an event, in the order of arrival."""
 
     environment: simpy.Environment
     events: deque[simpy.Event] = field(default_factory=deque)
@@ -113,14 +112,14 @@ class _Waiting:
         return self.events[-1]
 
     def wake(self, count: int | None = None) -> None:
-        """Wake the first `count`, or all."""
+        """Wake the first `count` processes. `None`: all."""
         for _ in range(len(self.events) if count is None else min(count, len(self.events))):
             self.events.popleft().succeed()
 
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """Sums up to one moment."""
+    """Sums of seconds up to a point in time."""
 
     time: float
     learner_s: float
@@ -142,7 +141,7 @@ class _Simulation:
         self._progress, self._planned_steps = progress, 0
         self._run, self._rates, self._sizes = run, run.rates, run.sizes
         self._environment, self._replay, self._seed = environment, replay, seed
-        # Shares of a shard may be parts of one engine or scorer.
+        # The share of a shard may be a fraction of an engine or scorer.
         self._shards = run.sizes.batch_size / _share(run.sizes, shards).batch_size
         self._scorers = max(1, round(run.sizes.scorers / self._shards))
         self._label_s = run.rates.label_s * self._scorers * self._shards / run.sizes.scorers
@@ -157,7 +156,7 @@ class _Simulation:
     def forecast(self, first: int, steps: int) -> Forecast:
         sizes, room = self._sizes, self._sizes.engines * self._sizes.concurrency
         self._planned_steps = first + steps
-        # Admission lets no more run; with some more actors it is still what limits them.
+        # Admission limits the running episodes to this number. Twice as many simulated slots do not change that.
         admitted = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
         episodes = max(1, round(min(room, 2 * admitted) / self._shards))
         for begin in range(0, episodes, EPISODES_OF_AN_ACTOR):
@@ -197,7 +196,7 @@ class _Simulation:
         )
 
     def _act(self, name: str, concurrency: int) -> Process:
-        """An actor: keeps its episodes running."""
+        """The process of an actor, which keeps `concurrency` episodes running."""
         holding: dict[str, None] = {}
         ended = _Waiting(self._environment)
         while True:
@@ -211,7 +210,7 @@ class _Simulation:
                 yield self._actors.wait()
 
     def _play(self, ticket: Ticket, holding: dict[str, None], ended: _Waiting) -> Process:
-        """One episode."""
+        """The process of one episode."""
         dice = random.Random(f"{self._seed} {ticket.id}")
         while self._engines.version < ticket.min_version:
             yield self._engines.switched
@@ -257,7 +256,7 @@ class _Simulation:
     def _learn(self, begin: int, end: int) -> Process:
         for step in range(begin, end):
             while (plan := self._replay.plan(step)) is None:
-                # The replay may have given room to more episodes.
+                # The replay may now admit more episodes.
                 self._actors.wake()
                 yield self._learner.wait()
             self._plans.append(plan)
@@ -277,6 +276,6 @@ class _Simulation:
             self._actors.wake()
 
     def _plan_ahead(self) -> None:
-        """While the learner trains a batch it takes the next one, as soon as there is one."""
+        """Take the next batch as soon as it is complete, while the learner still trains the current one."""
         if self._next_step is not None and self._replay.plan(self._next_step, ahead=True) is not None:
             self._next_step = None

@@ -1,4 +1,4 @@
-"""The numbers of learner GPUs that are worth a simulation: those around the one at which neither side waits on
+"""Chooses the numbers of learner GPUs to simulate, around the number at which neither learner nor engines wait on
 average."""
 
 from __future__ import annotations
@@ -15,19 +15,16 @@ CANDIDATES = 200
 
 
 def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
-    """Divide `gpus` GPUs for `run` in several ways. The learner gets a multiple of `host_gpus`, and scorers are in
-    proportion to engines. Raises ConfigError: the GPUs are too few.
-    """
+    """Divide `gpus` GPUs between engines and learner in several ways. The learner gets a multiple of `host_gpus`, and
+    the scorers grow in proportion to the engines. Raises ConfigError: there are too few GPUs."""
     if gpus % host_gpus or (host_gpus > 1 and host_gpus % run.sizes.engine_gpus):
         raise ConfigError(
-            f"--host-gpus {host_gpus}: {gpus} GPUs are no whole hosts, or engines of {run.sizes.engine_gpus} GPUs do "
-            "not fill one"
+            f"--host-gpus {host_gpus}: {gpus} GPUs are not a whole number of hosts, or engines of "
+            f"{run.sizes.engine_gpus} GPUs do not fill a host"
         )
     most = gpus - max(host_gpus, run.sizes.engine_gpus)
     if most < 1:
-        raise ConfigError(
-            f"--gpus {gpus}: there must be one for the learner and {run.sizes.engine_gpus} for an engine, at least"
-        )
+        raise ConfigError(f"--gpus {gpus}: the learner needs at least 1 GPU, and an engine {run.sizes.engine_gpus}")
     hosts = most // host_gpus
     numbers = sorted({round(number) * host_gpus for number in np.geomspace(1, hosts, CANDIDATES)})
     each = {learner: with_learner(run.sizes, gpus, learner) for learner in numbers}
@@ -38,12 +35,11 @@ def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
 
 
 def with_learner(sizes: Sizes, gpus: int, learner: int) -> Sizes:
-    """The sizes with `learner` of the `gpus` GPUs for the learner, and all others for engines. Raises ConfigError: none
-    are left.
-    """
+    """The sizes with `learner` of the `gpus` GPUs for the learner, and the rest for engines. Raises ConfigError: the
+    rest is too small for an engine."""
     engines = (gpus - learner) // sizes.engine_gpus
     if engines < 1:
-        raise ConfigError(f"--learner-gpus {learner}: of {gpus} GPUs, none are left for an engine")
+        raise ConfigError(f"--learner-gpus {learner}: the rest of {gpus} GPUs is too small for an engine")
     scorers = max(1, round(sizes.scorers * engines / sizes.engines))
     return replace(sizes, engines=engines, learner_gpus=learner, scorers=scorers)
 
@@ -57,12 +53,11 @@ def _mean_episode(rates: Rates) -> TypicalEpisode:
 
 
 def balanced_rate(rates: Rates, sizes: Sizes) -> float:
-    """Trajectories a second if no part ever waited: the rate of engines or learner, the slower of the two, at mean
-    speed. The age bound limits the episodes that run.
-    """
+    """Trajectories per second if no part ever waited: the smaller rate of engines and learner, at mean speed. The age
+    bound limits the number of running episodes."""
     episode = _mean_episode(rates)
     running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
-    # The seconds of an episode depend on the requests of its engine, and these on the share of its time in the engine.
+    # The time of an episode depends on the requests of its engine, and these on the time that episodes spend there.
     generate_s = 0.0
     for _ in range(ROUNDS):
         share = generate_s / (generate_s + episode.tools_s) if generate_s + episode.tools_s else 1.0

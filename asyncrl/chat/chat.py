@@ -6,13 +6,13 @@ whole conversation. This holds if the policy wrote canonical text and the templa
 
 Sampled tokens are never decoded and encoded again. The contents of messages never become special tokens (`contents`).
 
-A suffix comes from the rendering of a dummy conversation whose assistant turn contains a mark. After the mark follows
-the end-of-turn token, and the suffix is the text after that token. It is tokenised together with the token, at which
-every tokenizer splits, so it does not depend on earlier text.
+A suffix comes from the rendering of a dummy conversation whose assistant turn contains a mark. The end-of-turn token
+follows the mark, and the suffix is the text after this token. It is tokenised together with this token, at which every
+tokenizer splits, so it does not depend on earlier text.
 
 Results are rendered together, because some templates merge consecutive tool messages. The mark is needed because
-templates render an assistant turn differently if it is the last one. So a conversation without the tool messages is in
-general no prefix of the one with them.
+templates render an assistant turn differently if it is the last one. So the rendering without the tool messages is in
+general not a prefix of the rendering with them.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ NO_FORMAT = (
     f"actor.tool_call_format to one of {', '.join(FORMATS)}"
 )
 _NUMBERS_IMAGES = (
-    "the model's chat template shows an image of a later turn by those before it, such as by its number, and turns are "
-    "rendered alone: leave add_vision_id out of actor.template_kwargs"
+    "the model's chat template shows an image in a way that depends on earlier images, such as by its number, but each "
+    "turn is rendered alone: leave add_vision_id out of actor.template_kwargs"
 )
 _IMAGE_QUESTION = {"role": "user", "content": [{"type": "image"}]}
 _NO_CALLS = "the model's chat template does not show an assistant turn that calls tools"
@@ -51,8 +51,8 @@ class Chat:
     """A Hugging Face tokenizer's chat template. Returned arrays are cached and read-only.
 
     - `template_kwargs` are passed to the template, such as `enable_thinking=False`.
-    - `format` is the format of calls that `tool_call_format` names or, with "auto", the one that reads the template's
-      own rendering of a call; None if there is none.
+    - `format` is the format of calls that `tool_call_format` names. With "auto" it is the format that reads the
+      template's own rendering of a call, or None if no format does.
     - `stop_ids` are the tokens that end a turn: the template's ends of an answer and of a turn that calls tools, the
       tokenizer's eos, the ends of the format, and `further_ends`.
     - `one_call` is true if the template shows only one call a turn, `opens_thought` if its generation prompt opens a
@@ -105,22 +105,22 @@ class Chat:
         """Encode the text between the last token of an assistant turn and the policy's next turn.
 
         `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
-        both. `last` is the turn's last token. If the template ends no turn with it, the suffix begins with the
-        template's own end token: the turn was cut, or ended by a further end token.
+        both. `last` is the turn's last token. If it is not an end token of the template, because the turn was cut or
+        ended with one of `further_ends`, the suffix begins with the template's end token.
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
         return self._suffix(_key(messages, tools), last)
 
     def renders(self, tokens: NDArray[np.int32], messages: Messages, tools: Messages) -> bool:
-        """True if `tokens` decode to the template's rendering of the conversation: see `rendered`."""
+        """True if `tokens` decode to the same text as `rendered`."""
         rendered = self.rendered(messages, tools)
         return np.array_equal(rendered, tokens) or self.text(rendered) == self.text(tokens)
 
     def rendered(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Encode the template's own rendering of a conversation, up to the policy's next turn. Raises RefusedError.
+        """Encode the template's own rendering of a conversation. Raises RefusedError.
 
-        If the last message is the policy's, it ends with that turn.
+        The rendering ends with the last message if this is the policy's, else with the prompt for the policy's turn.
         """
         if messages[-1]["role"] != "assistant":
             return self.prompt(messages, tools)
@@ -129,10 +129,10 @@ class Chat:
         return _frozen(self._contents.encode(self._ended(text, messages[-1])))
 
     def written(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Encode the text that the policy must write for the template to render the last message, an assistant turn.
+        """Encode the text with which the policy would write the last message, an assistant turn, and its end token.
 
-        It includes the end of the turn. If the template drops or moves a part of the message, the text is the message
-        itself, with calls in the model's format. Raises RefusedError.
+        This is the template's rendering of the turn. If the rendering drops or moves a part of the message, the text is
+        the message itself, with calls in the model's format. Raises RefusedError.
         """
         *before, turn = messages
         opening = self._template.render(before, tools)
@@ -150,7 +150,7 @@ class Chat:
         return _frozen(list(self._tokenizer.encode(text, add_special_tokens=False)))
 
     def _ended(self, text: str, turn: Mapping[str, Any]) -> str:
-        """Cut `text` after the end of the assistant turn with which it ends. Raises RefusedError."""
+        """Cut `text`, which ends with an assistant turn, after the end token of this turn. Raises RefusedError."""
         end = self._call_end if turn.get("tool_calls") else self._last_end
         if not end:
             raise RefusedError(_NO_CALLS)
@@ -158,7 +158,7 @@ class Chat:
 
     def text(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """The text of tokens, with special tokens."""
-        # The tokenizer converts an array at once, but looks at each item of a list.
+        # The tokenizer converts an array faster than a list.
         ids = np.asarray(tokens, np.int32)
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
@@ -171,7 +171,7 @@ class Chat:
         return parse_turn(text, functions, self.format, self.one_call) if self.format else ParsedTurn(text)
 
     def parse_apart(self, text: str, functions: Functions) -> ParsedTurn:
-        """Parse a turn, with thoughts apart from the content in every family."""
+        """Parse a turn, and separate thoughts from the content in the formats of all families."""
         turn = self.parse(text, functions)
         if self.format is not None and self.format.reasoning_apart:
             return turn
@@ -193,8 +193,8 @@ class Chat:
         """Find the ends of turns in the template.
 
         The first value is true if a turn has no end token and ends with the first token of the next turn, as in GLM's
-        templates. The others are the tokens that end the last turn, an earlier answer, and calls. The end of calls is
-        empty if the template does not show calls.
+        templates. The next values are the tokens that end the last turn, an earlier answer, and a turn with calls. The
+        last one is empty if the template does not show calls.
         """
 
         def after_mark(turn: dict[str, Any], *following: dict[str, Any], tools: Messages = ()) -> str:
@@ -261,7 +261,7 @@ class Chat:
 
 
 def _key(messages: Messages, tools: Messages) -> str:
-    """Messages and tools as text. Raises RefusedError: they have bytes, as unread images have."""
+    """Messages and tools as JSON text. Raises RefusedError: they contain bytes, such as an image that was not read."""
     try:
         return json.dumps([messages, tools])
     except TypeError as error:

@@ -1,12 +1,12 @@
 """The checks of the model's chat template when an actor starts, so that no episode fails because of it.
 
-* Each tool is tried alone, with its schema: a call of it and a result.
-* The check renders one row for every order of roles, because a template may refuse an order, such as a system message
-first.
-* Short conversations show whether the template rewrites the history. An episode records the sampled tokens, with
-  suffixes in between. Some templates render a conversation differently once it is continued: they drop thoughts before
+* `check_tools` renders each tool alone: its schema, a call and a result.
+* `check_tasks` renders one row for every order of roles, because a template may refuse an order, such as a system
+  message first.
+* `rewritings` finds conversations whose history the template rewrites. An episode records the sampled tokens, with
+  suffixes in between. Some templates render a conversation differently once it continues: they drop thoughts before
   a later question, move the list of tools, or open the turn with a prompt that the history lacks. A policy that is
-  deployed through such a template sees other contexts than in training.
+  deployed with such a template sees other contexts than in training.
 """
 
 from __future__ import annotations
@@ -53,18 +53,17 @@ CONVERSATIONS: Mapping[str, tuple[Messages, Messages]] = {
     "thoughts": ([QUESTION, answer(_THOUGHT + "answer"), _AGAIN, _ANSWER], []),
     "thoughts before a call": ([QUESTION, calling([_ONE], content=_THOUGHT), result("15"), _ANSWER], [TOOL]),
 }
-"""The conversations that are tried, by their names: messages and tools of each."""
+"""The messages and the tools of each conversation that `rewritings` renders, by its name."""
 
 _CONSEQUENCES = {
-    "sampled": "episodes go on from what was sampled, whereas a policy deployed through this template sees its "
-    "rendering; actor.history=template begins a new branch instead",
+    "sampled": "episodes continue from the sampled tokens, but a policy deployed with this template would see its "
+    "rendering; with actor.history=template episodes begin a new branch instead",
     "template": "episodes begin a new branch there",
 }
 
 
 def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template cannot show one of the tools, a call of it or its result, or shows calls in no
-    known form."""
+    """Raises ConfigError: the template cannot show a tool, a call or a result, or shows calls in no known form."""
     for name, function in functions.items():
         shown = [as_tool(function)]
         try:
@@ -80,9 +79,7 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
 
 
 def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template refuses one of the `tasks` with its tools. Errors name a task by its file and
-    row.
-    """
+    """Raises ConfigError: the template refuses a task with its tools. The keys of `tasks` name a task in the error."""
     for place, task in tasks.items():
         tools = [as_tool(function) for function in (task.tools or functions.values())]
         try:
@@ -98,7 +95,7 @@ def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, F
 def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
     """Find the conversations of `CONVERSATIONS` that the template rewrites.
 
-    Returns their names by the recorded and the rendered text around the first difference. Conversations that the
+    Returns their names, by the text around the first difference: as recorded, and as rendered. Conversations that the
     template refuses are left out.
     """
     found = defaultdict(list)

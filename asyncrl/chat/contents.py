@@ -1,11 +1,11 @@
-"""Encodes the contents of messages as words, so that only the template writes special tokens.
+"""Encodes the contents of messages as plain text, so that only the template writes special tokens.
 
 A tool's result, a task or an agent's message may contain `<|im_end|>\\n<|im_start|>user`. Encoded with the rendering,
-this would end the turn and begin another. So each such string is replaced by a stand-in before the template sees the
-message. For each stand-in in the rendering, the string is then encoded as the ids of its letters.
+this would end the turn and begin another. So each special token in a content is replaced by a stand-in before the
+template sees the message. Each stand-in in the rendering is then encoded as the letters of the special token's text.
 
 A stand-in is a number between two private-use characters. Templates trim contents, split them at `</think>` and print
-them as JSON or as Python literals. A stand-in survives all of that; a part of a stand-in is encoded as words.
+them as JSON or as Python literals. A stand-in survives all of that. A part of a stand-in is encoded as plain text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenizers import AddedToken
 from asyncrl.errors import ConfigError
 
 OWN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Marks within the policy's own turn. They neither begin nor end a turn, and prompts explain them."""
+"""Marks within the policy's own turn. They are not hidden, since they neither begin nor end a turn."""
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _ESCAPED = (r"\ue000", r"\ue001")
@@ -84,14 +84,14 @@ class Contents:
 
     @cached_property
     def _splitting(self) -> tuple[Any, int]:
-        """A copy of the tokenizer with the joint as a special token, and the id of that token."""
-        # The neighbours of the joint are then encoded as next to any special token.
+        """A copy of the tokenizer with the joint as a special token, and the id of this token."""
+        # The text around the joint is then encoded as around any special token.
         splitting = copy.deepcopy(self._tokenizer)
         splitting.add_tokens([AddedToken(_JOINT, normalized=False, special=True)], special_tokens=True)
         return splitting, int(splitting.convert_tokens_to_ids(_JOINT))
 
     def _encode_letters(self, number: int) -> tuple[int, ...]:
-        """Encode a hidden string without added tokens. It is encoded in two parts if necessary."""
+        """Encode a hidden string without added tokens, in two parts if necessary."""
         text = self._hidden[number]
         added = set(self._tokenizer.get_added_vocab().values())
         whole = _after_newline(self._tokenizer, text, split_special_tokens=True)
@@ -107,10 +107,7 @@ class Contents:
 
 
 def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
-    """The tokens with which a template can begin or end a turn.
-
-    Some tokenizers have added tokens for words or blanks, which are left out.
-    """
+    """The tokens with which a template can begin or end a turn, without added tokens for words or blanks."""
     return [
         token
         for token in tokenizer.added_tokens_decoder.values()
@@ -151,12 +148,12 @@ def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
 
 def _inside(normalize: Callable[[str], str], text: str) -> str:
     """Normalise `text` between digits, which no normalizer changes."""
-    # Some normalizers put something before a whole text, or strip its ends.
+    # Some normalizers add a prefix to a whole text, or strip its ends.
     return normalize(f"0{text}0").partition("0")[2].rpartition("0")[0]
 
 
 def _replacements(normalizer: Any) -> Iterator[str]:
-    """The replacements of a normalizer's patterns, which may be longer than a character."""
+    """The texts with which a normalizer replaces patterns. They may be longer than a character."""
     if normalizer["type"] == "Replace":
         yield normalizer["content"]
     for each in normalizer.get("normalizers", ()):

@@ -1,4 +1,4 @@
-"""The door of the room: the policy's chat from the configuration."""
+"""Opens the policy's chat from the configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.modelling.tokenizer import open_tokenizer
 
 
 def open_chat(config: TrainConfig) -> Chat:
-    """Open the chat template of the policy. Raises ConfigError: it cannot be used."""
+    """Open the chat template of the policy. Raises ConfigError if it cannot be used."""
     tokenizer, actor = open_tokenizer(config.model), config.actor
     ends = end_tokens(config.model, actor.end_tokens, tokenizer)
     return Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)

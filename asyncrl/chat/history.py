@@ -1,8 +1,8 @@
-"""The comparison of a request's messages with the conversation that an episode has recorded.
+"""Compares a request's messages with the conversation that an episode has recorded.
 
-A client sends an earlier turn of the policy back in its own form: with or without the reasoning, which may be in the
-content or in its own field, stripped of blanks, or with its calls as text. So turns of the policy are compared by
-content and calls alone. All other messages must be the same word for word.
+Clients may change an earlier turn of the policy when they send it back. They omit the reasoning, or put it into the
+content or its own field; they strip blanks, or write calls as text. So turns of the policy are compared by content and
+calls alone. All other messages must be the same word for word.
 
 smolagents sends calls as text: after the policy's text it writes `Calling tools:` and a list of calls, as Python prints
 it. Its CodeAgent lists the code that the policy wrote as a call of `python_interpreter`.
@@ -25,12 +25,12 @@ _LONGEST_LIST = 1 << 20
 
 
 def repeats(repeated: Sequence[Message], known: Sequence[Message]) -> bool:
-    """True if the messages `repeated` are the `known` ones."""
+    """True if each message of `repeated` is the same as the message of `known` at its place."""
     return len(repeated) == len(known) and all(map(same_message, repeated, known))
 
 
 def same_message(repeated: Message, known: Message) -> bool:
-    """True if a message is the `known` one, in the form of any client."""
+    """True if a message is the same as `known`, apart from the changes that clients make to turns of the policy."""
     if same_value(repeated, known):
         return True
     if not repeated["role"] == known["role"] == "assistant":
@@ -41,12 +41,12 @@ def same_message(repeated: Message, known: Message) -> bool:
 
 
 def same_value(one: Any, other: Any) -> bool:
-    """True if two plain values are the same JSON. `True` differs from 1, though not in Python; 1.0 is the same as 1."""
+    """True if two plain values are the same JSON. Unlike in Python, `True` differs from 1. 1.0 is the same as 1."""
     return bool(one == other) and _same_kinds(one, other)
 
 
 def _same_kinds(one: Any, other: Any) -> bool:
-    """True if equal values have truth values at the same places."""
+    """True if two equal values have booleans at the same places."""
     match one:
         case dict():
             return all(_same_kinds(inner, other[name]) for name, inner in one.items())
@@ -72,7 +72,7 @@ def _lists(said: str, known_said: str, known_made: list[tuple[str, Any]]) -> boo
         listed = [(call["function"]["name"], call["function"]["arguments"]) for call in ast.literal_eval(text)]
         if not known_made:
             return all(name == _CODE for name, _ in listed)
-        # They are sorted by their ids, which are random.
+        # smolagents sorts the calls by their ids, which are random.
         return sorted(map(json.dumps, listed)) == sorted(map(json.dumps, known_made))
     except (ValueError, SyntaxError, TypeError, KeyError, MemoryError, RecursionError):
         return False

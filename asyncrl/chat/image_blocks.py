@@ -1,4 +1,4 @@
-"""The blocks of a message's content: images, text, and blocks that a template must not see.
+"""The blocks of a message's content: images, text, and blocks that no template may get.
 
 An image block is `{"type": "image", "image": SOURCE}`, or the `{"type": "image_url", "image_url": {"url": SOURCE}}` of
 the chat-completions API; `image_sources` reads the source.
@@ -14,7 +14,7 @@ from asyncrl.errors import RefusedError
 Messages = Sequence[Mapping[str, Any]]
 IMAGE_TYPES = ("image", "image_url")
 UNREAD = frozenset({*IMAGE_TYPES, "input_image", "video", "video_url", "audio", "audio_url", "input_audio"})
-"""The types of blocks, and names of their fields, that templates show by special marks instead of text."""
+"""The types of blocks, and the names of their fields, that templates show as special tokens instead of text."""
 
 
 def is_image(block: Any) -> bool:
@@ -29,24 +29,24 @@ def image_blocks(messages: Messages) -> list[Mapping[str, Any]]:
 
 
 def only_text(block: Any) -> Any:
-    """Prepare a block that is no image for templates.
+    """Prepare a block that is not an image for templates.
 
-    Raises RefusedError: the block shows something that a template would mark, such as a video.
+    Raises RefusedError: a template would show the block as special tokens, for instance a video.
     """
     if not isinstance(block, Mapping):
         return block
-    # A table gives each block the columns of all blocks; those of other blocks are empty.
+    # Parquet gives each block the fields of all blocks, as null.
     found = {name: value for name, value in block.items() if value is not None}
     if str(found.get("type", "text")) in UNREAD or not UNREAD.isdisjoint(found):
         raise RefusedError(
-            f"a message has a block that is no text, with {sorted(found)} and the type {found.get('type')!r:.40}: "
-            "images have the type image or image_url, and nothing else is shown"
+            f"a message has a block of the type {found.get('type')!r:.40} with the fields {sorted(found)}: only text, "
+            "and images of the type image or image_url, can be shown"
         )
     return found
 
 
 def without_images(messages: Messages) -> Messages:
-    """Replace each image by a bare mark, so that a template can be applied before any image is read.
+    """Replace each image by `{"type": "image"}`, so that a template can be applied before any image is read.
 
     Raises RefusedError: see `only_text`.
     """

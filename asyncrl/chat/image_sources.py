@@ -3,9 +3,9 @@
 An image block (`image_blocks`) has a source: the bytes of a file, a struct with `bytes` or `path` as Hugging Face
 datasets write it, a `data:` URL, a path, or an http or https URL.
 
-Tasks are untrusted. So a path must lie, once links are followed, in one of `data.images.folders`. A URL is fetched only
-with `data.images.urls`, from addresses of the public internet (`network.public`), and a redirection is not followed.
-Nothing larger than `data.images.max_mb` is read.
+Tasks are untrusted. So a path must be within one of `data.images.folders` after links are resolved. A URL is fetched
+only with `data.images.urls`, only from public addresses (`network.public`), and without redirections. Nothing larger
+than `data.images.max_mb` is read.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Fetch = Callable[[str, int], Awaitable[bytes]]
 async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fetch | None = None) -> bytes:
     """Read the file that an image block names. `fetch` gets URLs, by default `fetch_public`.
 
-    Raises RefusedError: the block names no file, or one that may not be read or is too large.
+    Raises RefusedError: the block names no file, or its file may not be read or is too large.
     """
     limit = int(config.max_mb * 2**20)
     source = _source(block)
@@ -43,7 +43,7 @@ async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fet
             source = await asyncio.to_thread(_decoded, source)
         elif scheme in ("http", "https"):
             if not config.urls:
-                raise RefusedError(f"a message names the image {source!r:.100}: data.images.urls=true would fetch it")
+                raise RefusedError(f"a message names the image {source!r:.100}: set data.images.urls=true to fetch it")
             source = await (fetch or fetch_public)(source, limit)
         else:
             path = source.removeprefix("file://")
@@ -63,7 +63,7 @@ def _source(block: Mapping[str, Any]) -> bytes | str:
 
 
 def named_url(block: Mapping[str, Any]) -> str | None:
-    """The http or https URL of an image block. None: the block has bytes or a path, or is empty."""
+    """The http or https URL of an image block. None if the block has bytes or a path, or is empty."""
     with suppress(RefusedError):
         source = _source(block)
         if isinstance(source, str) and source.partition(":")[0].lower() in ("http", "https"):
@@ -82,9 +82,9 @@ def _decoded(url: str) -> bytes:
 
 
 def read_permitted(path: str, folders: Sequence[str], limit: int) -> bytes:
-    """Read a file within one of `folders`. A relative path is looked for in each of them, in their order.
+    """Read a file within one of `folders`. A relative path is tried in each folder, in order.
 
-    Raises RefusedError: it lies elsewhere, is no regular file, has more than `limit` bytes, or cannot be read.
+    Raises RefusedError: the file is not in these folders, is not regular, exceeds `limit` bytes, or cannot be read.
     """
     for folder in folders:
         try:
@@ -94,17 +94,17 @@ def read_permitted(path: str, folders: Sequence[str], limit: int) -> bytes:
             continue
         if file.is_relative_to(root):
             return _read(file, path, limit)
-    raise RefusedError(f"a message names the image {path!r:.200}, which no folder of data.images.folders has")
+    raise RefusedError(f"a message names the image {path!r:.200}, which is in no folder of data.images.folders")
 
 
 def _read(file: Path, path: str, limit: int) -> bytes:
     try:
-        # Without these flags a pipe would block, and a link made since the check could lead elsewhere.
+        # Without these flags a pipe would block, and a link that was made after the check could lead elsewhere.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
             about = os.fstat(descriptor)
             if not stat.S_ISREG(about.st_mode) or about.st_size > limit:
-                raise RefusedError(f"the image {path!r:.200} is no regular file of at most {limit} bytes")
+                raise RefusedError(f"the image {path!r:.200} is not a regular file of at most {limit} bytes")
             return opened.read(limit + 1)
     except OSError as error:
         raise RefusedError(f"the image {path!r:.200} cannot be read: {error}") from error
@@ -113,7 +113,7 @@ def _read(file: Path, path: str, limit: int) -> bytes:
 async def fetch_public(url: str, limit: int, connect: Connect = public_connector) -> bytes:
     """Fetch a URL on the public internet.
 
-    Raises RefusedError: its address is not public, it redirects, it has more than `limit` bytes, or it cannot be
+    Raises RefusedError: its address is not public, it redirects, its file exceeds `limit` bytes, or it cannot be
     fetched.
     """
     try:

@@ -1,4 +1,4 @@
-"""The messages and tools of the chat-completions API, read in the form that templates take."""
+"""Reads the messages and tools of the chat-completions API into the form that templates take."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ def read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
 
 
 def _message(message: Any, names: dict[str, tuple[str, str]]) -> Message:
-    """Read one message into the form that templates take. `names` maps the ids of earlier calls to their tools and to
-    the ids that templates take."""
+    """Read one message. `names` maps the id of each earlier call to its tool and to the id that templates take."""
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise RefusedError(f"a message must have a role of {', '.join(_ROLES)}, not {message!s:.100}")
     role = "system" if message["role"] == "developer" else message["role"]
@@ -60,7 +59,7 @@ def _content(content: Any, role: str) -> str | list[dict[str, Any]]:
             where = "the policy's own turns have none; " if kinds <= {"text", "image_url"} else ""
             raise RefusedError(
                 f"a part of the types {', '.join(sorted(kinds))[:200]} cannot be recorded in a message of the role "
-                f"{role}: {where}texts can, and images in messages of users and tools"
+                f"{role}: {where}only texts can, and images in messages of users and tools"
             )
     raise RefusedError(f"a content must be a text, or a list of parts, not {content!s:.100}")
 
@@ -73,7 +72,7 @@ def _block(part: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def image_part(url: Any) -> dict[str, Any]:
-    """An image block with a URL. Raises RefusedError: it is no URL, or names a file of the actor's host."""
+    """An image block with a URL. Raises RefusedError: `url` is not a data:, http or https URL."""
     if not isinstance(url, str) or url.partition(":")[0].lower() not in IMAGE_SCHEMES:
         raise RefusedError(f"an image is {url!s:.60}; it must be a data: URL, or an http or https URL")
     return {"type": "image_url", "image_url": {"url": url}}
@@ -106,7 +105,7 @@ def _call(call: Any, number: int, names: dict[str, tuple[str, str]]) -> Message:
 def read_tools(tools: Any) -> tuple[Message, ...]:
     """Read tools into the form that templates take.
 
-    Raises RefusedError: one has no schema to check the policy's calls against.
+    Raises RefusedError: a tool has no schema against which the policy's calls can be checked.
     """
     offered = tools if isinstance(tools, list) else [tools]
     for tool in offered:

@@ -1,8 +1,7 @@
-"""The parser of an assistant turn into content, reasoning and tool calls.
+"""Parses an assistant turn into content, reasoning and tool calls.
 
-The model's format finds the calls (`asyncrl.chat.formats`). A call that cannot be made as written is a
-`MalformedCall`, whose error the policy reads. Calls within thoughts, before `</think>`, are ignored, also if the
-thought never ends. The arguments of a call can always be sent and stored.
+The model's format finds the calls (`asyncrl.chat.formats`). A call that cannot be made as written becomes a
+`MalformedCall`, whose error the policy reads. Calls within thoughts are ignored, even if the thought never ends.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from asyncrl.types import ToolCall
 
 @dataclass(frozen=True, slots=True)
 class MalformedCall:
-    """A call that was not made; the policy reads `error` instead of a result. `unknown`: there is no such tool."""
+    """A call that was not made; the policy reads `error` instead of a result. `unknown`: no tool has this name."""
 
     error: str
     name: str = "unknown"
@@ -26,10 +25,10 @@ class MalformedCall:
 
 
 class ParsedTurn(NamedTuple):
-    """An assistant turn. `content` is the policy's text apart from its calls, or all of it if one call is malformed.
+    """An assistant turn. `content` is the policy's text without its calls, or the whole text if a call is malformed.
 
-    `reasoning` is separate only if the chat template wants it so. `ids` has the policy's own id of each call, an empty
-    text if it gave none.
+    `reasoning` is separate only if the format has `reasoning_apart`. `ids` has the id that the policy gave each call,
+    or an empty text.
     """
 
     content: str
@@ -47,8 +46,8 @@ class ParsedTurn(NamedTuple):
 def parse_turn(text: str, functions: Functions, format: Format, one_call: bool = False) -> ParsedTurn:
     """Parse the assistant turn `text`, with its calls in order.
 
-    Arguments are checked for presence, type and listed values; nested values are left to the tool. With `one_call`
-    several calls are one malformed call.
+    Arguments are checked for presence, type and listed values, but nested values are not checked. With `one_call`
+    several calls become one malformed call.
     """
     found: list[tuple[ToolCall | MalformedCall, str]] = []
     said: list[str] = []

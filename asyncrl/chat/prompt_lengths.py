@@ -1,4 +1,4 @@
-"""The lengths of tasks' prompts, and the truncation of those that are too long."""
+"""Encodes the prompts of tasks, and truncates prompts that are too long."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from asyncrl.types import Task
 
 
 def prompt_tokens(chat: Chat, task: Task, functions: Mapping[str, Mapping[str, Any]]) -> NDArray[np.int32]:
-    """Encode the prompt of an episode: the task's messages with its own tools, or else all `functions` on offer. An
-    image counts as one token.
+    """Encode the task's messages, with the task's own tools or else all `functions`. An image counts as one token.
 
     Raises RefusedError: the chat template does not take the messages.
     """
@@ -25,7 +24,7 @@ def prompt_tokens(chat: Chat, task: Task, functions: Mapping[str, Mapping[str, A
 
 
 def cut_prompt(tokens: NDArray[np.int32], limit: int, truncation: str) -> NDArray[np.int32]:
-    """Keep at most `limit` tokens: drop the first ones (left), the last ones (right) or those in the middle.
+    """Keep at most `limit` tokens: drop the first (`left`), the last (`right`) or the middle tokens (`middle`).
 
     Source: verl, `verl.utils.torch_functional.postprocess_data`.
     """

@@ -2,12 +2,12 @@
 
 Templates accept different messages:
 
-- Some want the arguments of a call as JSON text.
-- Some show one call a turn, or want an id of nine letters with each call.
-- Some take no null as the content of a turn with calls.
+- Some require the arguments of a call as JSON text.
+- Some show one call a turn, or require an id of nine letters with each call.
+- Some refuse null as the content of a turn with calls.
 
-Messages from data, demonstrations and agents have as many forms. `Template` adapts messages if it can; otherwise it
-raises a RefusedError with the template's reason.
+Messages from data, demonstrations and agents come in all these forms. `Template` adapts messages if it can; otherwise
+it raises RefusedError with the template's reason.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOOL = {
         "parameters": {"type": "object", "properties": {"mark": {"type": "string"}}, "required": ["mark"]},
     },
 }
-"""A tool with which templates are tried."""
+"""The tool in the conversations with which templates are tested."""
 
 
 def answer(text: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def calling(
 ) -> dict[str, Any]:
     """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`.
 
-    `ids` are the policy's own, empty if it gave none.
+    `ids` are the ids that the policy gave the calls; an empty text: it gave none.
     """
     names = names or [TOOL["function"]["name"]] * len(arguments)  # type: ignore[index]
     calls = [
@@ -72,7 +72,7 @@ POLICY_ID = re.compile(r"functions\.[^\s:<>]+:\d+|[A-Za-z0-9]{9}")
 
 
 def call_id(number: int) -> str:
-    """The id of a turn's call by its number: nine letters, as the strictest templates want them."""
+    """The id of a turn's call by its number. It has nine characters, as the strictest templates require."""
     return f"call{number:05d}"
 
 
@@ -82,13 +82,13 @@ def _with_ids(message: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[d
 
 
 class Template:
-    """The chat template of a Hugging Face tokenizer, or its templates if it has another one for tools.
+    """The chat template of a Hugging Face tokenizer, or its two templates if there is another one for tools.
 
     `source` is their text. `one_call` is true if the template shows only one call a turn. Calls and results keep the
-    ids that the policy gave them; calls without one get one. If the template shows a call's tool only by its id, as
-    Kimi's does, that id is `functions.NAME:NUMBER`; the number counts the calls of the conversation.
+    ids that the policy gave them, and a call without an id gets one. If the template shows a call's tool only by the
+    call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number counts the calls of the conversation.
 
-    Raises ConfigError: there is no template.
+    Raises ConfigError: the tokenizer has no template.
     """
 
     def __init__(self, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> None:
@@ -111,7 +111,7 @@ class Template:
         self.shows_reasoning = self._shows_reasoning()
 
     def render(self, messages: Messages, tools: Messages, generation_prompt: bool = True) -> str:
-        """Render messages as text. Raises RefusedError: the template does not take the messages, or the tools."""
+        """Render messages as text. Raises RefusedError: the template does not take the messages or the tools."""
         prepared = self._prepared(messages)
         try:
             return str(
@@ -123,14 +123,14 @@ class Template:
                     **self._template_kwargs,
                 )
             )
-        except Exception as error:  # its expressions raise many kinds of errors
+        except Exception as error:  # expressions of a template may raise anything
             reason = f"{error}" or type(error).__name__
             raise RefusedError(f"the model's chat template refuses the conversation: {reason}") from error
 
     def identified(self, messages: Messages) -> list[dict[str, Any]]:
         """Add the ids that the template shows at calls and results, as if the policy had given them.
 
-        Raises RefusedError: one has several calls, and the template shows one a turn.
+        Raises RefusedError: a message has several calls, and the template shows one a turn.
         """
         return [
             {
@@ -142,10 +142,12 @@ class Template:
         ]
 
     def _prepared(self, messages: Messages) -> list[dict[str, Any]]:
-        """Prepare messages for the template: ids, names at results, and the right form of contents, arguments and
-        reasoning. Nulls and empty lists of calls are dropped."""
+        """Prepare messages for the template: ids, names at results, and the form of contents, arguments and reasoning.
+
+        Nulls and empty lists of calls are dropped.
+        """
         prepared = []
-        # The calls that results may answer, by the ids of messages, and by the numbers of calls in their turn.
+        # The calls that results may answer, by their ids in `messages`, and by the `call_id` of their number.
         known: dict[str, Mapping[str, Any]] = {}
         made = results = 0
         for message in messages:
@@ -178,7 +180,7 @@ class Template:
         function = dict(call.get("function", call))
         id = str(call.get("id") or "")
         if not POLICY_ID.fullmatch(id):
-            # Ids of programs have a form that some templates refuse.
+            # Some templates refuse the form of ids that an agent's program makes.
             id = f"functions.{function['name']}:{number}" if self._ids_name_tools else call_id(number)
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str) and not self._arguments_as_text:
@@ -190,8 +192,7 @@ class Template:
         return {"id": id, "type": "function", "function": function}
 
     def _content_of_calls(self) -> str | None:
-        """The content of a turn that has only calls: null, as in the chat-completions API, or an empty text if the
-        template takes no null."""
+        """The content of a turn that has only calls: null, or an empty text if the template refuses null."""
 
         def rendered(content: str | None, tools: Messages) -> str:
             self._no_content = content
@@ -203,7 +204,7 @@ class Template:
             of_empty, of_null = rendered("", tools), rendered(None, tools)
             return bool(of_empty) <= bool(of_null) and of_null.count("None") <= of_empty.count("None")
 
-        # Without tools, another template of the tokenizer may render the conversation.
+        # Without tools, the tokenizer may use its other template.
         takes = MARK in rendered(None, [TOOL]) and takes_null([TOOL]) and takes_null([])
         return None if takes else ""
 
@@ -214,8 +215,10 @@ class Template:
             return False
 
     def _shows(self, *arguments: str, name: str = "") -> bool:
-        """True if the template shows calls with these arguments in one turn, and not as Python writes a dict. With
-        `name` it must also show the tool's name in such a call."""
+        """True if the template shows calls with these arguments in one turn, as JSON and not as a Python dict.
+
+        With `name` it must also show the tool's name in such a call.
+        """
         turn = calling([{"mark": text} for text in arguments], [name] * len(arguments) if name else ())
         try:
             text = self.render([QUESTION, turn, *(result("15") for _ in arguments)], [TOOL])

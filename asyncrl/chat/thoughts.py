@@ -1,7 +1,7 @@
 """The thoughts in the policy's turn, `<think>...</think>`, and the content after them.
 
-The text after the last `</think>` is the content. If a chat template opens the thought in the generation prompt, as
-those of QwQ and the distills of R1 do, the turn has its end only.
+The text after the last `</think>` is the content. Some chat templates (QwQ, distills of R1) open the thought in the
+generation prompt. There the turn has only `</think>`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ OPENING, CLOSING = "<think>", "</think>"
 
 
 def split_thought(text: str, opened: bool = False) -> tuple[str, str]:
-    """Split a turn into its thought and its content. `opened`: the prompt ended within a thought. A thought without an
-    end is all of the turn."""
+    """Split a turn into its thought and its content. `opened`: the prompt ended within a thought.
+
+    If a thought has no end, the whole turn is the thought.
+    """
     before, closing, content = text.rpartition(CLOSING)
     if not closing:
         if not opened and not text.lstrip().startswith(OPENING):
@@ -21,5 +23,5 @@ def split_thought(text: str, opened: bool = False) -> tuple[str, str]:
 
 
 def join_thought(thought: str, content: str) -> str:
-    """The text of a turn, as most templates that show thoughts write it."""
+    """The text of a turn with a thought, as most templates write it."""
     return f"{OPENING}\n{thought}\n{CLOSING}\n\n{content}"

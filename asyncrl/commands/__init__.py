@@ -1,13 +1,13 @@
 """The commands that need several rooms: evaluate, export, merge, push-to-hub, sft, try, demo and keys.
 
-Each is a function `main(argv)`, named in `config/commands.py`. It returns its exit status and raises its errors;
-`config/exits.py` turns them into messages and statuses. Only `__main__.py` and `from_config.py` take the whole
-configuration. None of the nine promises is kept here: an evaluation runs the roles of a run, with the replay's.
+Each command is a function `main(argv)`, named in `config/commands.py`. It returns its exit status or raises an error,
+which `config/exits.py` turns into a message and a status. Only `__main__.py` and `from_config.py` take the whole
+configuration. This room keeps no promise of its own: an evaluation relies on the replay's promises.
 
 In reading order: `evaluate/__main__.py` (a run without training), `sft/__main__.py` (training without a run),
-`trial/__main__.py` (one episode in this process), `export.py` and `merge/merge.py` (models out of checkpoints), then
+`trial/__main__.py` (one episode in this process), `export.py` and `merge/merge.py` (models from checkpoints), then
 `demo/__main__.py`.
 
-May be changed without asking: options, output for people, the demo and its ladder. `export` and `merge` write formats
-that other programs read, and `--json` of `evaluate` is read by programs, too.
+Options, output for people, the demo and its ladder may change freely. Other programs read the files of `export` and
+`merge` and the output of `evaluate --json`, so these formats are stable.
 """

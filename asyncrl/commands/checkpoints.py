@@ -1,4 +1,4 @@
-"""The run that a command names, and its checkpoints."""
+"""Finds and reads the checkpoint that a command needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class FinishedSteps:
-    """A checkpoint: its folder, and how many learner steps it covers."""
+    """A checkpoint: its folder, and the number of learner steps before it."""
 
     folder: Path
     steps: int
@@ -22,9 +22,11 @@ BEST = "best"
 
 
 def checkpoint_of(run: Path, learner: LearnerConfig, steps: int | str | None) -> FinishedSteps:
-    """The checkpoint after `steps` learner steps, the one with the BEST evaluation, or the newest. Raises
-    CheckpointError, which lists those there are: there is none, or it is damaged."""
-    # Loads torch, which takes seconds: a wrong name is refused before.
+    """The checkpoint after `steps` learner steps; BEST: the checkpoint with the best evaluation; None: the newest.
+
+    Raises CheckpointError, which lists the existing checkpoints: the checkpoint does not exist, or is damaged.
+    """
+    # Imported here, because torch takes seconds, and a wrong name should be refused at once.
     from asyncrl.learner.checkpoint.checkpoint import Checkpoints, step_of
     from asyncrl.learner.ranks.ranks import Ranks
 
@@ -50,13 +52,13 @@ def checkpoint_of(run: Path, learner: LearnerConfig, steps: int | str | None) ->
         if not kept[chosen].exists():
             raise _replaced(kept[chosen])
         older = max((step for step in kept if step < chosen), default=None)
-        advice = "no older one is kept" if older is None else f"the one before it is --step {older}"
+        advice = "the run has no older checkpoint" if older is None else f"the checkpoint before it is --step {older}"
         raise CheckpointError(f"{kept[chosen]} is damaged: {damage}; {advice}")
     return FinishedSteps(kept[chosen], chosen)
 
 
 def read_checkpoint(checkpoint: FinishedSteps, read: Callable[[Path], None]) -> None:
-    """Call `read` with the folder of a checkpoint. Raises CheckpointError: the run removed it meanwhile."""
+    """Call `read` with a checkpoint's folder. Raises CheckpointError: the run has removed the checkpoint meanwhile."""
     try:
         read(checkpoint.folder)
     except (CheckpointError, OSError) as error:

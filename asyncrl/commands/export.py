@@ -1,15 +1,14 @@
-"""`asyncrl export RUN [--step K|best] [--adapter|--critic] [--to DIR]`: the policy of a checkpoint as a folder of
-Hugging Face.
+"""`asyncrl export RUN [--step K|best] [--adapter|--critic] [--to DIR]`: writes the policy of a checkpoint as a Hugging
+Face folder.
 
-Works on the CPU, while the run runs and after it, and changes nothing of the run. RUN is the folder of a run, such as
-runs/NAME, or its name. Without --step it takes the newest checkpoint, with `--step best` the one with the best
-evaluation that a run with learner.keep_best has.
+Works on the CPU, also while the run trains, and does not change the run. RUN is the folder of a run, such as runs/NAME,
+or its name. Without --step it exports the newest checkpoint; `--step best` means the checkpoint with the best
+evaluation (learner.keep_best).
 
-The folder has the same files as the folder `model` that a finished run writes: the weights in model.dtype, the
-configuration, the tokenizer and a model card. Adapters (model.lora) are merged into the weights; with --adapter they
-alone are written, as the folder `adapter` of a finished run, which `PeftModel.from_pretrained` loads. With --critic the
-critic is written, as the folder `critic` of a finished run, which `AutoModelForTokenClassification.from_pretrained`
-loads.
+The new folder has the same files as the folder `model` of a finished run: the weights in model.dtype, the
+configuration, the tokenizer and a model card. Adapters (model.lora) are merged into the weights. --adapter writes only
+the adapters, which `PeftModel.from_pretrained` loads. --critic writes only the critic, which
+`AutoModelForTokenClassification.from_pretrained` loads.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from asyncrl.runs.from_config import read_config
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where the export cannot be made."""
+    """The command's entry point. If the export fails, it ends with a message and status 1."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -39,11 +38,11 @@ def main(argv: Sequence[str]) -> None:
         "--step",
         type=_step,
         metavar="K",
-        help="take the checkpoint after K learner steps, or the best one (the newest)",
+        help="export the checkpoint after K learner steps, or `best` (the newest)",
     )
-    parser.add_argument("--adapter", action="store_true", help="write the adapters of model.lora alone")
+    parser.add_argument("--adapter", action="store_true", help="write only the adapters of model.lora")
     parser.add_argument("--critic", action="store_true", help="write the critic instead of the policy")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="write this folder (RUN/exports/step-K)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder (RUN/exports/step-K)")
     given = parser.parse_args(argv)
     sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
 
@@ -57,11 +56,11 @@ def _step(given: str) -> int | str:
 def export_run(
     name: str, steps: int | str | None = None, to: Path | None = None, adapter: bool = False, critic: bool = False
 ) -> Path:
-    """Export the policy of a checkpoint, by default the newest (see `checkpoint_of`), or its adapters alone, or the
-    critic; returns the new folder.
+    """Export the policy of a checkpoint, or only its adapters, or the critic. Return the new folder.
 
-    Raises ConfigError: there is no such run, it trains no adapters or no critic, or something is at `to` already;
-    CheckpointError: there is no such checkpoint, or it cannot be read; OSError.
+    `steps` means the same as in `checkpoint_of`. Raises ConfigError: the run does not exist or trains no adapters or no
+    critic, or `to` exists already. Raises CheckpointError: the checkpoint does not exist or cannot be read. Raises
+    OSError.
     """
     run = require_run(name)
     config = read_config(run.folder)
@@ -85,7 +84,7 @@ def export_run(
 
 
 def require_new(folder: Path) -> None:
-    """Raises ConfigError: something is at `folder` already."""
+    """Raises ConfigError: `folder` is a file, or a folder that is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} exists already: remove it, or name another folder by --to")
 

@@ -1,4 +1,4 @@
-"""`asyncrl keys`: make the keys with which a run accepts only known clients."""
+"""`asyncrl keys`: make CURVE keys, with which a run accepts only known clients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.network.keys import add_client, make_keys
 MADE = """made the keys of a server, and of the clients on its own machine, in {folder}
   this machine, which runs replay and learner:  network.keys={folder}
   every other machine:  asyncrl keys --out {folder} --client NAME
-Keep server.secret and client.secret to yourself: everybody who has one is accepted.
+Keep server.secret and client.secret private: a process with one of these files is accepted.
 """
 ADDED = """made the keys of client {name}, and allowed it
   copy {theirs} to its machine over a channel that you trust, and set network.keys to the copy there
@@ -21,10 +21,10 @@ ADDED = """made the keys of client {name}, and allowed it
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line."""
+    """The command's entry point."""
     parser = argparse.ArgumentParser(prog="asyncrl keys", description=f"{__doc__} See docs/security.md.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the keys, the server's network.keys")
-    parser.add_argument("--client", metavar="NAME", help="make keys for one more machine that runs clients only")
+    parser.add_argument("--client", metavar="NAME", help="make keys for one more machine, which runs only clients")
     arguments = parser.parse_args(argv)
     folder: Path = arguments.out
     if arguments.client is None:

@@ -1,12 +1,12 @@
 """Data types and classes of other trainers, so that code written for them works here.
 
-Today this is verl: verl/ has its batch type, trajectories in its layout, reward managers, interactions, the translation
-of its configurations (configuration/) and its single controller with operators (controller/). docs/verl.md lists the
-differences.
+The only other trainer today is verl: verl/ has its batch type, trajectories in its layout, reward managers,
+interactions, the translation of its configurations (configuration/) and its single controller with operators
+(controller/). docs/verl.md lists the differences.
 
-This room is above the others and hooks in by names: a room finds a program or a class of verl in `config/extensions.py`
-when an option asks for it. No room imports this one, and a run without verl's words loads nothing of it. It keeps no
-promise of its own. The operators run on the learner, the engine and the scorers, which keep theirs.
+No other room imports this one. An option that needs a class or a program of this room finds its name in
+`config/extensions.py`; other runs load nothing from here. The room keeps no promise of its own: the operators run on
+the learner, the engine and the scorers, which keep the promises.
 
 In reading order:
 - verl/protocol.py, tensors.py: the batch type `DataProto`; verl/trajectories.py: trajectories in verl's layout
@@ -14,6 +14,5 @@ In reading order:
 - verl/configuration/table.py, translation.py: `asyncrl from-verl`
 - verl/controller/group.py, modes.py: worker groups; controller/operators/from_config.py: verl's workers
 
-A new row of the table or a new manager needs no one's consent. Names, parameters and results are verl's, and change
-only when verl's do.
+Names, parameters and results are verl's, and change only when verl changes them.
 """

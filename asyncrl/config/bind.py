@@ -1,4 +1,4 @@
-"""The addresses that a process may listen on: loopback always, others with keys or with network.insecure=true."""
+"""The addresses that a process may listen on: loopback always, any other with keys or with network.insecure=true."""
 
 from __future__ import annotations
 

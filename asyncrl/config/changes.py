@@ -1,7 +1,7 @@
-"""Changes of a run's configuration: which a resumed run may have, and which value a key has at a learner step.
+"""Changes of the configuration when a run resumes: the allowed changes, and the value of a key at each learner step.
 
-A change holds from the first step that had no recorded plan when it was made. Earlier steps keep the old value, also
-where a learner trains them again. So a step has the same values each time that it is trained.
+A change applies from the first step that had no recorded plan at the time of the change. Earlier steps keep the old
+value, even if a learner trains them again. So a step has the same values each time that it is trained.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 
 KEYS = tuple(key for key, option in OPTIONS.items() if not is_dataclass(option.type))
-"""The keys that have a value of their own."""
+"""The keys of single values: a part of the algorithm has the keys of its name and parameters."""
 STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
-"""The sections that a learner step reads. Changes of other keys show in what the replay records."""
+"""The sections that a learner step reads. All other keys affect only the data that the replay records."""
 ADDRESSES = ("network", "run.dir")
-"""Keys that say where a run is; their changes are no changes of the run."""
+"""Keys of addresses and folders. A change of them does not count as a change of the run."""
 HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner.memory", "model.copies")
-"""Keys in which the hosts of a learner differ; their changes are no changes of the run."""
+"""Keys that may differ between the hosts of a learner. A change of them does not count as a change of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """A changed key: `new` holds from learner step `step` on. `time` is that of the change, in seconds since 1970."""
+    """A changed key: `new` applies from learner step `step` on. `time`: when the change was made, in seconds since
+    1970."""
 
     step: int
     key: str
@@ -46,12 +47,13 @@ def values_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def recorded(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of all keys as a store keeps them: without secrets, but for what a learner step reads."""
+    """The values of all keys as a store keeps them: secrets are masked, except in the sections that a learner step
+    reads."""
     return {key: value if key.startswith(STEP_SECTIONS) else masked_value(key, value) for key, value in values.items()}
 
 
 def by_key(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a configuration of plain mappings. A key that it lacks has its default."""
+    """Like `values_of`, for a configuration of plain mappings. A missing key has its default."""
     return {**values_of(TrainConfig()), **dict(_found(nested))}
 
 
@@ -65,7 +67,7 @@ def _found(nested: Any) -> Iterator[tuple[str, Any]]:
 
 
 def require_values(values: Mapping[str, Any]) -> None:
-    """Raises ConfigError: `values` lack a key, have an unknown one, or one with a value that it cannot have."""
+    """Raises ConfigError: in `values`, a key is missing or unknown, or its value is not allowed."""
     wrong = sorted(values.keys() ^ set(KEYS)) or [
         key for key in KEYS if OPTIONS[key].type != list[PartConfig] and not OPTIONS[key].allows(values[key])
     ]
@@ -74,12 +76,12 @@ def require_values(values: Mapping[str, Any]) -> None:
 
 
 def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The keys whose values differ; addresses are left out. Both have all keys.
+    """The keys whose values differ, except addresses. `before` and `after` have all keys.
 
-    Raises ConfigError, with a line for each key that a resumed run must keep.
+    Raises ConfigError: some of these keys are fixed. The message has a line for each of them.
     """
     keys = [key for key in KEYS if before[key] != after[key] and is_of_run(key)]
-    # A secret may be another one: the key of a server changes, and the server stays.
+    # A secret may change: the server can stay the same while its key is replaced.
     seen = [key for key in keys if masked_value(key, before[key]) != masked_value(key, after[key])]
     refused = {key: OPTIONS[key].fixed for key in seen if OPTIONS[key].fixed}
     if _kinds(before) != _kinds(after):
@@ -102,7 +104,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 
 def is_of_run(key: str) -> bool:
-    """True if a key is the same for the whole run: it does not say where a process is."""
+    """True if a change of the key is a change of the run: the key is no address and differs between no hosts."""
     return key not in HOST_KEYS and not key.startswith(ADDRESSES)
 
 
@@ -124,24 +126,24 @@ def with_values(config: TrainConfig, values: Mapping[str, Any]) -> TrainConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigHistory:
-    """The configuration of a run, and the recorded changes that it had, in their order."""
+    """The configuration of a run, and its recorded changes in their order."""
 
     config: TrainConfig
     changes: Sequence[ConfigChange] = ()
 
     def configs(self) -> list[TrainConfig]:
-        """Every configuration with which some step is trained."""
+        """The different configurations with which steps are trained, in order."""
         return [*self.by_step().values()]
 
     def by_step(self) -> dict[int, TrainConfig]:
-        """The same, each with the first step from which on it is the one."""
+        """Each configuration of `configs` by the first step to which it applies."""
         return {step: self.at(step) for step in sorted({0, *(each.step for each in self.changes)})}
 
     def at(self, step: int) -> TrainConfig:
         """The configuration with which a learner trains `step`.
 
-        A key has its recorded value. The exception is a key that is set to a value which it never had in the run: it
-        keeps that value at every step, so that a run can be trained again with other values.
+        A key has its recorded value. The exception is a key whose configured value it never had in the run: this value
+        applies to every step, so that a run can be trained again with other values.
         """
         changes = [each for each in self.changes if each.key.startswith(STEP_SECTIONS)]
         if not changes:

@@ -1,4 +1,4 @@
-"""The commands of `asyncrl`, and the help of those that read the configuration. Nothing here imports a command."""
+"""The table of commands of `asyncrl`, and the help of commands that read the configuration. Imports no command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.config.schema import TrainConfig
 
 @dataclass(frozen=True)
 class Command:
-    """A command: the module whose `main` runs it. `is_role`: it takes KEY=VALUE."""
+    """A command, which the `main` of `module` runs. `is_role`: the command takes KEY=VALUE words."""
 
     module: str
     meaning: str
@@ -27,22 +27,32 @@ class Command:
 LOOKS = ("status", "list", "step", "show", "changes", "export", "import", "dead-letters")
 """The subcommands of `asyncrl inspect` that change nothing in a run."""
 SLOW = ("train", "sft", "resume", "try", "evaluate")
-"""The commands that take seconds to load, on a busy machine many, before they have anything to say."""
+"""The commands that take seconds to load before they print anything."""
 COMMANDS: Mapping[str, Command] = {
     "train": Command(
         "asyncrl.launch.local", "run everything, here or on a cluster: replay, actors, scorers, learner", True
     ),
     "demo": Command(
-        "asyncrl.commands.demo.__main__", "train a tiny calculator policy from nothing, and show the result", True
+        "asyncrl.commands.demo.__main__", "train a tiny calculator policy from scratch, and show the result", True
     ),
     "sft": Command(
         "asyncrl.commands.sft.__main__", "fine-tune a model on demonstrations, before or instead of `train`", True
     ),
-    "resume": Command("asyncrl.launch.resume", "go on with a run as its folder says: `asyncrl resume RUN [KEY=VALUE]`"),
-    "stop": Command("asyncrl.launch.stop", "stop a run that another terminal or machine runs: `asyncrl stop RUN`"),
-    "scale": Command("asyncrl.launch.scaling", "more or fewer actors and scorers of a run that goes on: `actors=8`"),
+    "resume": Command(
+        "asyncrl.launch.resume", "continue a run with its recorded configuration: `asyncrl resume RUN [KEY=VALUE]`"
+    ),
+    "stop": Command(
+        "asyncrl.launch.stop",
+        "stop a run that was started in another terminal or on another machine: `asyncrl stop RUN`",
+    ),
+    "scale": Command(
+        "asyncrl.launch.scaling",
+        "change the number of actors or scorers of a running run: `asyncrl scale RUN actors=8`",
+    ),
     "status": Command("asyncrl.runs.inspect.__main__", "watch a run: `asyncrl status RUN`"),
-    "dashboard": Command("asyncrl.dashboard.__main__", "a page with figures and episodes: `asyncrl dashboard RUN...`"),
+    "dashboard": Command(
+        "asyncrl.dashboard.__main__", "serve a web page with figures and episodes: `asyncrl dashboard RUN...`"
+    ),
     "inspect": Command(
         "asyncrl.runs.inspect.__main__",
         f"look at a run: {', '.join(LOOKS)}",
@@ -50,12 +60,13 @@ COMMANDS: Mapping[str, Command] = {
         (*LOOKS, "requeue", "discard", "skip-plan"),
     ),
     "trace": Command(
-        "asyncrl.runs.trace.__main__", "the timeline of a run for Perfetto, or why a step or an episode took long"
+        "asyncrl.runs.trace.__main__",
+        "write the timeline of a run for Perfetto, or show why a step or an episode took long",
     ),
     "report": Command("asyncrl.runs.report.__main__", "write a run as one HTML page: `asyncrl report RUN`"),
     "compare": Command(
         "asyncrl.runs.report.compare",
-        "say in what runs differ and what came of each: `asyncrl compare RUN RUN`",
+        "compare the configurations and results of runs: `asyncrl compare RUN RUN`",
     ),
     "try": Command(
         "asyncrl.commands.trial.__main__",
@@ -66,7 +77,7 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "export": Command("asyncrl.commands.export", "write the policy of a checkpoint as a Hugging Face folder"),
     "merge": Command(
-        "asyncrl.commands.merge.merge", "make a Hugging Face folder of shards of asyncrl, verl or Megatron"
+        "asyncrl.commands.merge.merge", "make a Hugging Face folder from checkpoint shards of asyncrl, verl or Megatron"
     ),
     "push-to-hub": Command(
         "asyncrl.commands.hub.push_to_hub", "upload an exported model with its card to the Hugging Face hub"
@@ -78,10 +89,15 @@ COMMANDS: Mapping[str, Command] = {
         ("gsm8k", "math", "dapo", "search", "code", "tools", "reasoning-gym"),
     ),
     "plan": Command("asyncrl.capacity.command", "forecast speed, idle shares and cost of a run on other GPUs"),
-    "doctor": Command("asyncrl.launch.doctor.doctor", "check this host, and say what is wrong and how to mend it"),
-    "keys": Command("asyncrl.commands.keys", "make the keys that close a run to others: `asyncrl keys --out DIR`"),
+    "doctor": Command("asyncrl.launch.doctor.doctor", "check this host, and print each problem with its fix"),
+    "keys": Command(
+        "asyncrl.commands.keys",
+        "make keys that encrypt a run's connections and keep others out: `asyncrl keys --out DIR`",
+    ),
     "algorithms": Command("asyncrl.algorithms.docs", "list every advantage, loss, correction, KL and aggregation"),
-    "from-verl": Command("asyncrl.compat.verl.configuration.command", "translate a configuration of verl"),
+    "from-verl": Command(
+        "asyncrl.compat.verl.configuration.command", "translate a configuration of verl into keys of asyncrl"
+    ),
     "completion": Command(
         "asyncrl.config.completion", "print the completion script of a shell", False, ("bash", "zsh")
     ),
@@ -100,8 +116,8 @@ OPTIONS_HELP = """options:
   --help [SECTION]  print this text, or the keys of a section
 """
 PLAN_HELP = """  --plan            print which process would run where, and start nothing
-  --plan=N          the same for N hosts with cluster.gpus and cluster.cpus each; no host is asked
-  --plan=pools      the same for a host for each node of cluster.pools; no host is asked
+  --plan=N          the same for N hosts with cluster.gpus and cluster.cpus each; contacts no host
+  --plan=pools      the same with a host for each node of cluster.pools; contacts no host
 """
 
 
@@ -123,8 +139,8 @@ def command_name() -> str:
 
 
 def show_role_help(arguments: Sequence[str]) -> int:
-    """Print the help of a role, or that of the sections that the arguments name. Return the exit status, which is 2 for
-    an unknown section."""
+    """Print the help of a role, or of the sections in `arguments`. Return the exit status, which is 2 for an unknown
+    section."""
     words = [word for word in arguments if not word.startswith("-") and "=" not in word]
     by_name = {prefix.rstrip("."): section for prefix, section in sections(TrainConfig()) if prefix}
     for word in words:

@@ -14,7 +14,7 @@ from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import OPTIONS
 
 SCRIPTS = {
-    # For bash a word begins after "=", so it must get only what follows.
+    # bash starts a new word after "=", so it must get only the text after it.
     "bash": """_asyncrl() {
     local line=${COMP_LINE:0:COMP_POINT} before
     local current=${line##*[[:space:]]}
@@ -40,7 +40,7 @@ INSTALL = """to use it, add a line to ~/.bashrc, or to ~/.zshrc below `compinit`
 
 
 def candidates(words: Sequence[str]) -> Iterator[str]:
-    """The completions of the last word of a command line of `asyncrl`. A word that is complete ends with a space."""
+    """The completions of the last word of a command line of `asyncrl`. A complete word ends with a space."""
     *before, current = words
     current = current.lstrip("+")
     return (word for word in _known(before, current) if word.startswith(current))
@@ -81,7 +81,9 @@ def main(argv: Sequence[str]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("shell", choices=[*SCRIPTS, "words"])
-    parser.add_argument("words", nargs="*", help="for the scripts: the words to complete the last of")
+    parser.add_argument(
+        "words", nargs="*", help="used by the scripts: the words of the command line, the last of which is completed"
+    )
     given = parser.parse_args(argv)
     text = SCRIPTS.get(given.shell) or "".join(f"{word}\n" for word in candidates(given.words or [""]))
     sys.stdout.write(text)

@@ -1,14 +1,16 @@
-"""The way from KEY=VALUE words to a checked configuration: Hydra composes the files, the schema types them.
+"""Turns KEY=VALUE words into a checked configuration: Hydra composes the files, and the schema adds the types.
 
-Three levels, the later wins: the schema's defaults, the chosen files (algorithm, engine, scoring, experiment), the
-words of the command line. All that is wrong is refused at once, one line for each key.
+There are three levels, and a later one wins: the schema's defaults, the chosen files (algorithm, engine, scoring,
+experiment), the words of the command line. One error lists all mistakes, a line for each key.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, NamedTuple, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -30,23 +32,24 @@ DEFAULTS = "train"
 
 
 def read(words: Sequence[str], folder: Path | None = None, names_missing_data: bool = True) -> TrainConfig:
-    """The typed and checked configuration that `words` (KEY=VALUE) choose; `folder` has further files of groups.
+    """The typed and checked configuration of the KEY=VALUE `words`. `folder` holds further files of groups.
 
-    `names_missing_data`: a refusal names data files that do not exist too, since a start would refuse them. Raises
-    ConfigError with one line for each mistake.
+    `names_missing_data`: an error also lists data files that do not exist. Raises ConfigError with one line for each
+    mistake.
     """
     config, wrong = _composed(words, folder)
-    for key, option in OPTIONS.items():
-        if key not in wrong and (line := _unset(config, key)):
-            wrong[key] = line
-        if key in wrong:
-            OmegaConf.update(config, key, option.default, merge=False)
-    for key in OmegaConf.missing_keys(config):
-        OmegaConf.update(config, key, [] if get_origin(OPTIONS[key].type) is list else "")
+    if wrong or not _is_whole(config):
+        for key, option in OPTIONS.items():
+            if key not in wrong and (line := _unset(config, key)):
+                wrong[key] = line
+            if key in wrong:
+                OmegaConf.update(config, key, option.default, merge=False)
+        for key in OmegaConf.missing_keys(config):
+            OmegaConf.update(config, key, [] if get_origin(OPTIONS[key].type) is list else "")
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:
-        # If nothing else is wrong, the preflight refuses missing files, together with everything else that is missing.
+        # If nothing else is wrong, the preflight reports missing files, together with other missing things.
         missing = missing_data(typed.data, typed.algorithm.sft.path) if names_missing_data else {}
         lines += (line for key, line in missing.items() if key not in wrong)
         raise ConfigError("\n".join(lines))
@@ -54,10 +57,9 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
 
 
 def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
-    """The typed configuration before it is checked: required keys may be missing, and values may break their
-    constraints.
+    """The typed configuration without checks: required keys may be missing, and values may break their constraints.
 
-    Raises ConfigError with one line for each key and each word that cannot be used.
+    Raises ConfigError with one line for each unusable key or word.
     """
     config, wrong = _composed(words, folder)
     if wrong:
@@ -66,7 +68,7 @@ def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
 
 
 def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, dict[str, str]]:
-    """Compose all words that can be used. For each other word, also return the line that refuses it, by its key.
+    """Compose all usable words. Also return the error line of each unusable word, by its key.
 
     Raises ConfigError: a file cannot be used.
     """
@@ -84,18 +86,14 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
                 settings.append((key, value))
         except ConfigError as error:
             wrong[key] = str(error)
-    config = typed_defaults()
-    in_files = files.wrong
-    if not in_files:
-        try:
-            # Hydra composes the files without types, so that one may give a part by its name alone.
-            with initialize_config_dir(str(config_dir()), version_base="1.3"):
-                content = compose(DEFAULTS, [f"{group}={name}" for group, name in chosen.items() if name])
-                if "engine.kind" not in (key for key, _ in settings):
-                    wrong |= _overruled_engine(chosen, content)
-            in_files = list(set_value(config, "", OmegaConf.to_container(content)).values())
-        except FAILURES as error:
-            in_files = [reason(error)]
+    if files.wrong:
+        config, in_files = typed_defaults(), files.wrong
+    else:
+        names = tuple((group, name) for group, name in chosen.items() if name)
+        of_files = (_of_files if files.others else _of_shipped_files)(config_dir(), names)
+        config, in_files = copy.deepcopy(of_files.config), of_files.wrong
+        if "engine.kind" not in (key for key, _ in settings):
+            wrong |= of_files.overruled
     for key, value in settings:
         wrong |= set_value(config, key, value)
     if in_files:
@@ -103,9 +101,34 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
     return config, wrong
 
 
-def _overruled_engine(chosen: Mapping[str, str | None], content: DictConfig) -> dict[str, str]:
-    """A line if a word chose a file of engines whose kind the experiment's file replaces: the run would have another
-    engine than the word says."""
+class _OfFiles(NamedTuple):
+    """The configuration that files alone make, with the line of `_overruled_engine` and a line for each value that
+    cannot be used."""
+
+    config: DictConfig
+    overruled: dict[str, str]
+    wrong: list[str]
+
+
+def _of_files(shipped: Path, names: tuple[tuple[str, str], ...]) -> _OfFiles:
+    """Compose the default files and the named ones."""
+    config, overruled = typed_defaults(), dict[str, str]()
+    try:
+        # Hydra composes the files without types, so that a part can be given by its name alone.
+        with initialize_config_dir(str(shipped), version_base="1.3"):
+            content = compose(DEFAULTS, [f"{group}={name}" for group, name in names])
+            overruled = _overruled_engine(dict(names), content)
+        return _OfFiles(config, overruled, list(set_value(config, "", OmegaConf.to_container(content)).values()))
+    except FAILURES as error:
+        return _OfFiles(config, overruled, [reason(error)])
+
+
+# Composition is most of the time of `read`, and a process that reads many configurations chooses few files.
+_of_shipped_files = cache(_of_files)
+
+
+def _overruled_engine(chosen: Mapping[str, str], content: DictConfig) -> dict[str, str]:
+    """An error line if `engine=NAME` was given, and the experiment's file sets another engine.kind, which would win."""
     name = chosen.get("engine")
     if not name or not chosen.get("experiment"):
         return {}
@@ -142,8 +165,17 @@ def parsed(word: str) -> Override:
     return override
 
 
+def _is_whole(config: DictConfig) -> bool:
+    """True if each option has a value."""
+    try:
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except FAILURES:
+        return False
+    return True
+
+
 def _unset(config: DictConfig, key: str) -> str | None:
-    """The reason why an option has no value: it is not set, or it refers to a key that does not exist."""
+    """The reason why an option has no value: it is not set, or refers to a missing key. `None` if it has a value."""
     try:
         value = OmegaConf.select(config, key, throw_on_missing=True)
         if OmegaConf.is_config(value):

@@ -13,7 +13,7 @@ from asyncrl.config.schema import TrainConfig
 
 HEAD = """# Configuration
 
-Every role reads the same configuration. It has three levels, and the later wins: the defaults below, files, and the
+Every role reads the same configuration. It has three levels, and a later level wins: the defaults below, files, and the
 command line.
 
 * The command line sets a key with `KEY=VALUE`: `learner.lr=1e-5`, `actor.tools=[calculator,python]`,
@@ -28,11 +28,11 @@ command line.
   `--help SECTION` the keys of a section.
 
 Before anything starts, asyncrl refuses unknown keys, values that are not allowed, and combinations that cannot work. It
-names all of them at once, one a line, with the fix. Once these are right, a second list has what the values name and
-what is not there: models, files, tools, rules and parts of the algorithm. Intervals are written as in mathematics:
-(0, inf) is without 0, [0, inf) with it.
+lists all of them at once, one a line, with the fix. Then it checks that everything exists that the values name (models,
+files, tools, rules and parts of the algorithm), and lists all that is missing. Intervals are written as in mathematics:
+(0, inf) excludes 0, and [0, inf) includes it.
 
-The last column says whether a run may resume with another value, and why not ([faults.md](faults.md)).
+The last column tells whether a run may resume with a changed value, and if not, why ([faults.md](faults.md)).
 
 This page is generated from `asyncrl/config/schema/`; `make docs` writes it again.
 """

@@ -1,4 +1,4 @@
-"""The exit statuses of commands and roles, and the one place that turns an error into a message and a status."""
+"""The exit statuses of commands and roles, and the function that turns an error into a message and a status."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from asyncrl.masking import masked_text
 EXIT_USAGE = 2
 EXIT_FAILURE = 1
 EXIT_HOPELESS = 3
-"""The status of a learner that ends because too much fails in its run."""
+"""The status of a learner that ends because too many episodes or scorings of its run fail."""
 EXIT_STOPPED = 130
-"""The status of a process that was asked to stop before it was done."""
+"""The status of a process that was stopped before it was done."""
 MAX_LINE_CHARS = 2_000
 STANDARD_OUTPUT = 1
 """A file descriptor."""
 
 
 def end_quickly() -> None:
-    """Let this process end without Python's last garbage collections."""
-    # They look at every object of all loaded modules. With torch and transformers that took seconds.
+    """Skip Python's last garbage collections when this process ends."""
+    # They visit every object of all loaded modules, which takes seconds with torch and transformers.
     atexit.register(gc.freeze)
 
 
 def usage_or_failure(error: Exception) -> int:
-    """Return EXIT_USAGE for a configuration or a data file that is refused, else EXIT_FAILURE."""
+    """Return EXIT_USAGE for a refused configuration or data file, else EXIT_FAILURE."""
     return EXIT_USAGE if isinstance(error, (ConfigError, DataError)) else EXIT_FAILURE
 
 
 def exit_status(run: Callable[[], int | None], name: str) -> int:
-    """Run a command and return the exit status of its process, which shows no traceback for an expected error.
+    """Run a command and return its exit status. Expected errors print no traceback.
 
     Ctrl-C and StoppedError give EXIT_STOPPED without a message, RunOverError gives 0, and so does a reader of the
     output that has enough, as in `| head`. For any other AsyncrlError and for an OSError the message goes to stderr,
@@ -62,7 +62,7 @@ def exit_status(run: Callable[[], int | None], name: str) -> int:
     except (AsyncrlError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _reader_has_enough():
             return 0
-        from asyncrl.text import cut  # It loads a library, and help must come at once.
+        from asyncrl.text import cut  # Imported late: it loads a library, and `--help` must be fast.
 
         lines = masked_text(str(error)).splitlines() or [repr(error)]
         sys.stderr.write("".join(f"{name}: {cut(line, MAX_LINE_CHARS)}\n" for line in lines))

@@ -1,7 +1,7 @@
-"""The parts of upper rooms that a lower room uses by name: the option that selects one, and its dotted path.
+"""Parts of `compat` that lower packages use: the option that selects a part, and the part's dotted path.
 
-`compat` is above the rooms, so none of them imports it: a room looks its extension up here when the option is set. A
-run without verl's words imports nothing of `compat`. `tests/compat/test_registries.py` holds both.
+Lower packages must not import `compat`. They look up the path here when the option is set, so that a run without verl's
+options loads nothing of `compat`. `tests/compat/test_registries.py` checks both.
 """
 
 from __future__ import annotations

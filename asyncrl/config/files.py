@@ -1,4 +1,4 @@
-"""The configuration files: one folder a group, of which a run chooses one file each by its name."""
+"""The configuration files: a folder for each group. A run chooses one file of each group by its name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def config_dir() -> Path:
 
 
 def choices(group: str, folder: Path | None = None) -> dict[str, Path]:
-    """The files of a group by name, the shipped ones and those of a further folder."""
+    """The files of a group by name: the shipped files, and the files of `folder`."""
     homes = [home / group for home in (config_dir(), folder) if home is not None]
     found = {str(path.relative_to(home).with_suffix("")): path for home in homes for path in home.rglob("*.yaml")}
     return dict(sorted(found.items()))

@@ -1,10 +1,10 @@
-"""The files that a run chooses, one of each group: shipped ones by name, others by name or by path.
+"""The files that a run chooses, one of each group: shipped files by name, a user's files by name or path.
 
-Hydra finds the shipped files without help. Another file is read and checked here, with the files that its `defaults`
-name, and stored in Hydra's memory. So it needs neither a certain folder nor a line `# @package`.
+Hydra finds the shipped files itself. A user's file is read and checked here, with the files in its `defaults`, and
+stored in Hydra's memory. So it can be in any folder, and needs no line `# @package`.
 
-Its own keys win over those of the files that its `defaults` name, unless it lists `_self_` there. A relative path in
-`defaults` begins at the file.
+The keys of a file win over the keys of the files in its `defaults`, unless `defaults` lists `_self_`. A relative path
+in `defaults` is relative to the file.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 
 class GroupFiles:
-    """`folder` holds further files by name, such as experiment/NAME.yaml. `wrong` gets a line for each thing in a
-    chosen file that cannot be used.
+    """`folder` holds further files by name, such as experiment/NAME.yaml. `wrong` gets a line for each mistake in a
+    chosen file. `others` is true once a chosen file is not a shipped one.
 
-    Raises ConfigError: there is no such folder.
+    Raises ConfigError: the folder does not exist.
     """
 
     def __init__(self, folder: Path | None) -> None:
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"--config-dir={folder}: there is no such folder")
         self.wrong: list[str] = []
+        self.others = False
         self._folder = folder
         self._within: list[Path] = []
 
     def choose(self, group: str, given: Any, base: Path = Path()) -> str | None:
-        """Hydra's name for the file of a group that is given by name or path; None for no file. A relative path begins
-        at `base`. Raises ConfigError: there is no such file, or there are two."""
+        """Hydra's name for the file of a group that is `given` by name or path; `None` for no file. A relative path is
+        relative to `base`. Raises ConfigError: there is no file of this name, or there are two."""
         if group not in GROUPS:
             raise ConfigError(f"{group}: there is no such group{did_you_mean(group, GROUPS)}")
         if given is None and group == "experiment":
@@ -75,7 +76,8 @@ class GroupFiles:
         return name
 
     def _stored(self, group: str, path: Path) -> str:
-        """Hydra's name for a file outside of its search path."""
+        """Store a file that is outside of Hydra's search path, and return Hydra's name for it."""
+        self.others = True
         name = f"file-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
         if path.resolve() in self._within:
             self.wrong.append(f"{path}: defaults: the file includes itself")
@@ -90,7 +92,7 @@ class GroupFiles:
         return name
 
     def _read(self, group: str, path: Path) -> tuple[str, dict[Any, Any]]:
-        """The section whose keys the file sets, and its content. Raises ConfigError: it has not the form of a file."""
+        """The section whose keys the file sets, and the file's content. Raises ConfigError: the file is malformed."""
         try:
             text = path.read_text()
             content = OmegaConf.to_container(OmegaConf.load(path))
@@ -112,14 +114,14 @@ class GroupFiles:
         return package, {**content, "defaults": defaults if OWN_KEYS in defaults else [*defaults, OWN_KEYS]}
 
     def _entry(self, group: str, entry: Any, base: Path) -> Any:
-        """An entry of a file's `defaults` with the names that Hydra knows. Raises ConfigError."""
+        """An entry of a file's `defaults`, with Hydra's names of the files. Raises ConfigError like `choose`."""
         if isinstance(entry, dict):
             return {key: self.choose(str(key).rpartition(" ")[2].strip("/"), name, base) for key, name in entry.items()}
         return entry if entry == OWN_KEYS else self.choose(group, entry, base)
 
 
 def reason(error: Exception) -> str:
-    """The beginning of another library's message, in one line."""
+    """The first lines of a library's message, joined to one line."""
     lines = [line.strip() for line in str(error).splitlines()]
     return "; ".join(
         line for line in lines[:4] if line and not line.startswith(("See http", "full_key", "object_type"))

@@ -9,10 +9,10 @@ from asyncrl.errors import ConfigError
 
 
 def imported(path: str, setting: str, form: str = "module.function") -> Any:
-    """The object at `path`, module.attribute. `setting` is the option with its value, such as `scoring.rule=a.b`, and
-    `form` shows the expected form of the path.
+    """The object at `path` (module.attribute). Error messages quote `setting`, the option with its value such as
+    `scoring.rule=a.b`, and `form`, the expected form of the path.
 
-    Raises ConfigError.
+    Raises ConfigError: the object cannot be imported.
     """
     module, _, attribute = path.rpartition(".")
     try:

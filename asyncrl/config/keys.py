@@ -1,4 +1,4 @@
-"""Every key of the configuration, as the schema declares it."""
+"""All keys of the configuration, collected from the schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.config.schema import TrainConfig
 
 
 def sections(section: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """A section and those below it, each with the prefix of its keys, such as `replay.filter.`."""
+    """A section and all sections in it, each with the prefix of its keys, such as `replay.filter.`."""
     yield prefix, section
     declared = {option.name for option in options(type(section))}
     for name, inner in vars(section).items():
@@ -26,7 +26,7 @@ def _all() -> Iterator[tuple[str, Option]]:
             yield prefix + option.name, option
             if isinstance(option.type, type) and is_dataclass(option.type):
                 for inner in options(option.type):
-                    # What holds for a part holds for the choice of the part, not for its parameters.
+                    # If the part is fixed, its name is fixed, but not its parameters.
                     fixed = option.fixed if inner.name == "name" else inner.fixed
                     yield f"{prefix}{option.name}.{inner.name}", replace(inner, fixed=fixed)
 
@@ -39,7 +39,7 @@ SECTIONS = {key.rpartition(".")[0] for key in OPTIONS}
 
 
 def option_of(key: str) -> Option | None:
-    """The option that a key belongs to: its own, or the mapping that it is an entry of. None: there is none."""
+    """The option of a key, or the option of the mapping that contains the key. `None` for an unknown key."""
     parent = key
     while parent and parent not in OPTIONS:
         parent = parent.rpartition(".")[0]
@@ -48,7 +48,7 @@ def option_of(key: str) -> Option | None:
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:
-    """A question that names the known word nearest to an unknown one, or nothing."""
+    """A text such as `; did you mean learner.lr?` for an unknown word. Empty if no known word is similar."""
     same_name = [each for each in dict.fromkeys(known) if "." not in word and each.rpartition(".")[2] == word]
     near = same_name[:3] or difflib.get_close_matches(word, known, 1)
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -22,21 +22,22 @@ from asyncrl.masking import masked_text
 from asyncrl.text import cut
 
 MESSAGE = "asyncrl: "
-"""The start of each line of the message that says why a role ends."""
+"""The start of each line of the message with which a role ends."""
 HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "aiohttp.access", "urllib3")
-"""HTTP clients whose loggers would add a line for each request of an agent or a tool."""
+"""Loggers of HTTP clients, which would add a line for each request of an agent or a tool."""
 MCP = ("mcp", "client")
 """Loggers that would add a traceback for each unreadable message of an MCP server. An actor logs such failures
 itself."""
 OTHER_HARDWARE = ("torchao", "torch.utils._pytree")
-"""Loggers that warn at every start of torchao's kernels for other hardware; asyncrl uses only its optimizer."""
+"""Loggers that warn at every start about torchao's kernels for other hardware. asyncrl uses only torchao's
+optimizer."""
 HUB = "huggingface_hub"
-"""A logger that writes its warnings itself, so that the log would have each one twice."""
+"""A logger that also writes its warnings itself, so that each warning would appear twice."""
 MAX_LOG_CHARS = 16_000
 
 
 class _Bounded(logging.Formatter):
-    """Bounds what a text from outside, in a message or a traceback, can add to a log, and hides its secrets."""
+    """Limits the length of a log entry, which may contain text from outside, and hides its secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
         return masked_text(cut(super().format(record), MAX_LOG_CHARS))
@@ -50,7 +51,7 @@ class _Parser(argparse.ArgumentParser):
 def role_main(role: Callable[[TrainConfig], int | None], arguments: Sequence[str], reads_data: bool = True) -> int:
     """Run `role` with the configuration of a command line, and return the exit status of the process (`exit_status`).
 
-    `reads_data` is false for a role that only looks at the configuration, which may name data that is missing.
+    `reads_data` is false for a role that reads no data: its configuration may name missing data files.
     """
     if {"-h", "--help"} & set(arguments):
         return show_role_help(arguments)
@@ -74,7 +75,7 @@ def role_main(role: Callable[[TrainConfig], int | None], arguments: Sequence[str
 
 
 def log_to_stderr() -> None:
-    """Log to stderr, with lines of a bounded length, and without the requests of HTTP clients."""
+    """Log to stderr, with entries of limited length, and without the requests of HTTP clients."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Bounded("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

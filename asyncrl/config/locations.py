@@ -1,4 +1,4 @@
-"""The places of a run's files, the addresses of its servers, and its identity, by the configuration."""
+"""The paths of a run's files, the addresses of its servers, and its identity, from the configuration."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ CONFIG_FILE = "config.yaml"
 IDENTITY_FILE = "identity"
 """The file in a run's folder that holds its id."""
 PROCESSES_FILE = "processes.json"
-"""The file in a run's folder in which the supervisor tells where each role runs."""
+"""The file in a run's folder in which the supervisor records where each role runs."""
 SUMMARY_FILE = "summary.json"
-"""The file in a run's folder that tells programs what came of it."""
+"""The file in a run's folder with its results, for programs to read."""
 FINE_TUNING_FILE = "fine_tuning"
 """The file that marks the folder of a run of `asyncrl sft`, which has no replay, episodes and rewards."""
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
-"""The model card of an exported model, and its picture. An export does not overwrite existing ones."""
+"""The model card of an exported model, and the card's picture. An export does not overwrite existing files."""
 AGENTS_FOLDER = "agents"
 """The folder in a run's folder in which its actors write the addresses and keys with which remote agents request
 episodes.
@@ -38,7 +38,7 @@ ALIVE_FOLDER = "alive"
 
 
 def refuse_fine_tuning(run: Path) -> None:
-    """Raises ConfigError: the folder belongs to `asyncrl sft`, and the command is about episodes or rewards."""
+    """Raises ConfigError: the folder is a run of `asyncrl sft`. For commands that need episodes or rewards."""
     if (run / FINE_TUNING_FILE).exists():
         raise ConfigError(
             f"{run} is a run of `asyncrl sft`, which has no episodes and rewards. `asyncrl dashboard {run}` shows its "
@@ -70,9 +70,8 @@ def steps_in_newest_checkpoint(run_dir: Path) -> int:
 
 
 def record_config(config: TrainConfig, folder: Path | None = None) -> None:
-    """Write the run's current configuration into its folder, or the configuration of one host, for roles and commands
-    to read. A file with secrets is for its owner alone.
-    """
+    """Write the configuration for roles and commands to read: the run's into its folder, or a host's into `folder`. If
+    it has secrets, only the owner can read the file."""
     path, values = (folder or run_dir(config.run)) / CONFIG_FILE, asdict(config)
     write_whole(path, yaml.safe_dump(values, sort_keys=False), private=has_secrets(values))
 
@@ -90,15 +89,15 @@ def weights_endpoint(config: NetworkConfig) -> str:
 def run_identity(config: RunConfig, make: bool = False) -> RunIdentity:
     """The identity of the run of this process.
 
-    The run's folder keeps its id for good. With `make`, the first process that finds no id makes one. A process that
-    does not see that folder knows only the run's name, and the id is empty. Raises ConfigError: the file is empty.
+    The id is in the run's folder and never changes. With `make`, the first process that finds no id creates the id. The
+    id is empty for a process that cannot see the folder. Raises ConfigError: the file is empty.
     """
     path = run_dir(config) / IDENTITY_FILE
     if make and not path.exists():
         identity = uuid.uuid4().hex
         partial = path.with_name(f".{path.name}-{identity}.partial")
         write_whole(partial, identity)
-        # Another process may have been faster.
+        # Another process may have created the file in the meantime.
         with suppress(FileExistsError):
             path.hardlink_to(partial)
         partial.unlink()

@@ -1,6 +1,6 @@
 """The declaration of an option: its default, its meaning and its constraint.
 
-The sections of the configuration and the parts of algorithms declare their fields in this way.
+The sections of the configuration and the parts of algorithms declare their fields with `option`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 Secret = Literal["all", "named", "none"]
 REQUIRED = "???"
-"""The default of an option of the configuration that must be set. It is OmegaConf's own mark."""
+"""The default of a configuration key that the user must set. OmegaConf uses the same mark."""
 
 _WORDS = {bool: "true or false", str: "text", Any: "anything", float: "number", int: "whole number"}
 
@@ -30,11 +30,11 @@ def option(
 ) -> Any:
     """A dataclass field.
 
-    default: `...` if a value must be given. A list, a mapping or a part is copied for each instance.
-    within: an interval such as "(0, inf]". choices: the allowed texts. In a list or mapping they hold for each value.
-    fixed: why a run that resumes keeps the value; empty: it may have another one.
-    secret: which of its values nothing shows (`config/secrets.py`): all, those whose names tell of a secret, or none.
-    None is as `named`. An option whose name looks like a secret's must set it.
+    default: `...` if the caller must give a value. Each instance gets its own copy of a list, a mapping or a part.
+    within: an interval such as "(0, inf]". choices: the allowed texts. Both apply to each value of a list or mapping.
+    fixed: the reason why a resumed run must keep the value; empty: the value may change.
+    secret: the values that are masked (`config/secrets.py`): all, only entries with a secret's name (`named`), or none.
+    `None` means `named`. An option whose own name looks like a secret's must set this.
     """
     metadata = {
         "meaning": meaning,
@@ -52,7 +52,7 @@ def option(
 
 @dataclass(frozen=True)
 class Option:
-    """One option as declared. `type` is without None: `optional` says whether None is allowed."""
+    """One declared option. `type` leaves out None: `optional` tells if None is allowed."""
 
     name: str
     type: Any
@@ -70,17 +70,17 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """The values that are allowed, in words."""
+        """The allowed values in words, such as "a number in (0, inf) or null"."""
         return self._words(self.type) + (" or null" if self.optional else "")
 
     @property
     def holds_anything(self) -> bool:
-        """True if values of any type may be within its own, by any names."""
+        """True if its value can contain anything, such as a mapping with arbitrary keys."""
         return Any in (self.type, *typing.get_args(self.type))
 
     @property
     def holds_texts(self) -> bool:
-        """True if a text may be among its values."""
+        """True if its value can be or contain a text."""
         hint = self.type
         while typing.get_args(hint):
             hint = typing.get_args(hint)[-1]
@@ -152,7 +152,7 @@ def as_yaml(value: Any) -> str:
 
 
 def part_text(choice: Any) -> str:
-    """A part of the algorithm as a mapping, or a list of parts, for people: its name and its parameters."""
+    """The name and parameters of a part of the algorithm (a mapping), or of each part in a list, as text."""
     if isinstance(choice, list):
         return ", ".join(map(part_text, choice)) or "none"
     params = ", ".join(f"{name}={as_yaml(value)}" for name, value in choice.get("params", {}).items())

@@ -7,16 +7,16 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 NAME = re.compile(r"--[\w-]+")
-"""An item that Hydra reads as it is."""
+"""An item that Hydra reads without quotes."""
 IN_DOUBLE_QUOTES = re.compile(r'[^"$`\\!\n]*')
-"""A word that a shell reads as it is within double quotes."""
+"""A word that needs no escapes within a shell's double quotes."""
 
 
 def quoted(value: object) -> str:
-    """A value as it is written in a word of the command line, with any characters."""
+    """A value of any characters, quoted for a KEY=VALUE word."""
     if isinstance(value, int):
         return str(value)
-    # Hydra reads backslashes as they are, but for those in front of a quote.
+    # Hydra reads a backslash literally unless it is in front of a quote.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", str(value)).replace("'", "\\'")
     return f"'{escaped}'"
 
@@ -39,6 +39,6 @@ def _nested(value: object) -> str:
 
 
 def list_word(key: str, items: Sequence[str]) -> str:
-    """`KEY=[...]` as it is typed into a shell."""
+    """The word `KEY=[...]`, quoted for a shell."""
     word = f"{key}=[{','.join(each if NAME.fullmatch(each) else quoted(each) for each in items)}]"
     return f'"{word}"' if IN_DOUBLE_QUOTES.fullmatch(word) else shlex.quote(word)

@@ -15,14 +15,14 @@ from asyncrl.config.secrets import shown
 from asyncrl.masking import MASK
 
 ELSEWHERE = ("hf://", "hub:", "reasoning-gym:")
-"""The starts of sources of tasks that are no files of this machine."""
+"""The prefixes of sources of tasks that are not files on this machine."""
 
 
 def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
-    """One line for each value or combination that cannot be.
+    """One line for each value or combination that is not allowed.
 
-    `known_bad` are keys that were refused already. Combinations with these keys, or with values that break their own
-    constraint, are not judged.
+    Combinations are not checked if one of their values is refused by itself, or if a key is in `known_bad`, the keys
+    that were refused before.
     """
     config, bad, lines = copy.deepcopy(config), set(known_bad), []
     for prefix, section in sections(config):
@@ -33,7 +33,7 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
                 bad.add(key)
             elif key not in bad and MASK in as_yaml(given):
                 lines.append(
-                    f"{key}: it has {MASK}, by which asyncrl hides a secret from readers; write the secret itself"
+                    f"{key}: it contains {MASK}, which asyncrl shows instead of a secret; write the secret itself"
                 )
                 bad.add(key)
             if key in bad:
@@ -46,7 +46,7 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
 
 
 def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict[str, str]:
-    """The line that refuses each key of data that names a missing file; `demonstrations` are those of algorithm.sft."""
+    """An error line for each key of data files that names a missing file. `demonstrations`: algorithm.sft.path."""
     sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": demonstrations or []}
     return {
         key: f"{key}={source}: there is no such file; see docs/data.md"
@@ -57,7 +57,7 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
 
 
 def may_exist(source: str) -> bool:
-    """True if a file, folder or pattern exists; sources on a hub, or made ones, are not looked for."""
+    """True if a file, folder or pattern exists, or if the source is on a hub or generated, which is not checked."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

@@ -1,7 +1,8 @@
-"""The secrets of a configuration, which others must not read: keys of services, tokens and passwords.
+"""The secrets of a configuration: keys of services, tokens and passwords.
 
-An option says by `secret` which of its values are. Only the file in the run's folder has them, for the roles, and then
-its owner alone may read it. Anything that is printed, logged, recorded, exported or sent has `MASK` instead of them.
+The field `secret` of an option tells which of its values are secrets. Only config.yaml in the run's folder contains
+secrets, for the roles, and only its owner can read it then. Everything that is printed, logged, recorded, exported or
+sent has `MASK` instead.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from asyncrl.masking import MASK, hidden, is_secret_name, masked_text
 from asyncrl.masking import masked as masked_by_name
 
 KEY_VALUE = re.compile(r"[+~]{0,2}[a-z][\w./@]*=")
-"""The start of a word of `asyncrl train`. Variables of the environment, as in --export FOO=1, have other names."""
+"""The start of a KEY=VALUE word. It does not match environment variables, as in --export FOO=1."""
 ALL_SECRET = tuple(key for key, option in OPTIONS.items() if option.secret == "all")
 
 
 def masked(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A copy of a configuration, nested or by key, without secrets."""
+    """A copy of a configuration with masked secrets. `values` may be nested, or flat with dotted keys."""
     return {
         name: masked(value, f"{prefix}{name}.")
         if isinstance(value, Mapping) and option_of(f"{prefix}{name}") is None
@@ -33,7 +34,7 @@ def masked(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def masked_value(key: str, value: Any) -> Any:
-    """The value of a key without secrets. The key may name an entry of a mapping, or no option."""
+    """The value of a key with masked secrets. The key may be an entry of a mapping, or unknown."""
     option = option_of(key)
     plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
     if option is None:
@@ -47,38 +48,38 @@ def masked_value(key: str, value: Any) -> Any:
 
 
 def has_secrets(values: Mapping[str, Any]) -> bool:
-    """True if a configuration holds some."""
+    """True if a configuration contains secrets."""
     return masked(values) != values
 
 
 def shown(key: str, value: Any) -> str:
-    """A key with its value, for people."""
+    """The text KEY=VALUE with masked secrets."""
     return f"{key}={shown_value(key, value)}"
 
 
 def shown_value(key: str, value: Any) -> str:
-    """The value of a key, for people."""
+    """The value of a key as text, with masked secrets."""
     return as_yaml(masked_value(key, value))
 
 
 def shown_word(word: str) -> str:
-    """A word of a command line, which may be no KEY=VALUE, for people."""
+    """A word of a command line, KEY=VALUE or any other, with masked secrets."""
     key, equals, value = word.partition("=")
     if not equals:
         return masked_text(word)
     option = option_of(key.lstrip("+~"))
     if option is not None and option.holds_anything:
-        return f"{key}={MASK}"  # It may have names within, and may be cut off anywhere.
+        return f"{key}={MASK}"  # A nested value may have secrets by their names, and may be cut off anywhere.
     return f"{key}={masked_value(key.lstrip('+~'), value)}"
 
 
 def shown_words(words: Sequence[str]) -> list[str]:
-    """A command line for people."""
+    """A command line with masked secrets."""
     return [shown_word(word) if KEY_VALUE.match(word) else word for word in masked_by_name(list(words))]
 
 
 def _meant_a_secret(key: str) -> bool:
-    """True if a key that no option has is nearly one whose values are secrets."""
+    """True if an unknown key resembles a key whose values are secrets, as in a typing error."""
     near = (difflib.get_close_matches(each, ALL_SECRET, 1) for each in _prefixes(key))
     return is_secret_name(key) or any(near)
 

@@ -1,4 +1,4 @@
-"""Sets one key of a composed configuration, or says in a line of its own why the key cannot have the value."""
+"""Sets one key of a composed configuration. If the key cannot have the value, an error line tells why."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def _typed_once() -> DictConfig:
 
 
 def typed_defaults() -> DictConfig:
-    """A new configuration with the schema's types and defaults. To copy one is six times as fast as to make one."""
+    """A new configuration with the schema's types and defaults. It is a copy, which is six times as fast to make."""
     return copy.deepcopy(_typed_once())
 
 
 def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
-    """Set `value` at `key`. Returns a line for each key that cannot have its value."""
+    """Set `value` at `key`. Returns an error line for each key that cannot have its value."""
     if isinstance(value, dict) and (key in SECTIONS or not key):
         inner = [set_value(config, f"{key}.{name}".lstrip("."), each) for name, each in value.items()]
         return {each: line for lines in inner for each, line in lines.items()}
@@ -47,7 +47,7 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
         full = _in_full(option, value) if key in OPTIONS else value
         OmegaConf.update(config, key, full, merge=not is_dataclass(full), force_add=True)
     except InterpolationResolutionError:
-        return {}  # Another key may be set later; `compose.read` finds those that are not.
+        return {}  # The referenced key may be set later; `compose.read` refuses it if it is not.
     except OmegaConfBaseException:
         return {key: f"{said}: it must be {option.allowed}"}
     return {}
@@ -62,7 +62,7 @@ def _hint(key: str) -> str:
 
 
 def _in_full(option: Option, value: Any) -> Any:
-    """A part by its name alone is the part with its defaults; one text or part instead of a list is a list of one."""
+    """Expand short forms: a name becomes the part with its defaults, and a single item becomes a list of one."""
     if not value or (isinstance(value, str) and "${" in value):
         return value
     if get_origin(option.type) is list and not isinstance(value, int | float):

@@ -1,4 +1,4 @@
-"""Replaces `$NAME` in a configuration by environment variables, so that no secret is written into it."""
+"""Replaces `$NAME` in a configuration by environment variables, so that a configuration needs no secrets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _VARIABLE = re.compile(r"\$(?:(\$)|([A-Za-z_][A-Za-z0-9_]*))")
 
 
 def with_variables(text: str, setting: str, variables: Mapping[str, str]) -> str:
-    """The text of `setting` with $NAME replaced by `variables`, and $$ by a dollar sign.
+    """The text of `setting` with $NAME replaced by its value in `variables`, and $$ by a dollar sign.
 
-    Raises ConfigError: there is no such variable.
+    Raises ConfigError: a variable does not exist.
     """
 
     def value(match: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
 """A page that shows runs while they run and afterwards: figures, health and episodes, served to one browser.
 
-Promise 8 (closed by default) is kept here for the page: `access.py` lets in only a request with the token, by a name of
-this machine. It only reads, and reads all through `asyncrl.runs`; `stores.py` opens the stores of a replay for a moment
-at a time, so that the replay can reuse their space.
+This room keeps promise 8 (closed by default) for the page: `access.py` admits only requests that have the token and
+name this machine. The page only reads, through `asyncrl.runs`. `stores.py` opens the stores of a replay only for a
+moment, so that the replay can reuse their space.
 
 In reading order:
 

@@ -1,7 +1,7 @@
 """`asyncrl dashboard RUN... [--port N] [--open]`: a page that shows runs, while they run and afterwards.
 
-RUN is the folder of a run, such as runs/NAME, or its name, or a folder of runs. The figures of several runs are laid
-over each other. The command only reads, so Ctrl-C ends it at any time.
+RUN is the folder of a run, such as runs/NAME, or its name, or a folder of runs. Several runs are shown in the same
+figures. The command only reads, so Ctrl-C can end it at any time.
 
 The page listens on this machine only, and its address has a token. For a run on another machine start the command
 there, and forward its port: `ssh -L PORT:127.0.0.1:PORT HOST`. docs/watching.md has more.
@@ -39,7 +39,7 @@ BOUNDS = ConnectionBounds(connections=256)
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where there is nothing to show."""
+    """The entry of the command line. Raises ConfigError: there is nothing to show."""
     given = _parser().parse_args(argv)
     runs = shown_runs(given.runs)
     with _browser() if given.open else nullcontext() as browse:
@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folder of a run, its name, or a folder of runs")
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on (0: one that is free)")
+    parser.add_argument("--port", type=int, default=0, metavar="N", help="port to listen on (0: a free one)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     return parser
 
@@ -66,7 +66,7 @@ def _tell(url: str, runs: Mapping[str, ShownRun], browse: Callable[[str], object
 
 @contextmanager
 def _browser() -> Iterator[Callable[[str], object]]:
-    """Open an address in a browser by a file that leads to it and that only this user can read. Every user of the
+    """Open an address in a browser by a file that redirects to it and that only this user can read: every user of the
     machine can read the arguments of the browser's process."""
     with TemporaryDirectory(prefix="asyncrl-page-") as folder:
         file = Path(folder) / "open.html"

@@ -2,8 +2,9 @@
 
 - The token is in the address that the command prints. The first answer sets it as a cookie. The page then removes it
   from the address, so that neither the history nor a shared link has it.
-- A site elsewhere whose name points to 127.0.0.1 is refused by the name in its requests (DNS rebinding).
-- Nothing can be changed, so a request that another site makes the browser send is harmless. It cannot read the answer.
+- A foreign site whose name resolves to 127.0.0.1 (DNS rebinding) is refused, because its requests name that site.
+- No request can change anything, so a request that another site makes the browser send is harmless. The site cannot
+  read the answer.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ HEADERS: Mapping[str, str] = {
 
 
 class Access:
-    """Checks every request. `port` is the server's own, since cookies of one host are shared by all of its ports."""
+    """Checks every request. The cookie's name has the `port` of the server, since all ports of a host share cookies."""
 
     def __init__(self, port: int, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(24)
@@ -50,17 +51,17 @@ class Access:
         return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), self.token.encode())
 
     def remember(self, response: web.StreamResponse) -> None:
-        """Have the browser send the token from now on."""
+        """Make the browser send the token from now on."""
         response.set_cookie(self._cookie, self.token, httponly=True, samesite="Strict", path="/")
 
 
 def is_local(host: str) -> bool:
-    """True if a Host header names this machine, with any port: an SSH tunnel has another one."""
+    """True if a Host header names this machine, with any port: an SSH tunnel may have another port."""
     return LOCAL.fullmatch(host) is not None
 
 
 def guard(access: Access) -> Middleware:
-    """Refuse every request but a reading one to this machine with the token, and close every answer to other sites."""
+    """Accept only reading requests that name this machine and have the token, and hide answers from other sites."""
 
     @web.middleware
     async def check(request: web.Request, handler: Handler) -> web.StreamResponse:

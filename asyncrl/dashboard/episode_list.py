@@ -31,9 +31,9 @@ MOST_DIGITS = 18
 class EpisodeQuery:
     """A choice of episodes.
 
-    Each number is within its range, both ends included, and each text is equal. `tool` and `flag` are among the
-    episode's, and `text` is part of its id or of its task's id. `sort` is a column of `SORTABLE`, with a minus for the
-    largest first. NaN comes last.
+    Each number is within its range, both ends included, and each text is equal. `tool` is one of the episode's tools,
+    `flag` one of its flags, and `text` a part of its id or of its task's id. `sort` is a column of `SORTABLE`, with a
+    minus for the largest first. NaN comes last.
     """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class EpisodeQuery:
         )
 
     def select(self, rows: Sequence[KeptRow]) -> list[KeptRow]:
-        """Select the fitting rows, in order. Equal ones are ordered by group and member."""
+        """Select the fitting rows, in order. Equal rows are ordered by group and member."""
         found = list(filter(self._fits(), rows)) if self._restricts else list(rows)
         found.sort(key=attrgetter("group_id", "member"))
         name, descending = self.sort.removeprefix("-"), self.sort.startswith("-")
@@ -143,7 +143,7 @@ def page(found: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
 
 
 def neighbours(found: Sequence[KeptRow], step: int, name: str) -> dict[str, Any]:
-    """The episodes before and after one in the rows of a table, each None at an end, and its row number."""
+    """The episodes before and after an episode in the rows of a table, `None` at an end, and its row number."""
     place = next((place for place, row in enumerate(found) if row.id == name and row.step == step), None)
     around = {"before": None, "after": None}
     if place is not None:

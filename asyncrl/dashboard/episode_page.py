@@ -48,7 +48,7 @@ def parts_of(trajectory: Trajectory) -> Iterator[EpisodePart]:
 
 
 def describe_episode(episode: KeptEpisode, vocabulary: Vocabulary) -> dict[str, Any]:
-    """All that a page needs to show the episode, except for tokens beyond the first of long turns."""
+    """The values with which a page shows the episode, except for the later tokens of long turns."""
     trajectory = episode.trajectory
     return {
         **plain(structs.asdict(episode.row)),
@@ -65,7 +65,7 @@ def describe_episode(episode: KeptEpisode, vocabulary: Vocabulary) -> dict[str, 
 
 
 def more_tokens(episode: KeptEpisode, start: int, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The next tokens of the part that token `start` is in. Raises RefusedError: there is no such token."""
+    """The next tokens from `start` on of the part that has it. Raises RefusedError: the episode has no such token."""
     for span, _ in parts_of(episode.trajectory):
         if span.start <= start < span.end:
             return tokens_of(episode, TokenSpan(start, min(start + TOKENS_A_TURN, span.end)), span, vocabulary)
@@ -158,8 +158,8 @@ def _score_spans(episode: KeptEpisode) -> list[dict[str, Any]]:
 
 
 def branches(episode: KeptEpisode) -> list[dict[str, Any]]:
-    """Each branch: its `parent`, an earlier branch with the same beginning (None for the first); the number of tokens
-    they share; and the mean score of its steps.
+    """Each branch: its `parent`, an earlier branch with the same beginning (`None` for the first); the number of tokens
+    that both share; and the mean score of its steps.
     """
     trajectory = episode.trajectory
     spans = trajectory.branches

@@ -34,14 +34,14 @@ class RunEpisodes:
         self._selected: tuple[Sequence[KeptRow], EpisodeQuery | None, list[KeptRow]] = ((), None, [])
 
     def vocabulary(self) -> Vocabulary:
-        """The run's tokenizer. One that did not load is tried again, since a run exports its own at its end."""
+        """The run's tokenizer. If it did not load, this tries again, since a run exports its tokenizer at its end."""
         with self._lock:
             if self._vocabulary is None or self._vocabulary.problem:
                 self._vocabulary = load_vocabulary(self._run)
             return self._vocabulary
 
     def choices(self) -> dict[str, Any]:
-        """The choices of the filters, counted again where rows came."""
+        """The choices of the filters, counted again if there are new rows."""
         rows = self.kept.rows()
         with self._lock:
             if self._counted[0] is not rows:
@@ -49,7 +49,7 @@ class RunEpisodes:
             return self._counted[1]
 
     def select(self, query: EpisodeQuery) -> list[KeptRow]:
-        """All rows that a query selects. An open page asks the same every few seconds, so the newest answer is kept."""
+        """All rows that a query selects. An open page repeats its query every few seconds, so the result is kept."""
         rows, asked = self.kept.rows(), replace(query, offset=0, limit=0)
         with self._lock:
             if self._selected[0] is not rows or self._selected[1] != asked:

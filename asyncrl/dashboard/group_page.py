@@ -23,8 +23,8 @@ def describe_group(members: Sequence[KeptEpisode], chosen: str, vocabulary: Voca
     """The members in order.
 
     `same` counts the first tokens that a member shares with the `chosen` one, and `common` the first tokens that all
-    share. `before` and `after` are a member's text around the first token that differs from the chosen one. The chosen
-    member's tokens are around the first one in which any member differs from it.
+    share. `before` and `after` are a member's text around the first token that differs from the chosen member. For the
+    chosen member they are around the first token in which any member differs from it.
     """
     ordered = sorted(members, key=lambda each: each.row.member)
     reference = next((each for each in ordered if each.row.id == chosen), ordered[0])

@@ -39,9 +39,8 @@ class Overviews:
         self._watches: dict[Path, RunWatch] = {}
 
     def of(self, run: Run) -> dict[str, Any]:
-        """Look at a run. `waits_text` is a sentence, empty where no role waits. `advice` is None where there is too
-        little to advise from. A role that is silent or down is a warning, and its `fault` says so. `now` is the time of
-        this look."""
+        """Look at a run. `waits_text` is a sentence, empty if no role waits. `advice` is `None` after too few steps. A
+        role that is silent or down has a `fault`, and gives a warning. `now` is the time of this look."""
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
         try:
@@ -51,7 +50,7 @@ class Overviews:
             return {**found, "problems": list(dict.fromkeys([*found["problems"], str(error)]))}
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # A damaged row of metrics may have texts instead of numbers.
-            problem = f"who waits for whom is not known: {reason_of(error)}"
+            problem = f"it is unknown which role waits for which: {reason_of(error)}"
             return {**found, "problems": [*found["problems"], problem]}
         return {**_with_faults(found, stalls.faults), "waits_text": stalls.text, "advice": stalls.advice}
 
@@ -59,8 +58,8 @@ class Overviews:
 def overview(run: Run) -> dict[str, Any]:
     """The overview without the chain of waits.
 
-    - `steps` and `max_lag` come from the configuration, or are None. `configuration` has the main choices by key.
-    - `roles` has the host, pid (0: none now) and restarts of each role by name.
+    - `steps` and `max_lag` come from the configuration, or are `None`. `configuration` has the main choices by key.
+    - `roles` has the host, pid (0: no process now) and restarts of each role by name.
     - `dead` counts the episodes that could not be scored or were left out.
     - `warnings` are sentences; `problems` are reasons why something could not be read.
     """
@@ -104,9 +103,7 @@ def _choices(settings: ViewSettings) -> dict[str, Any]:
 
 
 def _algorithm(chosen: AlgorithmConfig) -> dict[str, str]:
-    """The advantage, the loss, and all other parts that differ from the default: the configuration does not name its
-    preset.
-    """
+    """The advantage, the loss, and all other parts that differ from the default."""
     usual = asdict(AlgorithmConfig())
     return {
         f"algorithm.{name}": part_text(value) if _is_part(value) else as_yaml(value)

@@ -1,6 +1,6 @@
-"""The text of each token. The texts of consecutive tokens joined are the text of all of them.
+"""Splits a text into the texts of its tokens. Joined, they are the whole text.
 
-A character whose bytes are several tokens belongs to the first of them, and the others have no text of their own.
+A character whose bytes are several tokens belongs to the first of these tokens, and the rest of them have no text.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ drop the blank before the first token that they decode.
 LONGEST = 8
 """The most tokens that one character is split into."""
 MOST_CHARACTERS = 4096
-"""The most text of a few tokens. Text of a token beyond this is added to the last token.
+"""The most characters of a few tokens. Further text of a token is added to the last token.
 """
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
@@ -41,8 +41,7 @@ def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _among_neighbours(ids: Sequence[int], token: int, rest: str, decode: Decode) -> tuple[str, int]:
-    """The text that begins with a token, and the index after the tokens that it needs. `rest` is the text from there
-    on."""
+    """The text that begins with a token, and the index after its last token. `rest` is the text from the token on."""
     start = max(0, token - CONTEXT)
     before = decode(list(ids[start:token]))
     for end in range(token + 1, min(token + LONGEST, len(ids)) + 1):
@@ -61,6 +60,6 @@ class TokenSpan(NamedTuple):
 
 
 def window_pieces(ids: Sequence[int], shown: TokenSpan, decode: Decode) -> list[str]:
-    """The texts of the tokens in `shown`, as they are among all of `ids`, at a cost that grows with `shown` alone."""
+    """The texts that the tokens in `shown` have among all of `ids`, at a cost that grows with `shown` alone."""
     start, end = max(0, shown.start - LONGEST), min(len(ids), shown.end + LONGEST)
     return token_pieces(ids[start:end], decode)[shown.start - start : shown.end - start]

@@ -13,7 +13,7 @@ DIGITS = 5
 
 def plain(value: Any) -> Any:
     """Convert a value to dicts, lists, texts and numbers. Numbers keep five digits. Numbers that are not finite become
-    texts, since JSON has none of them. Bytes, such as an image's, become their number."""
+    texts, since JSON lacks them. Of bytes, such as an image's, only their number is shown."""
     match value:
         case None | bool() | str() | int():
             return value

@@ -30,9 +30,9 @@ class ShownRun:
 
 
 def shown_runs(names: Iterable[str]) -> Mapping[str, ShownRun]:
-    """The runs that a command line names, by their keys: each a folder, or a name in runs/, or a folder of runs.
+    """The runs that a command line names, by their keys. Each name is a folder, a name in runs/, or a folder of runs.
 
-    Raises ConfigError: a name is no run, or there is none at all.
+    Raises ConfigError: a name is no run, or no run is named.
     """
     folders = list(dict.fromkeys(folder for name in names for folder in _folders(name)))
     if not folders:
@@ -51,7 +51,7 @@ def _folders(name: str) -> list[Path]:
         return [folder.resolve()]
     within = sorted(each.resolve() for each in Path(name).glob("*") if _is_run(each))
     if not within:
-        raise ConfigError(f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{known_runs(_is_run)}")
+        raise ConfigError(f"{name} is no run: name the folder of a run, which has a {CONFIG_FILE}{known_runs(_is_run)}")
     return within
 
 

@@ -18,14 +18,14 @@ CATALOGUE_ROWS = 48
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
 CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
-"""A file's number on its disk, and how far it was read; neither has more digits."""
+"""A file's inode, and the offset up to which it was read. Neither has more digits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A part of a file to show. `names` are metrics; one that ends with * means all that begin so. `after` is the
-    cursor of an earlier answer, and asks only for newer rows. `first` and `last` are times, if only the rows between
-    are wanted."""
+    """A part of a file to show. `names` are metrics; a name such as lag/* means all names with this beginning. With
+    `after`, the cursor of an earlier answer, only newer rows are wanted. With `first` and `last`, only rows between
+    these times are wanted."""
 
     names: Sequence[str]
     points: int = 1500
@@ -37,9 +37,9 @@ class Wanted:
 def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
     """The wanted columns of a role's metrics.
 
-    Keys: `step` and `time`, a number for each row that is shown; `columns`, the same by name, None where the row has no
-    such number; `rows`, how many there are in that part, estimated if only some were read; `all`, true if all are
-    shown; `reset`, true if the cursor was of another file, so that everything is sent; and `cursor`.
+    Keys: `step` and `time`, a number for each row that is shown; `columns`, numbers by name, `None` if the row lacks
+    it; `rows`, the number of rows in that part, estimated if only some were read. `all` is true if all rows are shown,
+    and `reset` if the cursor was of another file, so that everything is sent. `cursor` is for the next request.
     """
     with run.open_rows(file) as lines:
         if lines is None:

@@ -3,7 +3,7 @@
 | address | answer |
 | --- | --- |
 | / and FILE | the page; FILE is one of `page/` |
-| /api/runs | the runs with their states and how far each metrics file is: what the page polls |
+| /api/runs | the runs with their states, and a text for each metrics file that changes with it; the page polls this |
 | /api/runs/RUN/overview | state, warnings, roles, configuration |
 | /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
 | /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |
@@ -39,7 +39,7 @@ PAGE = Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 MOST_POINTS = 5000
 Answer = Callable[[ShownRun, web.Request], Any]
-"""Reads a run's folder, in a thread of its own, and gives plain values."""
+"""Reads a run's folder, in a worker thread, and returns plain values."""
 
 
 def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application:
@@ -47,7 +47,7 @@ def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application
     app = web.Application(middlewares=[guard(access), _with_reasons(ErrorLogger(log))])
     stores = ReplayStores()
     overviews = Overviews(stores)
-    # The rest of each address after /api/runs/RUN/, which may have {names} of its own for `request.match_info`.
+    # The part of each address after /api/runs/RUN/. It may have {names}, which are read from `request.match_info`.
     answers: Mapping[str, Answer] = {
         "overview": lambda shown, _: overviews.of(shown.run),
         "catalogue": lambda shown, _: catalogue(shown.run),
@@ -116,13 +116,12 @@ def _series(shown: ShownRun, request: web.Request) -> dict[str, Any]:
 
 
 def as_json(value: Any) -> web.Response:
-    """Plain values as ASCII, so that text with halves of surrogate pairs arrives as it is."""
+    """Plain values as ASCII, so that text with halves of surrogate pairs arrives unchanged."""
     return web.Response(body=json.dumps(value, allow_nan=False).encode(), content_type="application/json")
 
 
 def _with_reasons(errors: ErrorLogger) -> Middleware:
-    """A query that makes no sense, and a run's folder that cannot be read or has unexpected content, harm no other
-    answer."""
+    """Answer with the reason if a query makes no sense, or a run's folder cannot be read or has unexpected content."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:

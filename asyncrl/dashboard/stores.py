@@ -60,7 +60,7 @@ def dead_letters(stored: StoredRun) -> dict[str, Any]:
 
 
 def record_of(stored: StoredRun, name: str) -> dict[str, Any] | None:
-    """The record that the replay keeps of a trajectory for good; None: it has none."""
+    """The permanent record that the replay has of a trajectory; `None` if it has none."""
     try:
         facts = stored.record(name).facts
     except RefusedError:

@@ -1,4 +1,4 @@
-"""The values of tokens as plain lists, which a page colours text by."""
+"""The values of tokens as plain lists, by which a page colours text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.observe.shown_text import image_mark
 from asyncrl.types import Trajectory
 
 LOW_QUANTILE, HIGH_QUANTILE = 0.02, 0.98
-"""The scale of colours ends here, so that a few extreme tokens do not take all of it."""
+"""The scale of colours ends at these quantiles, so that a few extreme tokens do not take all of it."""
 
 
 def by_token(episode: KeptEpisode) -> dict[str, NDArray[Any]]:
@@ -52,7 +52,7 @@ def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabula
 
 
 def _with_images(pieces: list[str], trajectory: Trajectory, start: int) -> list[str]:
-    """The texts of the tokens from `start` on, where the first token of an image has its mark, and others no text."""
+    """The texts of the tokens from `start` on. The first token of an image has its mark, its other tokens no text."""
     found = list(pieces)
     for (begin, stop), name in zip(trajectory.image_spans.tolist(), trajectory.image_names, strict=True):
         for place in range(max(0, begin - start), min(len(found), stop - start)):

@@ -15,8 +15,8 @@ from asyncrl.text import reason_of
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`decode` gives the text of token ids, special tokens included. `special` are the ids of those. `problem` says
-    why `decode` gives ids instead of text; it is empty where it gives text."""
+    """`decode` gives the text of token ids, special tokens included. `special` are the ids of special tokens. `problem`
+    says why `decode` gives ids instead of text; it is empty if `decode` gives text."""
 
     decode: Decode
     special: frozenset[int] = frozenset()
@@ -29,7 +29,7 @@ def load_vocabulary(run: Run) -> Vocabulary:
     for path in _folders(run, problems.append):
         try:
             return _load(path)
-        # A folder may hold anything, and the libraries that read it raise what they like.
+        # A folder may have any content, and the libraries that read it may raise any exception.
         except Exception as error:  # noqa: BLE001 - the page shows the reason
             problems.append(f"{path}: {reason_of(error)}")
     return Vocabulary(ids_as_text, problem="; ".join(problems) or "the run has no model.path")
@@ -42,7 +42,7 @@ def _folders(run: Run, problem: Callable[[str], None]) -> list[str]:
         # All other keys may come from another version of asyncrl.
         path = run.real_values()["model.path"]
     except ConfigError as error:
-        problem(f"model.path is not known: {reason_of(error)}")
+        problem(f"model.path is unknown: {reason_of(error)}")
         return found
     return [*found, path] if isinstance(path, str) and path != REQUIRED else found
 
@@ -70,7 +70,7 @@ def _load_slow(path: str) -> Vocabulary:
 
 
 def _cached(path: str, name: str) -> str | None:
-    """A file of a model's folder, or of the cache of a model that was downloaded before; None: it is not there."""
+    """A file of a model's folder, or of the cache of a model that was downloaded before; `None` if it is missing."""
     if Path(path).is_dir():
         return str(Path(path) / name) if (Path(path) / name).is_file() else None
     from huggingface_hub import try_to_load_from_cache

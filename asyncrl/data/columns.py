@@ -1,4 +1,4 @@
-"""The types of Arrow columns."""
+"""Functions over the types of Arrow columns."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PLAIN = {
 
 
 def fields(kind: pa.DataType) -> list[str]:
-    """The fields of a struct; none of another type."""
+    """The names of the fields of a struct; empty for other types."""
     return [kind.field(index).name for index in range(kind.num_fields)] if pa.types.is_struct(kind) else []
 
 
 def is_struct(kind: pa.DataType) -> bool:
-    """True also for a column of nulls."""
+    """True for a struct, and for a column of nulls."""
     return bool(pa.types.is_struct(kind) or pa.types.is_null(kind))
 
 
@@ -34,7 +34,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """True where a message can carry the column's values as Python has them."""
+    """True if a message can carry the column's Python values unchanged."""
     level = [kind]
     while level:
         nested = [each for each in level if pa.types.is_struct(each) or is_list(each)]
@@ -45,8 +45,8 @@ def is_plain(kind: pa.DataType) -> bool:
 
 
 def depth(kind: pa.DataType) -> int:
-    """The number of lists and maps within each other."""
+    """The nesting depth of a type. A plain type has depth 1."""
     found, level = 0, [kind]
-    while level:  # A file may be nested deeper than Python's stack.
+    while level:  # Not recursive: a file may be nested deeper than Python's stack.
         found, level = found + 1, [each.field(index).type for each in level for index in range(each.num_fields)]
     return found

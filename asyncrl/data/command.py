@@ -1,4 +1,4 @@
-"""`asyncrl data SET`: task files from published data sets that are on this machine."""
+"""`asyncrl data SET`: makes a task file from a published data set on this machine, or from an environment's tasks."""
 
 from __future__ import annotations
 
@@ -35,48 +35,48 @@ SETS: Mapping[str, str] = {
     "gsm8k": "GSM8K: question, answer that ends in #### N; rule gsm8k",
     "math": "MATH: problem, solution with \\boxed; rule math (asyncrl[math])",
     "dapo": "DAPO-Math-17k: verl's layout, each problem kept once; rule exact_number",
-    "search": "HotpotQA and the like: question, golden_answers or answer; rule f1",
-    "code": "APPS, TACO and the like: question, input_output; rule code",
-    "tools": "xLAM and the like: query, tools, answers; rule tool_calls",
+    "search": "HotpotQA and similar sets: question, golden_answers or answer; rule f1",
+    "code": "APPS, TACO and similar sets: question, input_output; rule code",
+    "tools": "xLAM and similar sets: query, tools, answers; rule tool_calls",
     "reasoning-gym": "tasks that reasoning-gym makes (asyncrl[reasoning-gym]); rule reasoning_gym",
-    "verifiers": "tasks of an environment of verifiers, which another Python has (docs/environments.md)",
-    "gym": "games of textarena, gem and others, which another Python has (docs/environments.md); rule environment",
+    "verifiers": "tasks of a verifiers environment, which is installed in another Python (docs/environments.md)",
+    "gym": "games of textarena, gem and others, installed in another Python (docs/environments.md); rule environment",
     "openenv": "tasks of an OpenEnv server (docs/environments.md); rule environment",
-    "nemo-gym": "data of NeMo Gym for a resources server (docs/environments.md); rule environment",
+    "nemo-gym": "tasks of NeMo Gym for a resources server (docs/environments.md); rule environment",
 }
 SOURCES = {
     "gsm8k": "folder with train.jsonl, or with SPLIT.jsonl for --split SPLIT",
     "reasoning-gym": "NAME?size=1000&seed=0, with any further options of the data set",
-    "verifiers": "id of the environment, as its package is imported",
+    "verifiers": "id of the environment, under which its package is imported",
     "gym": "textarena:ID, gem:ID, or MODULE:FUNCTION, which makes a game",
     "openenv": "address of the server, such as http://127.0.0.1:8000",
     "nemo-gym": "file with JSON lines",
 }
-"""The meaning of --source, if it is no file, folder or pattern of files."""
+"""The meaning of --source for sets whose source is not a file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
-"""Sets of several publishers, with the data source that their tasks have unless another is named."""
+"""Sets of several publishers, each with the default of --data-source."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "python": {"default": "python", "help": "a Python that has the environment's packages"},
-    "args": {"default": "{}", "help": "JSON: what the environment is made with"},
-    "limit": {"type": int, "help": "take as many tasks"},
-    "first": {"type": int, "default": 0, "help": "number of the first task: its seed, or its place in the list"},
-    "prompt": {"help": "what the policy reads before the first observation; else the environment's description"},
+    "args": {"default": "{}", "help": "JSON: arguments of the environment"},
+    "limit": {"type": int, "help": "the largest number of tasks"},
+    "first": {"type": int, "default": 0, "help": "number of the first task: its seed, or its index in the list"},
+    "prompt": {"help": "text before the first observation (the environment's description)"},
 }
-"""Further options."""
+"""Options that only some sets have."""
 MORE = {
     "verifiers": ("python", "args", "limit"),
     "gym": ("python", "args", "limit", "first"),
     "openenv": ("limit", "first", "prompt"),
 }
-"""The sets that have some of them."""
+"""The options in FLAGS that each set has."""
 NAMES = {"args": "arguments"}
-"""Names of parameters that differ from the names of their options."""
+"""Options whose parameter in the converters has another name."""
 PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
-"""The programs that play the tasks, with the Python that wrote them."""
+"""Sets whose episodes a program plays in the other Python."""
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line."""
+    """The command's entry point."""
     parser = argparse.ArgumentParser(prog="asyncrl data", description="Make task files from published data sets.")
     sets = parser.add_subparsers(dest="set", metavar="SET", required=True)
     for name, meaning in SETS.items():
@@ -85,14 +85,14 @@ def main(argv: Sequence[str]) -> None:
         one.add_argument("--source", required=True, help=what)
         one.add_argument("--out", type=Path, required=True, help="Parquet file to write")
         one.add_argument("--split", default="train", help="the split's name: train (default), test ...")
-        one.add_argument("--user", help="simulated user of the tasks (docs/environments.md), such as checker")
+        one.add_argument("--user", help="name of a simulated user (docs/environments.md), such as checker")
         if name in NAMED:
             one.add_argument("--data-source", default=NAMED[name], help=f"data source of the tasks ({NAMED[name]})")
         for flag in MORE.get(name, ()):
             one.add_argument(f"--{flag}", **FLAGS[flag])
     if argv and argv[0] not in SETS and not argv[0].startswith("-"):
         hint = did_you_mean(argv[0], SETS) or f"; use one of {', '.join(SETS)}"
-        parser.error(f"there is no set {argv[0]!r}{hint}")
+        parser.error(f"unknown set {argv[0]!r}{hint}")
     arguments = parser.parse_args(argv)
     source = getattr(arguments, "data_source", "")
     more = {NAMES.get(flag, flag): getattr(arguments, flag) for flag in MORE.get(arguments.set, ())}
@@ -100,14 +100,14 @@ def main(argv: Sequence[str]) -> None:
         arguments.set, arguments.source, arguments.out, arguments.split, source, arguments.user, print_line, **more
     )
     reason = {"dapo": "are repeated", "code": "have no tests", "nemo-gym": "have no prompt"}.get(arguments.set)
-    rest = f"; {left_out} rows left out, which {reason}" if left_out else ""
+    rest = f"; left out {left_out} rows that {reason}" if left_out else ""
     sys.stdout.write(f"wrote {rows} tasks to {arguments.out}{rest}\n")
     if arguments.set in PROGRAMS:
         command = json.dumps([arguments.python, str(PROGRAMS[arguments.set])])
-        sys.stdout.write(f"their episodes are played by actor.agent_command='{command}'\n")
+        sys.stdout.write(f"to play their episodes, set actor.agent_command='{command}'\n")
         if path := os.environ.get("PYTHONPATH"):
             variables = json.dumps({"PYTHONPATH": path})
-            sys.stdout.write(f"which find your modules with actor.agent_environment='{variables}'\n")
+            sys.stdout.write(f"and, to find your modules, actor.agent_environment='{variables}'\n")
 
 
 def convert(
@@ -120,9 +120,11 @@ def convert(
     say: Callable[[str], None] | None = None,
     **more: Any,
 ) -> tuple[int, int]:
-    """Write the tasks of the published `source` to the Parquet file `out`; returns how many, and how many rows
-    became none. `user` is the simulated user that the tasks name, to whom they give the ground truth. `say`
-    gets lines of progress, else the log. `more` are further parameters of the set's `tasks`. Raises DataError."""
+    """Write the tasks of `source` to the Parquet file `out`. Return the numbers of tasks and of rows left out.
+
+    `user`: the simulated user of the tasks, which gets the ground truth. `say` gets lines of progress; None: they are
+    logged. `more` are further parameters of the set's converter. Raises DataError.
+    """
     named = data_source or NAMED.get(name, "")
     readers: Mapping[str, Callable[[], Iterable[Task | None]]] = {
         "gsm8k": partial(gsm8k.tasks, Path(source), split),
@@ -144,7 +146,7 @@ def convert(
             advance(1)
     found = [replace(task, extra_info=_extra(task, split, user)) for task in rows if task]
     if not found:
-        raise DataError(f"{source} has no row that can be a task")
+        raise DataError(f"{source} has no row that can become a task")
     return write_tasks(out, found), len(rows) - len(found)
 
 

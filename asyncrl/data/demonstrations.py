@@ -1,8 +1,8 @@
-"""Demonstrations from files: conversations whose assistant turns the policy learns to say.
+"""Reads demonstrations from files: conversations whose assistant turns the policy learns.
 
 Columns: `messages` (a chat with tool calls and results, as messages or as their JSON text), or `prompt` (messages, JSON
 text of them, or plain text) and `response` (text). Optional: `tools` (OpenAI schemas, as structs or as JSON text). The
-files are those that `asyncrl.data.tables` reads.
+supported files are listed in `asyncrl.data.tables`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ COLUMNS = ("messages", "prompt", "response", "tools")
 
 @dataclass(frozen=True, slots=True)
 class Demonstration:
-    """A conversation as in its row, and the schemas of its tools; empty if the row has none."""
+    """A conversation, and the schemas of its tools (empty: no tools)."""
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] = ()
 
 
 class DemonstrationFile(Sequence[Demonstration]):
-    """The demonstrations of one file, or of several. Rows are read on demand.
+    """The demonstrations in one or several files. Rows are read on demand.
 
-    Raises DataError, which names the file, column or row that cannot be used; a bad row raises it when it is read.
+    Raises DataError, which names the file, column or row that cannot be used. For a bad row, reading the row raises it.
     """
 
     def __init__(self, sources: Sequence[str | Path]) -> None:
@@ -41,7 +41,7 @@ class DemonstrationFile(Sequence[Demonstration]):
         if "messages" not in found and not {"prompt", "response"} <= found:
             raise DataError(
                 f"{self._name}: demonstrations need a column messages, or the columns prompt and response; it has "
-                f"{', '.join(sorted(found))}. A demonstration in a column of a task file is for `asyncrl train`, by "
+                f"{', '.join(sorted(found))}. For demonstrations in a column of a task file, use `asyncrl train` with "
                 "data.demonstration=COLUMN"
             )
         if not len(self._rows):
@@ -54,11 +54,11 @@ class DemonstrationFile(Sequence[Demonstration]):
 
     @property
     def column(self) -> str:
-        """The column that has the turns of the policy."""
+        """The column with the assistant turns."""
         return "messages" if "messages" in self._rows.columns else "response"
 
     def place(self, row: int) -> str:
-        """The file and the row or line of a demonstration, in words."""
+        """The position of a demonstration as text, such as `a.jsonl: line 3`."""
         return self._rows.file_of(row).place(row)
 
     def __len__(self) -> int:
@@ -90,22 +90,24 @@ class DemonstrationFile(Sequence[Demonstration]):
 
 
 def read_continuation(value: Any) -> Sequence[Mapping[str, Any]]:
-    """The messages that a demonstration of a task adds to its prompt: messages, their JSON text, or the plain text of
-    one answer; none for null. Raises ValueError."""
+    """The messages that a demonstration adds to a task's prompt; empty for null. Raises ValueError.
+
+    `value` is a list of messages, JSON text of messages, or the plain text of one answer.
+    """
     if value is None:
         return ()
     if value == "":
-        raise ValueError("it is empty text; null says that there is none")
+        raise ValueError("it is empty text; use null if there is no demonstration")
     if isinstance(value, str) and not _is_json(value):
         return ({"role": "assistant", "content": value},)
     found = _messages(value)
     if all(message["role"] != "assistant" for message in found):
-        raise ValueError("it has no assistant turn, which could be learned")
+        raise ValueError("it has no assistant turn to learn")
     return found
 
 
 def _messages(value: Any) -> list[Mapping[str, Any]]:
-    """Raises ValueError."""
+    """The messages in a list or in JSON text. Raises ValueError."""
     try:
         found = parse_json(value) if isinstance(value, str) else value
     except RecursionError as error:
@@ -116,7 +118,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
         raise ValueError("each message must have a role and a content")
     messages: list[Mapping[str, Any]] = [message_of(each) for each in found]
     try:
-        # Text of JSON may have half a character, which no tokenizer takes.
+        # JSON text may have half of a surrogate pair, which tokenizers refuse.
         check_sendable(messages)
     except WireError as error:
         raise ValueError(str(error)) from error
@@ -124,26 +126,25 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
 
 
 def _prompt(value: Any) -> list[Mapping[str, Any]]:
-    """Raises ValueError."""
+    """The messages of a prompt, which may be plain text. Raises ValueError."""
     if isinstance(value, str) and not _is_json(value):
         return [{"role": "user", "content": value}]
     return _messages(value)
 
 
 def _is_json(text: str) -> bool:
-    """True if a text is JSON of messages, and not plain text that a speaker says."""
+    """True if a text is JSON of messages, not plain text."""
     return text.lstrip().startswith("[{")
 
 
 def _text(value: Any) -> str:
-    """Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError(f"it must be text, not {value!r:.100}")
     return value
 
 
 def _tools(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Raises ValueError: neither schemas nor JSON text."""
+    """The schemas of tools. Raises ValueError: the value is neither schemas nor JSON text."""
     if isinstance(value, str):
         return tuple(schemas(value))
     return tuple(schema for tool in value or () for schema in schemas(tool))

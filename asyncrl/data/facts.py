@@ -1,4 +1,4 @@
-"""The facts by which tasks are named and searched, as columns of the same types for rows of every kind."""
+"""The facts of tasks that their ids and searches need, as columns of the same types for all kinds of files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from asyncrl.data.columns import fields, is_text
 from asyncrl.types import Task
 
 ENVIRONMENT = "environment"
-"""The column, or else the field of `extra_info`, that names the environment of a task."""
+"""The column with the name of a task's environment; without the column, the field of `extra_info`."""
 USER = "interaction_kwargs"
 _TEXT = pa.large_string()
 FACTS = pa.schema([(name, _TEXT) for name in ("data_source", "split", "index", "environment", "user", "roles")])
-"""`split`, `environment` and `user` are null where the row names none, and `index` where it is no text or whole number;
-`roles` has the roles of the prompt.
+"""`split`, `environment` and `user` are null if the row has no such value; `index` is also null if it is neither text
+nor an integer. `roles` has the roles of the prompt's messages, separated by spaces.
 """
 
 
 def facts_of_tasks(tasks: Iterable[Task]) -> pa.Table:
-    """The facts of tasks whose messages come straight from their rows."""
+    """The facts of tasks."""
     return pa.Table.from_pylist([_facts(task) for task in tasks], FACTS)
 
 
@@ -45,7 +45,7 @@ def _text(value: Any) -> str | None:
 
 
 def facts_of_table(table: pa.Table) -> pa.Table:
-    """The facts of rows in columns that were checked."""
+    """The facts of the rows of a table that `TableChecks` has checked."""
     environment = _extra(table, is_text, ENVIRONMENT)
     if ENVIRONMENT in table.column_names:
         environment = pc.coalesce(table.column(ENVIRONMENT).cast(_TEXT), environment)
@@ -61,7 +61,7 @@ def facts_of_table(table: pa.Table) -> pa.Table:
 
 
 def _extra(table: pa.Table, fits: Callable[[pa.DataType], bool], *path: str) -> pa.ChunkedArray:
-    """The texts at a path in `extra_info`; nulls where there is none, or its type does not fit."""
+    """The values at a path in `extra_info` as text; nulls if the path does not exist or its type does not fit."""
     kind = table.schema.field("extra_info").type if "extra_info" in table.column_names else pa.null()
     for name in path:
         kind = kind.field(name).type if name in fields(kind) else pa.null()

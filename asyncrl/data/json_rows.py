@@ -1,4 +1,4 @@
-"""The rows of JSON files: one object a line, or one list of objects. A value has the type that JSON gives it there."""
+"""Reads the rows of JSON files: one object per line, or one list of objects. Each value keeps its JSON type."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HEAD_BYTES = 1024
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows in order. Raises DataError, which names the line or the row, or says that there is none."""
+    """The rows in order. Raises DataError, which names the line or row: it is damaged, or the file has no rows."""
     count = 0
-    # Arrow would make dates of texts that look like dates, and decimals of whole numbers, and names no line.
+    # Not Arrow's JSON reader, which turns texts into dates and integers into decimals, and names no lines in errors.
     for row in _lines(path) if has_lines(path) else _list(path):
         yield row
         count += 1
@@ -29,9 +29,10 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 class WantedRows:
-    """The columns `required` and `optional` of each row, in verl's layout. `columns` are those that rows had so far.
+    """The columns `required` and `optional` of each row, in verl's layout.
 
-    Iteration raises DataError: a row cannot be read or sent; at its end: no row had a required column.
+    `columns` are the wanted columns that the rows so far had. Iteration raises DataError: a row cannot be read or sent,
+    or in the end no row had a required column.
     """
 
     def __init__(self, path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> None:
@@ -59,7 +60,7 @@ class WantedRows:
 
 
 def has_lines(path: Path) -> bool:
-    """True if the rows of a file are the lines of a text."""
+    """True if each line of a file is a row. Raises DataError."""
     if path.suffix not in JSON_SUFFIXES:
         return False
     try:
@@ -93,5 +94,5 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _text(content: bytes) -> bytes:
-    """Without the mark that some programs on Windows write before UTF-8."""
+    """The content without the byte order mark that some programs on Windows write."""
     return content.removeprefix(BOM_UTF8)

@@ -1,8 +1,8 @@
-"""The mapping from columns of files to fields of tasks, for files that are not in verl's layout.
+"""Maps columns of files to fields of tasks, for files that are not in verl's layout.
 
-`columns` maps a field to the column that has it: `prompt` (text, which becomes a message of the user, or messages),
-`ground_truth`, `data_source`, `tools`, `environment`; any other name becomes `extra_info.NAME`. A column within a
-struct is named with dots. A field that is not mapped is read from the column of its own name.
+`columns` maps a field to its column. The fields are `prompt` (messages, or text that becomes a user message),
+`ground_truth`, `data_source`, `tools` and `environment`; any other name becomes `extra_info.NAME`. Dots name a column
+within a struct. A field that is not mapped is read from the column with the field's name.
 """
 
 from __future__ import annotations
@@ -18,31 +18,33 @@ from asyncrl.errors import DataError
 
 TRUTH = "ground_truth"
 _WHOLE = ("prompt", "data_source", "tools", "environment")
-"""Fields that are columns of their own."""
+"""Fields that are top-level columns in verl's layout."""
 
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Empty `columns` take files as they are. A `system_prompt` is put before the messages of tasks that have no
-    system message."""
+    """The mapping `columns`, which is empty for files in verl's layout, and a `system_prompt`.
+
+    The system prompt is added to tasks without a system message.
+    """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     system_prompt: str | None = None
 
     def messages(self, given: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The messages of a task."""
+        """The messages of a task, with the system prompt."""
         if self.system_prompt is None or any(each["role"] == "system" for each in given):
             return given
         return [{"role": "system", "content": self.system_prompt}, *given]
 
     def read(self, wanted: Sequence[str]) -> list[str]:
-        """The columns of a file that hold the columns `wanted` of verl's layout."""
+        """The columns to read from a file, in order to have the columns `wanted` in verl's layout."""
         return list(dict.fromkeys([*wanted, *(path.split(".")[0] for path in self.columns.values())]))
 
     def applied(self, table: pa.Table, place: str, name: str) -> pa.Table:
-        """The rows in verl's layout. `place` is the file, for errors; `name` is the data source of rows that have none.
+        """The rows in verl's layout. `name` is the data source if the file has no column for it.
 
-        Raises DataError: a column is not there, or has values that its field cannot have.
+        Raises DataError, which names the file `place`: a column is missing, or has values that its field cannot have.
         """
         if not self.columns:
             return table
@@ -51,7 +53,7 @@ class RowLayout:
         return pa.Table.from_batches(batches) if batches else pa.table({})
 
     def row(self, values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """One row in verl's layout. `name` is its data source where it has none."""
+        """One row in verl's layout. `name` is the data source of a row without one."""
         if not self.columns:
             return values
         given = {wanted: value_at(values, path) for wanted, path in self.columns.items()}
@@ -92,11 +94,11 @@ class RowLayout:
 
 
 AS_THEY_ARE = RowLayout()
-"""The layout of files that are in verl's layout."""
+"""No mapping, for files in verl's layout."""
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:
-    """The value at a path with dots; null where the row has none."""
+    """The value at a path with dots; None if the row has no such value."""
     found: Any = values
     for name in path.split("."):
         found = found.get(name) if isinstance(found, Mapping) else None
@@ -122,13 +124,15 @@ def _at(batch: pa.RecordBatch, path: str) -> pa.Array:
 
 
 def _messages(values: pa.Array, place: str) -> pa.Array:
-    """Texts as messages of the user; messages as they are."""
+    """A column of messages. Each text becomes a user message; messages stay unchanged."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return values
     texts = values.cast(pa.large_string())
     if texts.null_count:
-        raise DataError(f"{place}: the column that data.columns gives for prompt has no text in a row; drop such rows")
+        raise DataError(
+            f"{place}: the column that data.columns gives for prompt is null in a row; drop the rows without text"
+        )
     roles = pa.repeat(pa.scalar("user"), len(texts))
     messages = pa.StructArray.from_arrays([roles, texts], ["role", "content"])
     return pa.LargeListArray.from_arrays(pa.array(range(len(texts) + 1), pa.int64()), messages)

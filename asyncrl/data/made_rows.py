@@ -1,9 +1,9 @@
-"""The rows of a run's tasks in one Arrow file, which roles map into their memory and read row by row.
+"""Stores the rows of a run's tasks in one Arrow file, which roles map into memory and read row by row.
 
-A start writes it where a class makes the tasks, where sources name no files, and where the rows of files do not fit
-into memory (`data.keep_in_memory=false`). The file has the rows in the order of the sources, packed as
-`asyncrl.data.rows` says, and says which of them came from where. It is written part by part, so it may be larger than
-memory. A run keeps it, because its episodes know tasks by their row in it.
+The start of a run writes this file in three cases: a class makes the tasks, a source is not a file, or the rows do not
+fit into memory (`data.keep_in_memory=false`). The file has the packed rows (`asyncrl.data.rows`) in the order of the
+sources, with the source of each. It is written in parts, so it may be larger than memory. The run keeps the file,
+because episodes refer to tasks by their row.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ _SCHEMA = pa.schema([*FACTS, (PACKED, pa.large_binary())])
 def write_rows(
     path: Path, parts: Iterable[RowPart], reader: RowReader, advance: Callable[[int], None] = lambda rows: None
 ) -> int:
-    """Write the rows of all parts, of each of which `reader` makes a task; returns how many. `advance` is told of rows
-    as they are written.
+    """Write the rows of all parts, and return their number. `advance` is called with the number of rows just written.
 
-    Raises DataError: a source cannot be read, or a row is no task; OSError: the disk.
+    Raises DataError: a source cannot be read, or `reader` cannot make a task from a row. Raises OSError.
     """
     partial = partial_name(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +52,7 @@ def write_rows(
 
 
 def read_made(path: Path) -> Rows:
-    """The rows that `write_rows` wrote, which stay on the disk until they are needed. Raises DataError."""
+    """The rows that `write_rows` wrote, mapped into memory. Raises DataError."""
     try:
         with pa.ipc.open_file(pa.memory_map(str(path))) as made:
             found = [made.get_batch_with_custom_metadata(number) for number in range(made.num_record_batches)]
@@ -64,7 +63,7 @@ def read_made(path: Path) -> Rows:
             last = files.pop() if files and files[-1].path == name else TableFile(name, first, 0, lines)
             files.append(TableFile(name, last.first, last.rows + batch.num_rows, lines))
     except (OSError, ValueError, LookupError, TypeError, pa.ArrowInvalid) as error:
-        raise DataError(f"{path} cannot be read: {error}; another run.name makes it again") from error
+        raise DataError(f"{path} cannot be read: {error}; start a run with another run.name") from error
     parts = [RowTable(0, table.select([PACKED]))]
     return Rows(parts, files, made=path, facts=table.select(FACTS.names))
 

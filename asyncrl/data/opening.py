@@ -1,8 +1,8 @@
-"""The tasks of a run: the rows of its files, or tasks that a start made, without the ones whose prompts are too long.
+"""Opens the tasks of a run: rows of files, or tasks that the first start has made, without tasks with long prompts.
 
-A start makes tasks once if `data.dataset` makes them, a source names no files, or rows do not fit into memory. It
-measures prompts once. It writes both into the run's folder. Every role that needs the tasks reads them there, so that
-all roles and a resumed run have the same tasks in the same order.
+The first start makes the tasks if `data.dataset` is set, a source is not a file, or rows do not fit into memory. It
+also measures the prompts. Both go into the run's folder, where every role reads them. So all roles and a resumed run
+have the same tasks in the same order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from asyncrl.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """The settings on which the tokens of a conversation depend: the files of the `model`, and how its chat template
-    shows the tools of the `actor`. Files in the run's folder are named after them."""
+    """The settings in the sections `model` and `actor` that determine the tokens of a conversation.
+
+    Names of files in the run's folder contain a hash of these settings.
+    """
 
     model: Sequence[object]
     actor: Sequence[object]
@@ -35,16 +37,16 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class RunTasks:
-    """The tasks of a run, as its section `data` describes them. `run_dir` is the run's folder."""
+    """The tasks of a run, given its section `data` and its folder."""
 
     data: DataConfig
     run_dir: Path
     rendering: Rendering
 
     def usable(self, sources: Sequence[str]) -> TaskFile:
-        """Return the tasks of `data.train` or `data.eval` (`sources`) that the run uses.
+        """The tasks of `sources` (`data.train` or `data.eval`) whose prompts are not too long.
 
-        Raises DataError: they cannot be used, none is left, or no start has measured their prompts.
+        Raises DataError: the tasks cannot be used, none is left, or their prompts were not measured.
         """
         tasks, data = self.all(sources), self.data
         if data.max_prompt_length is None or not data.filter_overlong:
@@ -52,28 +54,30 @@ class RunTasks:
         return tasks.left(read_lengths(self.lengths_file(tasks), len(tasks)) <= data.max_prompt_length)
 
     def all(self, sources: Sequence[str]) -> TaskFile:
-        """Return the tasks of `sources`, also the ones whose prompts are too long. Training tasks have their
-        demonstrations. Raises DataError: they cannot be used, or no start has made them."""
+        """All tasks of `sources`, also tasks with long prompts. Training tasks have their demonstrations.
+
+        Raises DataError: the tasks cannot be used, or were not made yet.
+        """
         demonstration = self.demonstration(sources)
         path = self.made_file(sources)
         if path is None:
             return TaskFile(sources, demonstration, self.layout)
         if not path.exists():
-            raise DataError(f"{self._made_by(sources)}: there is no {path}; `asyncrl train` makes it")
-        # A start writes tasks in verl's layout. A class makes no demonstrations.
+            raise DataError(f"{self._made_by(sources)}: {path} does not exist; `asyncrl train` makes it")
+        # The file is already in verl's layout.
         return TaskFile(path, demonstration, RowLayout({}, self.data.system_prompt), read_made(path))
 
     def demonstration(self, sources: Sequence[str]) -> str | None:
-        """The column of `sources` that has demonstrations. None for evaluation tasks, which have none."""
+        """The column of `sources` with demonstrations; None for evaluation tasks, which have no demonstrations."""
         return self.data.demonstration if sources == self.data.train else None
 
     @property
     def layout(self) -> RowLayout:
-        """The columns in which the files have the fields of tasks."""
+        """The mapping from columns of the files to fields of tasks."""
         return RowLayout(self.data.columns, self.data.system_prompt)
 
     def made_file(self, sources: Sequence[str]) -> Path | None:
-        """The file in the run's folder with the tasks that a start makes of `sources`. None: roles read the sources."""
+        """The file in the run's folder with the tasks made from `sources`. None: roles read the sources themselves."""
         data = self.data
         if data.dataset is not None:
             digest = digest_of([list(sources), data.dataset, data.dataset_params])
@@ -90,8 +94,11 @@ class RunTasks:
         return ", ".join(named) or f"data.keep_in_memory={str(self.data.keep_in_memory).lower()}"
 
     def lengths_file(self, tasks: TaskFile) -> Path:
-        """The file in the run's folder with the length of each prompt, int32[rows]. Its name depends on everything on
-        which the lengths depend: the files with their sizes, the system prompt, the model, and the tools."""
+        """The file in the run's folder with the length of each prompt, int32[rows].
+
+        Its name contains a hash of everything that determines the lengths: the files with their sizes, the columns, the
+        system prompt, the model and the tools.
+        """
         made = tasks.made
         files = [(str(each.path), each.rows, 0 if made else each.path.stat().st_size) for each in tasks.files]
         if made is not None:
@@ -102,11 +109,11 @@ class RunTasks:
 
 
 def read_lengths(path: Path, rows: int) -> NDArray[np.int32]:
-    """Read the lengths int32[rows] that a start wrote. Raises DataError: it wrote none, or the file is damaged."""
+    """The lengths int32[rows] of prompts, from a file. Raises DataError: the file does not exist, or is damaged."""
     try:
         lengths: NDArray[np.int32] = np.load(path, allow_pickle=False)
         if lengths.shape != (rows,):
-            raise ValueError(f"{path} has lengths {lengths.shape} of {rows} prompts")
+            raise ValueError(f"{path} has lengths of shape {lengths.shape} for {rows} prompts")
     except (OSError, EOFError, ValueError) as error:
         raise DataError(
             f"data.filter_overlong=true: the lengths of prompts cannot be read: {error}; `asyncrl train` measures them"
@@ -115,5 +122,5 @@ def read_lengths(path: Path, rows: int) -> NDArray[np.int32]:
 
 
 def digest_of(values: Sequence[object]) -> str:
-    """A short digest of plain values, for the name of a file that depends on them."""
+    """A short hash of plain values, for the name of a file that depends on them."""
     return hashlib.sha256(json.dumps(values, default=str).encode()).hexdigest()[:16]

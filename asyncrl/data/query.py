@@ -1,4 +1,4 @@
-"""Sources of tasks that are named and not files: `KIND:NAME?KEY=VALUE&KEY=VALUE`."""
+"""Sources of tasks that are not files: `KIND:NAME?KEY=VALUE&KEY=VALUE`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from asyncrl.errors import DataError
 
 @dataclass(frozen=True)
 class SourceQuery:
-    """The name, and the values by their keys, with `%` and `+` decoded as in a URL."""
+    """The name and the values of a source, with `%` and `+` decoded as in a URL."""
 
     name: str
     values: dict[str, str]
 
     @staticmethod
     def of(source: str, form: str) -> SourceQuery:
-        """Read the text after `KIND:`. Raises DataError, which tells the `form`: the source has another one."""
+        """Read a source. Raises DataError, which shows the right `form`: the source has another form."""
         name, mark, rest = source.partition(":")[2].partition("?")
         try:
             pairs = parse_qsl(rest, keep_blank_values=True, strict_parsing=True) if mark else []

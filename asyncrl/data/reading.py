@@ -1,19 +1,19 @@
-"""Tasks from files in verl's layout. Rows are read on demand, so millions of them take little memory.
+"""Reads tasks from files in verl's layout. Rows become tasks on demand, so millions of rows take little memory.
 
 Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `ground_truth`). Optional columns:
 
-- `extra_info`: a struct with `index`, `split`, `tools_kwargs` and others.
+- `extra_info`: a struct with `index`, `split`, `tools_kwargs` and other fields.
 - `tools`: OpenAI schemas, as structs or as JSON text.
 - `environment`: text, which becomes `extra_info.environment` of the task.
-- The column that the option `data.demonstration` names: the messages that a demonstration adds to the prompt, their
-  JSON text, or plain text, which is one answer. It is null if a task has none.
+- the column named by `data.demonstration`: messages that follow the prompt, their JSON text, or the plain text of one
+  answer; null if the task has no demonstration.
 
-A task's id is `data_source/split/index`. The row's number in all files together replaces an `index` that is missing or
-not unique, and the stem of the row's file replaces a missing `split`.
+A task's id is `data_source/split/index`. If an `index` is missing or not unique, all ids have the row's number, counted
+over all files. A missing `split` is the stem of the file's name.
 
-Opening files checks all of them: Parquet column by column, JSON row by row. Files that a start made were checked when
-they were written. Without the check, a row that no message can carry would stop a run half-way: values nested too deep,
-half of a surrogate pair in a schema, text that is not UTF-8.
+Opening files checks all rows: Parquet column by column, JSON row by row. Files that the start of a run made were
+checked when they were written. Without the check, a row that no message can carry would stop a run half-way. Examples
+are values nested too deep, half of a surrogate pair in a schema, and text that is not UTF-8.
 """
 
 from __future__ import annotations
@@ -44,9 +44,11 @@ RECENT_TASKS = 1024
 
 
 class TaskFile(Sequence[Task]):
-    """The tasks of one file, or of several (`asyncrl.data.tables`), or of the `rows` that a start made of the sources;
-    with the demonstrations of the column `demonstration`, if one is named. Raises DataError, which names the file,
-    column or row that cannot be used."""
+    """The tasks of one or several files (`asyncrl.data.tables`), or of `rows` that the start of a run has made.
+
+    `demonstration` is the column with demonstrations; None: tasks have no demonstrations. Raises DataError, which names
+    the file, column or row that cannot be used.
+    """
 
     def __init__(
         self,
@@ -75,17 +77,17 @@ class TaskFile(Sequence[Task]):
 
     @property
     def made(self) -> Path | None:
-        """The file that a start made of the rows; None: the rows come from `files`."""
+        """The file of rows that the start of a run has made; None if the rows come from `files`."""
         return self._rows.made
 
     def place(self, row: int) -> str:
-        """The file and the row or line of a task, in words."""
+        """The position of a task as text, such as `a.jsonl: line 3`."""
         number = int(self._numbers[row])
         return self._rows.file_of(number).place(number)
 
     def left(self, kept: NDArray[np.bool_]) -> TaskFile:
-        """Only the tasks for which `kept` (bool[rows]) is true; their ids and row numbers stay. No row is copied, since
-        they may not fit into memory. Raises DataError: none.
+        """The tasks for which `kept` (bool[rows]) is true, with unchanged ids. Rows are not copied, since they may not
+        fit into memory. Raises DataError: no task is left.
         """
         if not kept.any():
             raise DataError(f"{self._name}: no task is left of {len(self)}")
@@ -95,7 +97,7 @@ class TaskFile(Sequence[Task]):
         return selected
 
     def _checked(self, part: RowTable) -> pa.Table:
-        """The facts of rows that can be used. Raises DataError: one cannot."""
+        """Check rows, and return their facts. Raises DataError: a row cannot be used."""
         numbers = range(part.first, part.first + len(part.table))
         if part.is_packed:
             rows = zip(numbers, part.each(), strict=True)
@@ -115,7 +117,7 @@ class TaskFile(Sequence[Task]):
         return bool(keyed.group_by(keyed.column_names).aggregate([]).num_rows == len(self))
 
     def _splits(self) -> pa.ChunkedArray:
-        """The split of each row as its id has it."""
+        """The split of each row, as in its id."""
         stems = [pa.repeat(pa.scalar(file.path.stem, pa.large_string()), file.rows) for file in self._rows.files]
         return pc.coalesce(self._facts.column("split"), pa.chunked_array(stems))
 
@@ -134,22 +136,24 @@ class TaskFile(Sequence[Task]):
         return self._recent(row)
 
     def by_roles(self) -> dict[int, Task]:
-        """The first row for each order of roles in the prompts, by its number."""
+        """The first task for each sequence of roles in the prompts, by its row number."""
         return self._first_of_each("roles")
 
     def by_source(self) -> dict[int, Task]:
-        """The first row of each data source, by its number."""
+        """The first task of each data source, by its row number."""
         return self._first_of_each("data_source")
 
     def by_environment(self) -> dict[int, Task]:
-        """The first row of each environment that tasks name, by its number, and the first row that names none; empty
-        where no row names one."""
+        """The first task of each environment, and the first task without an environment, by row number.
+
+        Empty if no task names an environment.
+        """
         found = self._first_of_each("environment")
         row = pc.index(pc.is_null(self._fact("environment")), True).as_py() if found else -1
         return found if row < 0 else found | {row: self[row]}
 
     def by_user(self) -> dict[int, Task]:
-        """The first row of each simulated user that `extra_info.interaction_kwargs.name` names, by its number."""
+        """The first task of each simulated user (`extra_info.interaction_kwargs.name`), by its row number."""
         return self._first_of_each("user")
 
     def _first_of_each(self, fact: str) -> dict[int, Task]:
@@ -158,8 +162,7 @@ class TaskFile(Sequence[Task]):
         return {row: self[row] for row in rows}
 
     def extra_texts(self, name: str) -> dict[str, int]:
-        """The different texts of `extra_info.NAME`, each with the number of its first row. Raises DataError: the field
-        has other values than texts."""
+        """The distinct texts in `extra_info.NAME`, each with its first row. Raises DataError: a value is not text."""
         found: dict[str, int] = {}
         values = np.fromiter(chain.from_iterable(_extra(part, name) for part in self._rows.parts), object)
         for row, number in enumerate(self._numbers):
@@ -171,7 +174,7 @@ class TaskFile(Sequence[Task]):
         return found
 
     def _fact(self, name: str) -> pa.ChunkedArray:
-        """A fact of the rows that are left."""
+        """A column of facts, for the tasks that `left` kept."""
         column = self._facts.column(name)
         return column if len(self) == len(column) else column.take(pa.array(self._numbers))
 
@@ -179,7 +182,7 @@ class TaskFile(Sequence[Task]):
         return Origin(self._rows.file_of(number), number)
 
     def _read(self, row: int) -> Task:
-        """Raises DataError: no message can carry the row."""
+        """The task of a row. Raises DataError: no message can carry the row."""
         origin = self._origin(int(self._numbers[row]))
         try:
             values = self._rows.values(origin.number)
@@ -189,7 +192,7 @@ class TaskFile(Sequence[Task]):
 
 
 def _extra(part: RowTable, name: str) -> Iterator[Any]:
-    """The values of a field of `extra_info`."""
+    """The values of the field `name` of `extra_info`, one per row."""
     if part.is_packed:
         yield from ((row.get("extra_info") or {}).get(name) for row in part.each())
         return

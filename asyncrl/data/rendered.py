@@ -1,7 +1,7 @@
-"""Demonstrations as tokens, in files that every rank of a learner maps into its memory.
+"""Stores demonstrations as tokens, in files that every rank of a learner maps into memory.
 
-A start renders them once (`asyncrl.episode.demonstrations` with the policy's chat template) and writes them into the
-run's folder. The folder's name depends on all that the tokens depend on, so another start finds them again.
+The first start renders the demonstrations (`asyncrl.episode.demonstrations`, with the policy's chat template) into the
+run's folder. The name of their folder is a hash of everything that determines the tokens, so later starts reuse them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from asyncrl.errors import DataError
 from asyncrl.machine.files import partial_name, sync
 
 Rendered = tuple[NDArray[np.int32], NDArray[np.bool_]]
-"""Ids int32[T] of one demonstration, and bool[T], true on assistant turns."""
+"""The token ids int32[T] of one demonstration, and a mask bool[T] of its assistant turns."""
 
 
 @dataclass(frozen=True)
 class RenderedDemonstrations:
-    """D demonstrations of N tokens together: `tokens` int32[N], `mask` bool[N] as in `Rendered`, `ends` int64[D], where
-    each ends. `digest` tells these from others; `cut` and `left_out` count the rows that were too long; `made_from` is
-    a digest of the files from which they were made."""
+    """D demonstrations with N tokens in total.
+
+    - `tokens` int32[N], and `mask` bool[N] of assistant turns
+    - `ends` int64[D]: the exclusive end of each demonstration
+    - `digest`: a hash of the three arrays
+    - `cut`, `left_out`: the number of rows that were too long, and were truncated or left out
+    - `made_from`: a hash of the source files
+    """
 
     tokens: NDArray[np.int32]
     mask: NDArray[np.bool_]
@@ -53,16 +58,16 @@ class RenderedDemonstrations:
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:
-        """The tokens of each, int64[D]."""
+        """The number of tokens of each demonstration, int64[D]."""
         return np.diff(self.ends, prepend=0)
 
     @cached_property
     def trained(self) -> NDArray[np.int64]:
-        """The tokens of each that are learned, int64[D]."""
+        """The number of learned tokens of each demonstration, int64[D]."""
         return np.add.reduceat(self.mask, self.ends - self.lengths, dtype=np.int64)
 
     def row(self, index: int) -> Rendered:
-        """The demonstration `index`: views."""
+        """One demonstration, as views of the arrays."""
         end = self.ends[index]
         span = slice(end - self.lengths[index], end)
         return self.tokens[span], self.mask[span]
@@ -70,8 +75,11 @@ class RenderedDemonstrations:
 
 @dataclass(frozen=True, slots=True)
 class RunDemonstrations:
-    """The rendered demonstrations in the folder `run_dir` of a run. None has more than `max_tokens` tokens; `overlong`
-    says what becomes of longer ones. `store` is the replay's folder of another run, whose episodes this run trains."""
+    """The rendered demonstrations of a run with the folder `run_dir`.
+
+    `overlong` is the treatment of rows with more than `max_tokens` tokens. `store` is the replay folder of another run
+    whose episodes this run trains on; None: the run trains on its own episodes.
+    """
 
     run_dir: Path
     rendering: Rendering
@@ -80,15 +88,15 @@ class RunDemonstrations:
     store: Path | None
 
     def folder(self, sources: Sequence[str]) -> Path:
-        """The folder with the rendered demonstrations of `sources`. Raises DataError: a source is not there."""
+        """The folder with the rendered demonstrations of `sources`. Raises DataError: a source does not exist."""
         files = [(str(path), _bytes(path)) for source in sources for path in find_files(str(source))]
         shown = [self.rendering.model, self.rendering.actor]
         return self.run_dir / "demonstrations" / digest_of([files, *shown, self.max_tokens, self.overlong])
 
     def read(self, sources: Sequence[str]) -> RenderedDemonstrations:
-        """Read the demonstrations of `sources` that a start of this run rendered, or of the run that has `store`.
+        """Read the rendered demonstrations of `sources`, of this run or else of the run that has `store`.
 
-        Raises DataError: neither did, or it is damaged.
+        Raises DataError: neither run has rendered them, or the files are damaged.
         """
         folder = self.folder(sources)
         if self.store is not None and not folder.exists():
@@ -97,7 +105,7 @@ class RunDemonstrations:
 
 
 def files_of(source: str) -> list[Path]:
-    """The files of a source, including the ones of a folder of `datasets`."""
+    """The files of a source, including the files in a folder of `datasets`."""
     return [file for path in find_files(str(source)) for file in _within(path)]
 
 
@@ -106,7 +114,7 @@ def _within(path: Path) -> list[Path]:
 
 
 def _bytes(path: Path) -> int:
-    """Raises DataError: there is nothing at `path`."""
+    """The size of a file or folder. Raises DataError: it does not exist."""
     try:
         return sum(each.stat().st_size for each in _within(path))
     except OSError as error:
@@ -130,14 +138,14 @@ def write_rendered(rendered: RenderedDemonstrations, folder: Path) -> None:
 
 
 def save_array(array: NDArray[Any], path: Path) -> None:
-    """Write an array as `np.save` does, whose error on a full disk does not say that it is full. Raises OSError."""
+    """Write an array like `np.save`, but raise the OSError of a full disk, which `np.save` hides."""
     with path.open("wb") as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
         file.write(np.ascontiguousarray(array).data)
 
 
 def read_rendered(folder: Path) -> RenderedDemonstrations:
-    """Map the files of `write_rendered` into memory. Raises DataError: no start has written them, or one is damaged."""
+    """Map the files of `write_rendered` into memory. Raises DataError: a file does not exist or is damaged."""
     try:
         arrays = [
             np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("tokens", "mask", "ends")

@@ -1,4 +1,4 @@
-"""One row in verl's layout as a task. A row that no message can carry would stop a run half-way, so it is refused."""
+"""Makes a task from a row in verl's layout. A row that no message can carry is refused, since it would stop a run."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from asyncrl.types import Task
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools", ENVIRONMENT)
 UNUSABLE = (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
-"""Errors of a row that is no task, or whose values Python or a message cannot hold."""
+"""Errors of a row that is not a task, or has values that Python or a message cannot represent."""
 
 
 def required_columns(demonstration: str | None) -> tuple[str, ...]:
-    """The columns that files of tasks must have, with the one of demonstrations where it is named."""
+    """The columns that task files must have, including the column `demonstration` if it is not None."""
     return REQUIRED if demonstration is None else (*REQUIRED, demonstration)
 
 
 class Origin(NamedTuple):
-    """A row's file, and its number in all files together."""
+    """A row's file, and the row's number counted over all files."""
 
     file: TableFile
     number: int
 
     @property
     def place(self) -> str:
-        """The file and the row or line, in words."""
+        """The position as text, such as `a.jsonl: line 3`."""
         return self.file.place(self.number)
 
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Makes tasks of rows; `demonstration` is the column of demonstrations, if one is named."""
+    """Makes tasks from rows. `demonstration`: the column with demonstrations; None: there is no such column."""
 
     layout: RowLayout
     demonstration: str | None = None
 
     def task(self, values: Mapping[str, Any], origin: Origin, has_index: bool = False) -> Task:
-        """The task of a row. With `has_index`, the row's index is part of its id. Raises DataError: the row lacks
-        something, or no message can carry it."""
+        """The task of a row. With `has_index`, its id has the row's index, otherwise the row's number.
+
+        Raises DataError: the row lacks a value, or no message can carry the row.
+        """
         try:
             self._check(values, origin)
             task = self._task(values, origin, has_index)
@@ -100,7 +102,7 @@ class RowReader:
 
 
 def unusable(place: str, error: Exception) -> DataError:
-    """The error of a row for which no message can be made."""
+    """The error for a row that no message can carry."""
     return DataError(f"{place} cannot be sent: {error}; mend or drop the row")
 
 
@@ -124,7 +126,7 @@ def _message(message: Any) -> Mapping[str, Any]:
     if not isinstance(message["role"], str):
         raise ValueError("in column prompt the role of a message must be text")
     made = message_of(message)
-    # Code of users finds a content in each message, as in verl; null where there is only a call.
+    # As in verl, user code finds a content in each message; it is None if the message only has a call.
     made.setdefault("content", None)
     return made
 

@@ -1,7 +1,7 @@
-"""Rows by their number, with the values that they have in their files.
+"""Gives access to rows by number, with exactly the values in their files.
 
-Rows of Parquet and Arrow stay in columns. Rows of JSON and those that a start writes are packed, each as one message:
-a column gives its values one type, so one decimal would turn all whole numbers into decimals.
+Rows from Parquet and Arrow stay in columns. Rows from JSON, and rows that the start of a run makes, are packed: each is
+one msgpack value. A column would give all values one type, so that one decimal turns all integers into decimals.
 """
 
 from __future__ import annotations
@@ -25,13 +25,16 @@ PACKED = "row"
 """The column of packed rows."""
 ROWS_AT_ONCE = 10_000
 _WITH_NULLS = ("extra_info", "reward_model")
-"""Columns whose nulls user code sees, as with verl. Elsewhere a null means that the row has no such field."""
+"""Columns in which nulls are kept, as in verl. In other columns a null means that the row lacks the field."""
 _ROW = wire.decoder(dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """One of the files, or one folder of `datasets`: its rows have the numbers `first` to `first + rows - 1`."""
+    """A file, or a folder of `datasets`, whose rows have the numbers `first` to `first + rows - 1`.
+
+    `lines`: the rows are lines of a text.
+    """
 
     path: Path
     first: int
@@ -39,13 +42,13 @@ class TableFile:
     lines: bool
 
     def place(self, row: int) -> str:
-        """The file and row number of row `row`, in words. Lines are counted from 1, and other rows from 0."""
+        """The position of row `row` as text. Lines are counted from 1, other rows from 0."""
         return f"{self.path}: {'line' if self.lines else 'row'} {row - self.first + self.lines}"
 
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """Rows of one schema, the first of which has the number `first`; packed ones have the column PACKED alone."""
+    """Rows with the same schema. The first row has the number `first`. Packed rows only have the column PACKED."""
 
     first: int
     table: pa.Table
@@ -62,8 +65,11 @@ class RowTable:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of all files, in order. `columns` are those that any file has. `made` is the file that a start made of
-    them, where it did; `facts` are then the columns of `asyncrl.data.facts`, which it also has."""
+    """The rows of all files, in order. `columns` are the columns that at least one file has.
+
+    `made` is the file of rows that the start of a run has made, and `facts` are its columns of `asyncrl.data.facts`;
+    None: the rows come from `files`.
+    """
 
     parts: Sequence[RowTable]
     files: Sequence[TableFile]
@@ -75,7 +81,7 @@ class Rows:
         return sum(len(part.table) for part in self.parts)
 
     def values(self, row: int) -> Mapping[str, Any]:
-        """The values of a row by their columns."""
+        """The values of a row by column."""
         part = self.parts[bisect_right(self.parts, row, key=lambda part: part.first) - 1]
         (values,) = _values(part.table.slice(row - part.first, 1), part.is_packed)
         return values
@@ -85,12 +91,12 @@ class Rows:
 
 
 def packed(rows: Iterable[Mapping[str, Any]]) -> pa.Array:
-    """The column of packed rows. Raises WireError: a value cannot be sent."""
+    """The rows as a column of packed rows. Raises WireError: a value cannot be sent."""
     return pa.array([wire.pack(row, "the row") for row in rows], pa.large_binary())
 
 
 def parts_of(tables: Iterable[pa.Table]) -> list[RowTable]:
-    """Tables in order; tables with the same columns become one part."""
+    """The tables in order; consecutive tables with the same schema become one part."""
     parts: list[RowTable] = []
     first = 0
     for table in tables:
@@ -103,8 +109,10 @@ def parts_of(tables: Iterable[pa.Table]) -> list[RowTable]:
 
 
 def arrow_values(rows: pa.Table | pa.RecordBatch) -> Iterator[Mapping[str, Any]]:
-    """The values of rows in columns. Raises ValueError, TypeError, LookupError or OverflowError: Python has no such
-    value."""
+    """The values of rows in columns.
+
+    Raises ValueError, TypeError, LookupError or OverflowError: Python cannot represent a value.
+    """
     given = rows.to_pylist()
     if not all(is_plain(kind) for kind in rows.schema.types):
         given = [plain(row) for row in given]

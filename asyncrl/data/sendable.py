@@ -1,4 +1,4 @@
-"""The values of a row that a message can carry: no other value gets into a task."""
+"""Checks that messages can carry the values of a row, and converts values so that they can."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from asyncrl.types import without_nulls
 from asyncrl.wire import check_plain, pack
 
 MAX_DEPTH = 64
-"""The deepest nesting of lists and maps in a row. Messages may be deeper, since they put rows into lists."""
+"""The deepest nesting of lists and maps in a row. Messages allow more, since they contain rows within lists."""
 
 
 def schemas(tools: Any) -> list[Any]:
-    """The OpenAI schemas in JSON text, or the one in a mapping or its JSON text. Raises ValueError."""
+    """The OpenAI schemas in a mapping (one schema) or in JSON text (one schema or a list). Raises ValueError."""
     try:
         parsed = parse_json(tools) if isinstance(tools, str) else plain(tools)
         found = parsed if isinstance(parsed, list) else [parsed]
@@ -31,11 +31,13 @@ def schemas(tools: Any) -> list[Any]:
 
 
 def check_schema(schema: Any) -> None:
-    """Raises ValueError: a plain value is no schema of a tool."""
+    """Raises ValueError: a plain value is not the schema of a tool."""
     match schema.get("function", schema) if isinstance(schema, dict) else None:
         case {"name": str(), **rest} if isinstance(rest.get("parameters", {}), dict):
             return
-    raise ValueError(f"a schema must be {{name, description, parameters}}, in an OpenAI tool or alone: {schema!r:.100}")
+    raise ValueError(
+        f"a schema must be {{name, description, parameters}}, alone or as `function` of an OpenAI tool: {schema!r:.100}"
+    )
 
 
 def _no_number(name: str) -> Any:
@@ -46,7 +48,7 @@ _JSON = json.JSONDecoder(parse_constant=_no_number)
 
 
 def parse_json(text: str) -> Any:
-    """The value of a JSON text. NaN and infinities are none. Raises ValueError, RecursionError."""
+    """The value of a JSON text. NaN and infinity are errors. Raises ValueError, RecursionError."""
     return _JSON.decode(text)
 
 
@@ -54,14 +56,16 @@ def check_sendable(value: Any) -> None:
     """Raises WireError, ValueError or TypeError: no message can carry the value."""
     try:
         msgspec.msgpack.encode(value)
-    except OverflowError:  # A message can carry larger integers, but would replace half of a surrogate pair.
+    except (
+        OverflowError
+    ):  # Only for larger integers. JSON refuses half of a surrogate pair, which `pack` would replace.
         msgspec.json.encode(value)
         pack(value, "the row")
     check_plain(value, MAX_DEPTH)
 
 
 def message_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A message as tasks have it: fields that are null are left out, but the arguments of calls may be null."""
+    """A message without its null fields. Arguments of tool calls may be null."""
     if all(type(value) is str for value in given.values()):
         return dict(given)
     found: dict[str, Any] = without_nulls({name: value for name, value in given.items() if name != "tool_calls"})
@@ -70,16 +74,18 @@ def message_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_depth(value: Any) -> None:
-    """Raises WireError or ValueError: no message can carry a value that `plain` made or that was read from JSON. It is
-    nested too deep, or has text without an encoding."""
+    """Raises WireError or ValueError: the value is nested too deep, or has text without an encoding.
+
+    The value must come from `plain` or from JSON.
+    """
     text = msgspec.json.encode(value)
-    # Each list and map has a bracket: few of them cannot be deep. To look at all values takes ten times as long.
+    # Each list and map has a bracket, so few brackets mean no deep nesting. Walking over all values is 10 times slower.
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         check_plain(msgspec.to_builtins(value, builtin_types=(bytes,)), MAX_DEPTH)
 
 
 def plain(value: Any) -> Any:
-    """The value as one that a message can carry: arrays of NumPy are lists, and dates and decimals are texts."""
+    """The value in types that a message can carry: NumPy arrays become lists; dates and decimals become texts."""
     kind = type(value)
     if value is None or kind in (str, int, float, bool, bytes):
         return value

@@ -1,7 +1,7 @@
-"""The sources of tasks, read part by part: files, data sets of the hub by `datasets`, and programs that make tasks.
+"""Reads sources of tasks in parts: files, data sets of the hub, and programs that make tasks.
 
-A source of a run is a text. `hub:OWNER/NAME?split=train` is read with Hugging Face `datasets`, which takes every format
-that a data set may have; `reasoning-gym:NAME?size=1000` makes tasks; anything else names files.
+A source is a text. `hub:OWNER/NAME?split=train` is read by Hugging Face `datasets`, which supports every format of a
+data set. `reasoning-gym:NAME?size=1000` makes tasks. Any other text names files.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ON_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class RowPart(NamedTuple):
-    """Rows of one source, which follow each other in it from `first` on. `path` names their file, or their source."""
+    """Consecutive rows of one source. `first` is the index of the first row. `path` names the file, or the source."""
 
     path: str
     lines: bool
@@ -42,15 +42,17 @@ class RowPart(NamedTuple):
 
 
 def is_named(source: str) -> bool:
-    """True if a source names no files: a start must write its rows before roles can read them."""
+    """True if a source is not files. The start of a run must then write its rows before roles can read them."""
     return source.startswith(NAMED)
 
 
 def parts(
     source: str, required: Sequence[str], optional: Sequence[str] = (), layout: RowLayout = AS_THEY_ARE
 ) -> Iterator[RowPart]:
-    """The rows of a source in verl's layout, in order, at most ROWS_AT_ONCE rows a part. Raises DataError, which names
-    the source."""
+    """The rows of a source in verl's layout, in order, at most ROWS_AT_ONCE rows per part.
+
+    Raises DataError, which names the source.
+    """
     if source.startswith(HUB):
         yield from _of_hub(source, required, optional, layout)
         return
@@ -68,7 +70,7 @@ def parts(
 
 
 def of_tasks(source: str, tasks: Iterable[Task]) -> Iterator[RowPart]:
-    """Tasks that a program makes, which are in verl's layout."""
+    """The rows, in verl's layout, of tasks that a program makes."""
     return _numbered(source, False, in_parts(row_of(number, task) for number, task in enumerate(tasks)))
 
 
@@ -94,7 +96,7 @@ def _of_tables(
 
 
 def _values(table: pa.Table, path: str, first: int) -> Iterator[Mapping[str, Any]]:
-    """Raises DataError, which names the row that has no values in Python."""
+    """The values of rows. Raises DataError, which names a row whose values Python cannot represent."""
     try:
         yield from list(arrow_values(table))
     except UNUSABLE:
@@ -125,7 +127,7 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> Iterator[RowPart]:
     query = SourceQuery.of(source, HUB_FORM)
     if unknown := sorted(set(query.values) - set(HUB_KEYS)):
-        raise DataError(f"{source}: there is no {', '.join(unknown)}; write {HUB_FORM}")
+        raise DataError(f"{source}: unknown key {', '.join(unknown)}; write {HUB_FORM}")
     if "split" not in query.values:
         raise DataError(f"{source} names no split; write {HUB_FORM}")
     _check_name(source, query.name)
@@ -138,19 +140,18 @@ def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layou
 
 
 def _check_name(source: str, name: str) -> None:
-    """Raises DataError: `datasets` would read something that is not on the hub. A folder of this machine is named by
-    its whole path."""
+    """Raises DataError: `datasets` would read a local folder. A local folder must be named by its absolute path."""
     path = Path(name)
     if path.is_absolute() and ".." not in path.parts:
         return
     if not _ON_HUB.fullmatch(name) or ".." in path.parts:
-        raise DataError(f"{source}: {name} is no OWNER/NAME; write {HUB_FORM}")
+        raise DataError(f"{source}: {name} is not OWNER/NAME; write {HUB_FORM}")
     if path.exists():
-        raise DataError(f"{source}: there is a folder {name} here, which would be read; name it {path.resolve()}")
+        raise DataError(f"{source}: the local folder {name} would be read; if you mean it, name it {path.resolve()}")
 
 
 def _loaded(source: str, query: SourceQuery) -> Any:
-    """The split, which `datasets` keeps in its cache. Raises DataError."""
+    """The split, which `datasets` loads into its cache. Raises DataError."""
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -161,5 +162,6 @@ def _loaded(source: str, query: SourceQuery) -> Any:
     except Exception as error:
         raise DataError(
             f"{source} cannot be loaded: {reason_of(error)}; check its name, HF_TOKEN and the network, or run "
-            f"`hf download --repo-type dataset {query.name} --local-dir FOLDER` where there is one, and name its files"
+            f"`hf download --repo-type dataset {query.name} --local-dir FOLDER` on a machine with a network, and name "
+            "its files"
         ) from error

@@ -1,4 +1,4 @@
-"""Checks all rows in columns at once. A row that cannot be used is found by reading one row after the other."""
+"""Checks all rows of a table column by column. Only if a check fails, rows are read one by one to find the bad row."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from asyncrl.errors import DataError
 
 @dataclass(frozen=True)
 class TableChecks:
-    """The checks of one table, whose files are `name`. `place` names the file and row in words, and `read_all` reads
-    its rows until one raises DataError.
+    """The checks of one table from the files `name`.
+
+    `place` gives the position of a row as text. `read_all` reads all rows, and raises DataError at a bad row.
     """
 
     table: pa.Table
@@ -83,7 +84,7 @@ class TableChecks:
             self._check_times(column)
 
     def _check_times(self, values: pa.ChunkedArray) -> None:
-        """Times may have no value in Python: those with nanoseconds, of absurd years or in an unknown time zone."""
+        """Find times that Python cannot represent: with nanoseconds, extreme years or an unknown time zone."""
         kind = values.type
         if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
             try:
@@ -97,7 +98,7 @@ class TableChecks:
                 self._check_times(pc.struct_field(values, name))
 
     def _check_tools(self, tools: pa.ChunkedArray) -> None:
-        """Checks each distinct text once, however many rows have it."""
+        """Check the column tools. Each distinct text is checked only once."""
         kind = tools.type
         if is_list(kind):
             tools, kind = pc.list_flatten(tools), kind.value_type

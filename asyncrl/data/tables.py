@@ -1,8 +1,9 @@
-"""The rows of files: Parquet, JSON lines, folders and patterns of these, folders of Hugging Face `datasets` and data
-sets of the Hugging Face hub.
+"""Reads rows of Parquet and JSON files, of folders that Hugging Face `datasets` wrote, and of data sets on the hub.
 
-Files may have different columns, and values of other types in them: each row has the values of its file. The files of
-a folder or a pattern come in the order of their names.
+A source names one file, a folder of files or a pattern.
+
+Files may have different columns and types: each row keeps the values of its file. The files of a folder or pattern are
+sorted by name.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ T = TypeVar("T")
 SUFFIXES = (".parquet", *JSON_SUFFIXES)
 HUB = "hf://datasets/"
 NAMED = ("hub:", "reasoning-gym:")
-"""The beginnings of sources that name no files."""
+"""The prefixes of sources that are not files."""
 HUB_FORM = f"{HUB}OWNER/NAME, {HUB}OWNER/NAME@REVISION or either with /FOLDER, /FILE or /PATTERN after it"
 
 
@@ -37,9 +38,9 @@ def read_rows(
     optional: Sequence[str] = (),
     layout: RowLayout = AS_THEY_ARE,
 ) -> Rows:
-    """The columns `required` and `optional` of all `sources`; a column that no file has is left out.
+    """The rows of all `sources`, with the columns `required` and `optional`.
 
-    Raises DataError, which names the file that is not there, cannot be read or lacks a required column.
+    Raises DataError, which names the file: it does not exist, cannot be read or lacks a required column.
     """
     paths = [path for source in sources for path in find_files(str(source))]
     read = [_read(path, required, optional, layout) for path in paths]
@@ -53,16 +54,16 @@ def read_rows(
 
 
 def in_parts(rows: Iterable[T]) -> Iterator[list[T]]:
-    """Lists of ROWS_AT_ONCE rows, the last one shorter."""
+    """Lists of ROWS_AT_ONCE rows; the last list may be shorter."""
     left = iter(rows)
     while part := list(islice(left, ROWS_AT_ONCE)):
         yield part
 
 
 def find_files(source: str) -> list[Path]:
-    """The files of a source. A folder that `datasets` wrote counts as one of them. Raises DataError."""
+    """The files of a source. A folder that `datasets` wrote counts as one file. Raises DataError."""
     if source.startswith(NAMED):
-        raise DataError(f"{source} names no files; data.train, data.eval and `asyncrl evaluate --data` take such names")
+        raise DataError(f"{source} is not a file; only data.train, data.eval and `asyncrl evaluate --data` take it")
     if source.startswith("hf://"):
         return _files_of_hub(source)
     if glob.has_magic(source) and not Path(source).exists():
@@ -75,9 +76,9 @@ def _matching(pattern: str) -> list[Path]:
     try:
         found = sorted(Path(path.anchor).glob(str(path.relative_to(path.anchor))))
     except ValueError as error:
-        raise DataError(f"{pattern} is no pattern: {error}") from error
+        raise DataError(f"{pattern} is not a pattern: {error}") from error
     if not found:
-        raise DataError(f"{pattern}: there is no such file, and as a pattern it fits none")
+        raise DataError(f"{pattern}: the file does not exist, and no file matches it as a pattern")
     return found
 
 
@@ -91,12 +92,12 @@ def _files_in(folder: Path) -> list[Path]:
         return found
     below = sorted({str(path.parent) for path in folder.rglob("*") if path.suffix in SUFFIXES})
     hint = f"; name a folder within it, such as {below[0]}" if below else ""
-    raise DataError(f"{folder} has no file that ends in {', '.join(SUFFIXES)}, and is no folder of `datasets`{hint}")
+    raise DataError(f"{folder} has no file that ends in {', '.join(SUFFIXES)}, and is not a folder of `datasets`{hint}")
 
 
 def _files_of_hub(source: str) -> list[Path]:
-    """Raises DataError: the data set is neither on the hub nor in the hub's cache on this machine."""
-    # Only where it is needed: a replay must be up again in a moment.
+    """The files of a data set on the hub. Raises DataError: it is neither on the hub nor in the local cache."""
+    # Imported only here, because a replay must restart quickly.
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -107,7 +108,7 @@ def _files_of_hub(source: str) -> list[Path]:
         raise DataError(f"{source}: a data set of the hub is named {HUB_FORM}")
     within = within.strip("/")
     if ".." in Path(within).parts:
-        raise DataError(f"{source}: {within} leads out of the data set; a data set of the hub is named {HUB_FORM}")
+        raise DataError(f"{source}: {within} is outside of the data set; a data set of the hub is named {HUB_FORM}")
     try:
         folder = snapshot_download(
             f"{owner}/{name}",
@@ -117,10 +118,10 @@ def _files_of_hub(source: str) -> list[Path]:
             ignore_patterns=[f"{within}/*/*"] if within else ["*/*"],
         )
     except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError, OSError) as error:
-        raise DataError(f"{source} can neither be loaded nor is it in the hub's cache: {error}") from error
+        raise DataError(f"{source} cannot be loaded, and is not in the local cache: {error}") from error
     path = Path(folder) / within
     if not (path.exists() or glob.has_magic(within)):
-        raise DataError(f"{source}: the data set has nothing that is named {within}")
+        raise DataError(f"{source}: the data set has no file or folder {within}")
     if not within and not any(each.suffix in SUFFIXES for each in path.iterdir()):
         raise DataError(f"{source}: its files are in folders; name one, such as {source}/data")
     return find_files(str(path))
@@ -129,7 +130,7 @@ def _files_of_hub(source: str) -> list[Path]:
 def _read(
     path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout
 ) -> tuple[pa.Table, Collection[str]]:
-    """The rows of a file, and which of the columns it has."""
+    """The rows of a file, and the names of the wanted columns that it has."""
     wanted = (*required, *optional)
     if path.suffix in JSON_SUFFIXES:
         rows = WantedRows(path, required, optional, layout)
@@ -155,13 +156,13 @@ def _table(path: Path, columns: Sequence[str]) -> pa.Table:
 
 
 def check_columns(path: Path, names: Sequence[str]) -> None:
-    """Raises DataError: two columns have one name."""
+    """Raises DataError: two columns have the same name."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path} has more than one column {', '.join(twice)}; rename or drop one")
+        raise DataError(f"{path} has more than one column {', '.join(twice)}; rename or drop the others")
 
 
 def table_of_datasets(folder: Path) -> pa.Table:
-    """A folder that `Dataset.save_to_disk` of Hugging Face `datasets` wrote: streams of Arrow, named by state.json."""
+    """The rows of a folder that `Dataset.save_to_disk` of Hugging Face `datasets` wrote. Raises DataError."""
     try:
         state = json.loads((folder / "state.json").read_text("utf-8"))
         if state.get("_indices_data_files"):

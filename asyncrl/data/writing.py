@@ -1,4 +1,4 @@
-"""Tasks to Parquet in verl's layout."""
+"""Writes tasks as Parquet in verl's layout."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from asyncrl.types import Task, without_nulls
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
-    """Write a file that is whole or not there; returns how many tasks. A row's number replaces a missing `index`.
+    """Write a file atomically, and return the number of tasks. A missing `index` becomes the row's number.
 
-    Raises DataError: `path` is a folder, or a field has values of several types; OSError: the disk.
+    Raises DataError: `path` is a folder, or a field has values of several types. Raises OSError.
     """
     rows = [_without_empty(row_of(number, task)) for number, task in enumerate(tasks)]
     if any(isinstance(row["extra_info"]["index"], str) for row in rows):
@@ -27,9 +27,11 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
     try:
         table = pa.Table.from_pylist(rows)
     except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
-        raise DataError(f"{path}: a field of the tasks has values that no column has together: {error}") from error
+        raise DataError(
+            f"{path}: a field of the tasks has values of types that do not fit into one column: {error}"
+        ) from error
     for number, (row, column) in enumerate(zip(rows, table.to_pylist(), strict=True)):
-        # A column makes decimals of whole numbers where one row has a decimal.
+        # A single decimal turns all integers of a column into decimals.
         if _exact(row) != _exact(column):
             raise DataError(f"{path}: row {number} has values that their columns would change: {row!r:.200}")
     if path.is_dir():
@@ -43,7 +45,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
 
 
 def _without_empty(value: Any) -> Any:
-    """Parquet has no structs without fields."""
+    """The value without empty mappings, which Parquet cannot store."""
     if isinstance(value, Mapping):
         inner = {name: _without_empty(each) for name, each in value.items()}
         return {name: each for name, each in inner.items() if each != {}}
@@ -55,8 +57,8 @@ def _exact(row: Mapping[str, Any]) -> str:
 
 
 def row_of(number: int, task: Task) -> dict[str, Any]:
-    """A task in verl's layout. The `number` replaces a missing `index`."""
-    # Parquet gives every struct all fields of its column: hence schemas as JSON text.
+    """A task in verl's layout. A missing `index` becomes `number`."""
+    # Schemas are JSON text, because Parquet gives every struct all fields of its column.
     extra: dict[str, Any] = {"index": number, **task.extra_info}
     return {
         "prompt": [dict(message) for message in task.messages],

@@ -1,17 +1,19 @@
 """The engines that sample tokens for an actor: the embedded one, or a fleet of SGLang or vLLM servers.
 
-It keeps the engine's part of promise 9 of docs/concepts.md, that a weight update is all or nothing:
+This room keeps the engine's part of promise 9 of docs/concepts.md, that a weight update is all or nothing:
 
 - The embedded engine switches between two forward passes: embedded.py, own_weights.py.
-- A server gets requests only with a whole version that has repeated its canary: fleet/endpoint.py, fleet/updater.py.
+- A server gets requests only once it has loaded a whole version and passed its canary: fleet/endpoint.py,
+  fleet/updater.py.
 - A version never moves backwards: fleet/fleet.py.
 
-A request that fails is retried at another server, and its turn keeps its tokens: fleet/fleet.py,
+A request that fails is retried at another server, and the turn keeps its tokens: fleet/fleet.py,
 fleet/partial_turn.py.
 
 Files in reading order: base.py (the protocol), scheduler.py, cache.py and embedded.py (continuous batching in this
 process); fleet/fleet.py (many servers as one engine), fleet/endpoint.py, fleet/updater.py, fleet/server.py (the
-protocol of a server), then sglang/ and vllm/. opening.py knows all kinds, and from_config.py is the door.
+protocol of a server), then sglang/ and vllm/. opening.py opens an engine of any kind, and from_config.py reads the
+configuration.
 
 You may add a kind of server, a route of weights into servers (with a row in weights/routes.py), or a policy of batching
 or of assignment. Ask before you change `Engine`, or the rule that a sampled token has a log-prob and a version.

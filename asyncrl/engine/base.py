@@ -17,7 +17,8 @@ from asyncrl.weights.folders import Weights
 
 
 class Alternatives(NamedTuple):
-    """The k most likely tokens int32[G, k] at each position, the likeliest first, and their logprobs float32[G, k]."""
+    """The k most likely tokens int32[G, k] at each position, the most likely first, and their logprobs float32[G,
+    k]."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -33,7 +34,7 @@ class PlacedImage(NamedTuple):
 
 
 def collapsed(tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArray[np.int32]:
-    """Reduce each image's placeholders in `tokens` to one, as the template writes them."""
+    """Reduce each image's placeholders in `tokens` to the single one that the chat template writes."""
     if not images:
         return tokens
     kept = np.ones(len(tokens), np.bool_)
@@ -48,9 +49,9 @@ class Generation:
 
     - Log-probs are at the sampling temperature, or at temperature 1 if that is 0.
     - `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended early).
-    - `grammar_mass` float32[G], under a grammar, is as in Trajectory.
-    - `routing` has the experts of tokens of the whole sequence, prompt included, that the session's earlier calls did
-      not give.
+    - `grammar_mass` float32[G], for sampling under a grammar: see Trajectory.
+    - `routing` has experts of the sequence's tokens, prompt included, except tokens whose experts an earlier call of
+      the session gave.
     - `alternatives` are set if they were requested and the engine reports them.
     """
 
@@ -65,9 +66,9 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Sampled tokens, seconds, and seconds without any request since the start; and requests in progress now.
+    """Counts since the start: sampled tokens, seconds, and seconds without any request. `running` requests now.
 
-    `counters` has the further counts of this kind of engine.
+    `counters` has further counts, which depend on the kind of engine.
     """
 
     tokens: int
@@ -83,26 +84,26 @@ class IdleClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # The idle seconds before, and the beginning of the idle time now. One object, for threads that read it.
+        # Past idle seconds, and the start of the current idle time. One tuple, so that threads read both at once.
         self._state: tuple[float, float | None] = (0.0, self._started)
 
     def read(self) -> tuple[float, float]:
-        """The seconds since the start, and the idle ones among them."""
+        """The seconds since the start, and the idle seconds among them."""
         now, (idle, since) = self._clock(), self._state
         return now - self._started, idle if since is None else idle + now - since
 
     def idle(self) -> None:
-        """Note that there is no request from now on."""
+        """Start idle time: there is no request from now on."""
         idle, since = self._state
         self._state = (idle, self._clock() if since is None else since)
 
     def busy(self) -> None:
-        """Note that there is a request from now on."""
+        """End idle time: there is a request from now on."""
         self._state = (self.read()[1], None)
 
 
 def check_ids(tokens: NDArray[np.int32], vocabulary: int) -> None:
-    """Raises EngineError: there are no `tokens` to continue, or one is outside of the policy's vocabulary."""
+    """Raises EngineError: `tokens` is empty, or an id lies outside the policy's vocabulary."""
     if not len(tokens):
         raise EngineError("there is nothing to continue: at least 1 token must be given")
     if tokens.min() < 0 or tokens.max() >= vocabulary:
@@ -118,7 +119,7 @@ class Engine(Protocol):
 
     @property
     def takes_grammars(self) -> bool:
-        """True if it can sample under a grammar."""
+        """True if the engine can sample under a grammar."""
 
     async def generate(
         self,
@@ -128,27 +129,27 @@ class Engine(Protocol):
         session: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Continue `tokens`, which include the `images`. Calls of one `session` share a growing prefix, which an engine
-        may keep cached.
+        """Continue `tokens`, which contain placeholders of `images`. Calls of one `session` share a growing prefix,
+        which an engine may cache.
 
         Raises EngineError: the tokens do not fit, an id lies outside the vocabulary, or the engine takes no images.
         """
 
     def release(self, session: str) -> None:
-        """End the session: its cache may go, and a generation still running in it returns with reason abort."""
+        """End the session: its cache may be freed, and its running generation returns with `finish_reason` abort."""
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """Switch to `version` between two decoding steps, all or nothing, while requests continue.
 
-        Raises WeightsError (and changes nothing): names or shapes differ from the model's, `version` is not newer, or
-        the engine fails the `check` (CanaryError; a fleet continues with the servers that pass it).
+        Raises WeightsError (and changes nothing): names or shapes differ from the model's, or `version` is not newer.
+        Raises CanaryError: the engine fails the `check`. A fleet continues with the servers that pass it.
         """
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
-        """Return once `version` or a newer one is served.
+        """Return once the engine serves `version` or a newer version.
 
-        Until `pin` is released, the session `pin` and all sessions `pin`/NAME get exactly this version if the engine
-        can do so. A fleet of several servers can.
+        With `pin`, the session `pin` and all sessions `pin`/NAME get exactly this version until `pin` is released, if
+        the engine can serve two versions at once. A fleet of several servers can.
         """
 
     def stats(self) -> EngineStats: ...

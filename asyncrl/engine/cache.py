@@ -5,10 +5,10 @@ own modules compute everything except attention. transformers' attention interfa
 `Layout` of the pass.
 
 The layout writes the new keys and values into their slots. Then the decoding slots attend together, over a view of the
-cache as long as the longest of them, and the chunks one by one. No prompt is padded.
+cache as long as the longest slot, and the chunks one by one. No prompt is padded.
 
-On a CPU a few decoding slots of similar lengths attend together, over copies of their keys and values. To copy them
-takes less time than to read keys that no query sees.
+On a CPU, groups of a few decoding slots of similar lengths attend together, over copies of their keys and values.
+Copying takes less time than reading keys that no query sees.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from asyncrl.modelling.attention import check_positions, check_same_logits, insp
 _NAME = "asyncrl_slots"
 _TRIAL = 8
 _CPU_ROWS = 14
-"""The decoding slots that attend together on a CPU."""
+"""The most decoding slots that attend together on a CPU."""
 
 
 class SlotCache:
     """The keys and values of each layer: tensors [slots, key-value heads, length, D].
 
-    They start as zeros: masked positions still enter a product, with weight 0, and so must be finite.
+    They start as zeros: masked positions still enter a product, with weight 0, so they must be finite.
 
-    Raises ConfigError: the model's configuration names no attention heads, as with a recurrent model.
+    Raises ConfigError: the model's configuration names no attention heads, for example of a recurrent model.
     """
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -46,7 +46,7 @@ class SlotCache:
                 "attention heads, whose keys and values the engine keeps; use another engine"
             )
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        # Families whose heads share no keys and values do not have this attribute.
+        # The attribute is missing in families whose heads share no keys and values.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         shape = (2, config.num_hidden_layers, slots, heads, length, head_dim)
         self.length = length
@@ -55,7 +55,7 @@ class SlotCache:
         self.keys, self.values = (each.unbind() for each in self._stored)
 
     def wipe(self, slot: int) -> None:
-        """Set one slot to zero; needed only if its numbers may not be finite."""
+        """Set one slot to zero; needed only if it may contain nan or infinity."""
         self._stored[:, :, slot].zero_()
 
     def copy(self, source: int, slot: int, count: int) -> None:
@@ -64,10 +64,10 @@ class SlotCache:
 
 
 class Layout:
-    """The places of the N packed tokens of one pass in the cache, and the positions that each of them sees.
+    """The cache positions of the N packed tokens of one pass, and the positions that each token sees.
 
     `chunks` start with the chunks of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64
-    array, the index among the N of each chunk's last token.
+    array, the index of each chunk's last token among the N tokens.
     """
 
     def __init__(self, cache: SlotCache, chunks: Sequence[SlotChunk]) -> None:
@@ -89,14 +89,14 @@ class Layout:
     def _group(
         self, slots: np.ndarray[Any, Any], stops: np.ndarray[Any, Any]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
-        """Group the decoding slots that attend together: their packed tokens, the slots if they are copied, their mask.
+        """Group the decoding slots that attend together. A group has its packed tokens, its slots (None: attend without
 
-        If nothing is copied, the mask is for all slots up to the highest.
+        copies) and its mask. Without copies, the mask is for all slots up to the highest.
         """
         if not len(slots):
             return []
         if self.cache.keys[0].device.type != "cpu":
-            # A lower slot that decodes nothing now sees nothing, and its output is not used.
+            # The mask hides everything from a lower slot that decodes nothing now; its output is not used.
             seen = np.zeros(slots.max() + 1, np.int64)
             seen[slots] = stops
             return [(self._tensor(np.arange(len(slots))), None, self._hide_from(seen)[:, None, None])]
@@ -110,7 +110,7 @@ class Layout:
         return torch.from_numpy(array).to(self.cache.keys[0].device)
 
     def _hide_from(self, lengths: np.ndarray[Any, Any]) -> torch.Tensor:
-        """An additive mask [R, longest] for lengths [R]: 0 before a row's length, -inf from there on."""
+        """An additive mask [R, longest] for lengths [R]: 0 at positions below a row's length, -inf from there on."""
         hidden = self._tensor(np.arange(lengths.max()) >= lengths[:, None])
         return torch.zeros_like(hidden, dtype=self.cache.keys[0].dtype).masked_fill_(hidden, -torch.inf)
 
@@ -149,8 +149,8 @@ def _attend(
     [R or 1, 1, heads / key-value heads * C, L].
     """
     rows, count, heads, dim = query.shape
-    # The query heads that share a key-value head are folded into the positions. So keys and values are read only once,
-    # and are not broadcast: a CUDA kernel is silently wrong for broadcasts of some lengths (pytorch issue 191937).
+    # The query heads that share a key-value head are folded into the positions. So keys and values are read only once
+    # and never broadcast: a CUDA kernel is silently wrong for broadcasts of some lengths (pytorch issue 191937).
     folded = query.transpose(1, 2).reshape(rows, keys.shape[1], -1, dim)
     length = mask.shape[-1]
     out = scaled_dot_product_attention(folded, keys[:, :, :length], values[:, :, :length], attn_mask=mask, scale=scale)
@@ -175,7 +175,7 @@ def _slot_attention(
 
 @torch.inference_mode()
 def use_slot_attention(model: Any, cache: SlotCache) -> None:
-    """Make `model` attend by the `layout` that its forward gets. A trial checks that the log-probs stay the same.
+    """Make `model` attend by the `layout` given to its forward. A trial checks that the log-probs stay the same.
 
     Raises ConfigError: the model has too few positions, or its layers do more than full attention over their sequence.
     """
@@ -215,7 +215,7 @@ def _check_kind(model: Any, cache: SlotCache) -> None:
 
 
 def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.Tensor) -> None:
-    """Compute `ids` in slot 0 by a chunk and then token by token, while slot 1 takes them in one chunk."""
+    """Check the logits of `ids`: in slot 0 by a chunk and then token by token, in slot 1 by one chunk."""
     half, count = max(1, len(ids) // 2), len(ids)
     passes = [[SlotChunk(0, 0, half)], *([SlotChunk(0, index, index + 1)] for index in range(half, count))]
     if len(cache.keys[0]) > 1:
@@ -224,7 +224,7 @@ def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.T
         layout = Layout(cache, chunks)
         where = torch.cat([torch.arange(chunk.start, chunk.end, device=ids.device) for chunk in chunks])
         ours = model(ids[where][None], position_ids=layout.positions, use_cache=False, layout=layout).logits[0]
-        reason = "its log-probs change where it computes with cached keys and values"
+        reason = "its log-probs change with cached keys and values"
         check_same_logits(alone[where], ours, model.dtype, reason)
 
 

@@ -1,17 +1,17 @@
 """The embedded engine: continuous batching over a Hugging Face causal LM in this process, on the CPU or one GPU.
 
-One thread owns the model, the cache and the scheduler. Callers queue commands for it and await futures. It runs the
-commands between two forward passes, so that a weight switch, a new request or an abort never meets half a pass.
+One thread owns the model, the cache and the scheduler. Callers queue commands for the thread and await futures. The
+thread runs commands only between two forward passes: a weight switch, a new request or an abort never interrupts one.
 
-Exactness: a token's log-prob equals the one of a plain forward pass over all tokens before it, under its recorded
-version. So a weight switch drops every key and value. Running sequences are prefilled again under the new weights and
-continue; idle sessions are prefilled again at their next turn. Before that the new weights must repeat their canary
-(see weights/canary.py); otherwise the engine goes back to the old ones.
+Exactness: a token's log-prob equals that of a plain forward pass over all tokens before it, under its recorded version.
+So a weight switch drops all keys and values. Running sequences are prefilled again under the new weights and continue;
+idle sessions are prefilled again at their next turn. If the new weights do not repeat their canary (see
+weights/canary.py), the engine returns to the old weights.
 
-With `keep_cache` a session keeps its keys and values instead. Then a log-prob is still the one of the distribution
-sampled from, but the distribution also depends on versions older than the token's.
+With `keep_cache` a session keeps its keys and values instead. Then a log-prob still belongs to the distribution that
+was sampled from, but this distribution also depends on versions older than the token's.
 
-Sampling depends on the logits, the seed, the session's name and the position alone. The last bits of the logits may
+Sampling depends only on the logits, the seed, the session's name and the position. The last bits of the logits may
 change with the shape of the batch, as in every batched engine.
 """
 
@@ -58,17 +58,17 @@ logger = logging.getLogger(__name__)
 
 
 class EmbeddedEngine:
-    """An `Engine` (see base) over `model`, which it owns from now on: its attention is replaced.
+    """An `Engine` (see base) over `model`. The engine owns the model and replaces its attention.
 
-    `initial_version` is the policy version of the model's weights. By default they have none, and generation waits for
-    the first update. `prefill_tokens` bounds the prompt tokens of one pass. `clock` (seconds) serves `stats`. `model`
-    has `config.dtype` already; only for a dtype of integers its matrices are rounded here.
+    `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
+    `prefill_tokens` limits the prompt tokens of one pass. `clock` (seconds) is for `stats`. `model` must have
+    `config.dtype` already. For a dtype of integers, the engine rounds the model's matrices instead.
 
     Raises ConfigError for one of these reasons:
 
     - the model is too short for `max_length`, or its attention does not fit a slot cache
-    - published weights cannot be converted into its own
-    - it has no experts that can be returned as `config` asks
+    - published weights cannot be converted into the model's
+    - `config` wants routed experts, and the model has none that can be returned
     """
 
     def __init__(
@@ -92,13 +92,13 @@ class EmbeddedEngine:
         self._version = initial_version
         shape = model.config.get_text_config()
         self._keep_cache = keep_cache
-        # The canary needs an empty slot: slot 0 if a switch empties the cache, otherwise a slot of its own.
+        # The canary needs an empty slot: slot 0 if a switch empties the cache, otherwise an extra slot.
         self._canary_slot = config.slots if keep_cache else 0
         self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
         self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()
-        # By slot: the end of the keys and values that may not be finite, since no finite log-prob came after them.
+        # By slot: the end of keys and values that may be nan, since no finite log-prob has been computed from them yet.
         self._unproven: dict[int, int] = {}
         self._error_logger = ErrorLogger(logger)
         prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)
@@ -120,9 +120,9 @@ class EmbeddedEngine:
         device: str | None = None,
         **options: Any,
     ) -> Self:
-        """Load the Hugging Face model that `model` names, on the GPU if there is one; `options` as above.
+        """Load the Hugging Face model that `model` names, on the GPU if there is one; `options` are those of the class.
 
-        Raises ConfigError: see above; or the model's configuration cannot be used.
+        Raises ConfigError: see the class; or the model's configuration cannot be used.
         """
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         source = source_of(model)
@@ -159,7 +159,7 @@ class EmbeddedEngine:
         """Continue `tokens` (see `Engine`). The turn also ends with `length` if the slot is full.
 
         Cancelling the call releases the session. Raises EngineError also if the session is generating already, a
-        forward pass failed, or there are a grammar or images.
+        forward pass failed, or the call has a grammar or images.
         """
         self._check(tokens)
         if images:
@@ -184,7 +184,7 @@ class EmbeddedEngine:
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """Switch between two passes (see `Engine`). Tensors are in the published format (see weight_format.py).
 
-        They must never change again, since the model may use them without a copy.
+        The caller must never change them afterwards, since the model may use them without a copy.
         """
         if check is not None:
             check.canary.check_ids(self._vocabulary)
@@ -192,9 +192,9 @@ class EmbeddedEngine:
         await self._between_passes(partial(self._switch, version, staged, check))
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
-        """Wait for a version (see `Engine`). There is one copy of the weights, so pinned sessions get newer ones, too.
+        """Wait for a version (see `Engine`). The engine has only one version at a time, so pinned sessions get newer
 
-        Raises EngineError: the engine is closed before.
+        versions, too. Raises EngineError: the engine is closed first.
         """
         self._check_open()
         if version > self._version:
@@ -203,7 +203,7 @@ class EmbeddedEngine:
             await asyncio.wrap_future(reached)
 
     async def respond(self) -> None:
-        """Return once the thread has finished its current pass. Raises EngineError: the engine is closed."""
+        """Return once the engine's thread has finished its current pass. Raises EngineError: the engine is closed."""
         await self._between_passes(lambda: None)
 
     def stats(self) -> EngineStats:
@@ -313,16 +313,15 @@ class EmbeddedEngine:
         self._wake()
 
     def _forget(self) -> None:
-        """Empty the cache, except for slots that are kept."""
-        # Numbers that are not finite would spoil later versions, even if they are masked. A version may leave some in
-        # slots of which no log-prob was computed.
+        """Empty the cache, except for kept slots."""
+        # A nan spoils later versions even if it is masked, and a version may leave some in slots without a log-prob.
         kept = self._scheduler.forget(self._keep_cache)
         for index in self._unproven.keys() - kept:
             self._cache.wipe(index)
             del self._unproven[index]
 
     def _check_canary(self, check: CanaryCheck) -> None:
-        """Raises CanaryError. The canary's slot is empty, before and afterwards."""
+        """Raises CanaryError: the canary differs. The canary's slot is empty, before and afterwards."""
         by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
         self._unproven[self._canary_slot] = len(tokens)
         try:
@@ -366,7 +365,7 @@ class EmbeddedEngine:
                 self._scheduler.fail(slot.request, error)
 
     def _note_experts(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
-        """Give the slots the experts of the tokens that the last pass has computed for the first time."""
+        """Add the experts of tokens that the last pass computed for the first time to their slots."""
         if self._routers is None:
             return
         rows, begin = self._routers.take(), 0
@@ -380,7 +379,7 @@ class EmbeddedEngine:
     ) -> tuple[list[int], list[float], list[tuple[list[int], list[float]]]]:
         """Compute one pass over `work`; return a token, its log-prob and the alternatives for each chunk in `complete`.
 
-        These chunks are the ends of their sequences.
+        `complete` has the indices of the chunks that reach the ends of their sequences.
         """
         layout = Layout(self._cache, [chunk for _, chunk in work])
         if self._routers is not None:

@@ -1,4 +1,4 @@
-"""The door of the room: from the configuration to an engine that is ready."""
+"""Opens the engine of the configuration."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
 
 
 def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine:
-    """Open the engine of `engine.kind`. `spans` get the events of servers. Raises ConfigError."""
+    """Open the engine of `engine.kind`. `spans` records events of servers. Raises ConfigError: it cannot be opened."""
     engine, weights, model, actor = config.engine, config.weights, config.model, config.actor
     check_family(engine, model)
     if engine.return_routed_experts:
@@ -60,7 +60,7 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
 
 
 def open_server(config: TrainConfig, url: str) -> InferenceServer:
-    """The server at `url`, as a fleet would open it; it has not joined yet. Raises ConfigError."""
+    """Open the server at `url` as a fleet does, without joining it. Raises ConfigError: the model cannot be used."""
     policy, overrides = open_config(config.model), server_overrides(config.model)
     settings = _server_settings(config.weights, config.actor.max_tokens, config.network.insecure)
     return server_opener(policy, overrides, config.engine, settings)(url)
@@ -80,7 +80,7 @@ def _servers_settings(
         each,
         run=locations.run_identity(run),
         name=process.worker_name("actor"),
-        # Links reach no other file system, so links to the learner's folders are made next to these.
+        # Links to the learner's folders must be on the same file system, so they are made next to them.
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         seed=run.seed,
@@ -89,18 +89,18 @@ def _servers_settings(
 
 
 def _check_routing(model: ModelConfig, longest: int, most_bytes: int) -> None:
-    """Raises ConfigError: `model` has no experts that can be replayed, or an episode of `longest` tokens has too many
-    for a message of `most_bytes`.
+    """Raises ConfigError: `model` has no experts that can be replayed, or the experts of an episode of `longest` tokens
+    exceed a message of `most_bytes`.
     """
     width = routing_shape(open_config(model)).width
     if width > MAX_ROUTING_BYTES:
         raise ConfigError(
             f"engine.return_routed_experts model.path: the experts of a token take {width} bytes, and at most "
-            f"{MAX_ROUTING_BYTES} are taken; set it to false"
+            f"{MAX_ROUTING_BYTES} are supported; set engine.return_routed_experts=false"
         )
     if width * longest > most_bytes:
         raise ConfigError(
             f"engine.return_routed_experts network.max_message_mb: the experts of {longest} tokens take "
-            f"{width * longest >> 20} MB, {width} bytes a token; raise the second one, or lower actor.max_tokens or "
-            "actor.max_total_tokens"
+            f"{width * longest >> 20} MB, {width} bytes a token; raise network.max_message_mb, or lower "
+            "actor.max_tokens or actor.max_total_tokens"
         )

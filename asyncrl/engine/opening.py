@@ -1,4 +1,4 @@
-"""Open the embedded engine, or a fleet with the servers that an actor starts; this file alone knows all kinds."""
+"""Opens the embedded engine, or a fleet with the servers that an actor starts. Only this file imports all kinds."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from asyncrl.types import RunIdentity
 class OpenedEngine:
     """An engine that is ready.
 
-    `expected` has names and shapes of the tensors of an update. Each of `keepers` must run as long as the engine is
-    used; it returns only by cancellation, or raises the error that ends the actor. `respond` returns if the part of the
-    engine that is in this process makes progress.
+    `expected` has names and shapes of the tensors of an update. All `keepers` must run while the engine is used; a
+    keeper returns only by cancellation, or raises the error that ends the actor. `respond` returns once the part of the
+    engine in this process has made progress.
     """
 
     engine: Engine
@@ -50,8 +50,8 @@ class OpenedEngine:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings of one server that are not in the section `engine`: it must take `context` tokens, and may take
-    `load_s` to load a version."""
+    """The settings of one server that are not in the section `engine`. The server must accept `context` tokens, and may
+    need `load_s` to load a version."""
 
     context: int
     load_s: float
@@ -62,7 +62,7 @@ class ServerSettings:
 class ServersSettings:
     """The settings of a fleet's servers that are not in the section `engine`.
 
-    - Folders that servers load are made for the actor `name` of `run` in `folders`; logs go to `logs`.
+    - The actor `name` of `run` makes the folders that servers load in `folders`, and the servers' logs in `logs`.
     - Servers that the actor starts sample with `seed`. With a `gpu_lock` they share their GPUs with the learner.
     """
 
@@ -76,7 +76,7 @@ class ServersSettings:
 
 
 def open_embedded(model: ModelConfig, engine: EngineConfig, seed: int, keep_cache: bool) -> OpenedEngine:
-    """Load `model` into this process. Raises ConfigError."""
+    """Load `model` into this process. Raises ConfigError: see `EmbeddedEngine`."""
     opened = EmbeddedEngine.load(model, engine, seed=seed, keep_cache=keep_cache)
     return OpenedEngine(opened, opened.expected, opened.respond)
 
@@ -84,7 +84,7 @@ def open_embedded(model: ModelConfig, engine: EngineConfig, seed: int, keep_cach
 def open_fleet(
     model: ModelConfig, engine: EngineConfig, fleet: FleetSettings, servers: ServersSettings, spans: Spans
 ) -> OpenedEngine:
-    """Open a fleet, and its own servers if `engine` starts them. Raises ConfigError."""
+    """Open a fleet, and start its servers if `engine` says so. Raises ConfigError: a setting cannot be used."""
     turns = ServerTurns(servers.gpu_lock) if servers.gpu_lock is not None else None
     launched = _launched(model, engine, servers, turns) if engine.launches else []
     policy, shapes, overrides = open_config(model), model_shapes(model), server_overrides(model)
@@ -110,8 +110,8 @@ def open_fleet(
 def server_opener(
     policy: Any, overrides: Mapping[str, Any], engine: EngineConfig, each: ServerSettings
 ) -> Callable[[str], InferenceServer]:
-    """A function from a url to a server of `engine.kind`, which must have changed the Hugging Face configuration of
-    the `policy` by `overrides`."""
+    """A function from a url to a server of `engine.kind`. The server must have been started with `overrides` of the
+    `policy`'s Hugging Face configuration."""
     if engine.kind == "vllm":
         return partial(
             VllmServer,
@@ -135,7 +135,7 @@ def server_opener(
 
 
 def _marks(policy: Any) -> Sequence[int]:
-    """The placeholders of images and videos. Servers would match sampled ones with the images of a request."""
+    """The placeholders of images and videos. Servers would take sampled placeholders for images of the request."""
     shape = vision_shape(policy) if sees_images(policy) else None
     return () if shape is None else [mark for mark in (shape.image_token, shape.video_token) if mark is not None]
 

@@ -1,4 +1,4 @@
-"""The weights of the embedded engine's model, which published ones replace, all or none."""
+"""The weights of the embedded engine's model. Published weights replace all of them or none."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from asyncrl.errors import WeightsError
 from asyncrl.modelling.weight_format import WeightFormat, model_tensors
 
 _STACKED_NDIM = 3
-"""The dimensions of the experts of a layer in one tensor."""
+"""The number of dimensions of a tensor that holds all experts of a layer."""
 
 
 class OwnWeights:
     """Replaces all weights of a model or none: all steps that may fail or take long come before the first change.
 
-    They are the parameters and persistent buffers of a Hugging Face `model`, given in the format of `WeightFormat`.
-    With `largest_integer` the matrices of its layers are rounded now and with each update: see `as_integers`.
-    Embeddings, the output layer and routers are not rounded, as in most quantized servers.
+    The weights are the parameters and persistent buffers of a Hugging Face `model`. Updates have the format of
+    `WeightFormat`. With `largest_integer` the matrices of the layers are rounded now and with each update: see
+    `as_integers`. As in most quantized servers, embeddings, the output layer and routers are not rounded.
 
-    Raises ConfigError: transformers cannot convert them.
+    Raises ConfigError: transformers cannot convert the weights.
     """
 
     def __init__(self, model: Any, largest_integer: int | None = None) -> None:
@@ -38,7 +38,8 @@ class OwnWeights:
 
         Tensors that need no conversion or rounding are not copied.
 
-        Raises WeightsError: one is missing, unknown, of another shape, or only one of both is floating-point.
+        Raises WeightsError: a tensor is missing, unknown, of another shape, or floating-point where the model's is not,
+        or the reverse.
         """
         if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
             raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
@@ -68,9 +69,9 @@ class OwnWeights:
 
 
 def as_integers(matrix: torch.Tensor, largest: int) -> torch.Tensor:
-    """Round each row of `matrix` [..., width] to integers up to `largest` times one scale, in its own dtype.
+    """Round each row of `matrix` [..., width] to integer multiples of a scale, in the matrix's dtype.
 
-    The scale is such that the row's largest magnitude is `largest`.
+    The row's scale is its largest magnitude divided by `largest`.
     """
     rows = matrix.float()
     scale = (rows.abs().amax(-1, keepdim=True) / largest).clamp(min=torch.finfo(torch.float32).tiny)

@@ -22,6 +22,6 @@ class RouterWatch:
             router.register_forward_hook(lambda _, __, output: self._chosen.append(output[2]))
 
     def take(self) -> list[NDArray[np.uint8]]:
-        """Return the rows uint8[W] of the tokens of the one pass since the last call; nothing if there was none."""
+        """Return a row uint8[W] for each token of the pass since the last call; [] if no pass was made."""
         chosen, self._chosen = self._chosen, []
         return list(self.shape.pack(torch.stack(chosen, 1).cpu().numpy())) if chosen else []

@@ -1,7 +1,7 @@
-"""Sampling of one token a row, reproducible by request: the noise depends on the request and the position only.
+"""Samples one token for each row, reproducibly: the noise depends only on the request and the position.
 
-Row i takes the first token at which its cumulative probability passes a uniform number (inverse transform sampling).
-That number is a hash of the request's key and the sampled position. So it depends neither on the rest of the batch nor
+A row takes the first token at which its cumulative probability passes a uniform number (inverse transform sampling).
+This number is a hash of the request's key and the sampled position. So it depends neither on the rest of the batch nor
 on the order of requests.
 """
 
@@ -18,7 +18,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def request_key(seed: int, session: str) -> int:
-    """The 64-bit key of every number that `session` draws."""
+    """The 64-bit key of all random numbers of `session`."""
     return int.from_bytes(hashlib.blake2b(f"{seed}/{session}".encode(), digest_size=8).digest(), "little")
 
 
@@ -39,20 +39,21 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float6
 def sample(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Sample tokens int64[B] and logprobs float32[B], from logits [B, V], temperature float32[B], uniform float64[B].
 
-    Temperature 0 takes the largest logit. Log-probs are of logits / temperature, and at temperature 0 of the logits
-    themselves.
+    Temperature 0 takes the largest logit. Log-probs are of logits / temperature, and at temperature 0 of the unscaled
+    logits.
     """
     greedy = temperature == 0
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     passed = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
-    # No token passes if the logits are not finite; the log-prob shows it to the caller.
+    # If the logits are not finite, no token passes; the log-prob is then not finite either.
     tokens = torch.where(greedy, logits.argmax(-1), passed.clamp(max=logits.shape[-1] - 1))
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
 
 
 def most_likely(logits: torch.Tensor, temperature: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `count` likeliest tokens int64[B, k] of each row, in this order, and their logprobs as in `sample`."""
+    """The `count` most likely tokens int64[B, k] of each row, the most likely first, and their logprobs as in
+    `sample`."""
     scaled = logits.float() / torch.where(temperature == 0, 1.0, temperature)[:, None]
     logprobs, tokens = scaled.log_softmax(-1).topk(min(count, logits.shape[-1]))
     return tokens, logprobs

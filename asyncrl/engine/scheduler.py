@@ -2,14 +2,15 @@
 
 Invariants:
 - A session has at most one request at a time, and a slot at most one session.
-- Requests get slots in the order they came. If none is free, the session that has been idle longest loses its slot.
+- Requests get slots in the order of arrival. If no slot is free, the session that has been idle longest loses its slot.
 - An idle session keeps its slot: its next request computes only the tokens after the longest common prefix.
-- A sequence that lacks several tokens gets a copy of the longest prefix that another slot has computed, if that is more
-  than its own. The members of a group share their prompt, and all tasks the text of the tools.
-- It waits for a pass in which an older request computes at least half of the tokens that it lacks, and copies them.
-- A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the others, oldest request
-  first. So a prompt of any length slows the others by a bounded amount.
-- After `forget` no earlier key or value is used. If they are kept, only their own sessions reuse them.
+- A sequence that lacks several tokens gets a copy of the longest prefix that another slot has computed, if it is longer
+  than the sequence's computed prefix. The members of a group share their prompt, and all tasks the text of the tools.
+- If an older request computes at least half of the tokens that a sequence lacks in the next pass, the sequence waits
+  and copies them.
+- A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the remaining sequences, oldest
+  request first. So a prompt of any length slows other sequences by a bounded amount.
+- After `forget` no earlier key or value is used. With `keep`, only the session that owns them reuses them.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from asyncrl.modelling.routing import RoutedTokens
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], with `wanted` alternatives at each.
+    """One call of `generate`: at most `limit` tokens after `prompt` int32[P], each with `wanted` alternatives.
 
-    It ends once, through `future`.
+    `future` gets its result or error.
     """
 
     session: str
@@ -51,7 +52,7 @@ class Request:
     alternatives: list[tuple[list[int], list[float]]] = field(default_factory=list)
 
     def finish(self, reason: str, experts: Sequence[NDArray[np.uint8]] = ()) -> None:
-        """End the request. `experts` has the experts of the first tokens of its sequence, if they are known."""
+        """End the request. `experts` has the known experts, from the sequence's first token on."""
         if self.future.set_running_or_notify_cancel():
             tokens, versions = np.array(self.tokens, np.int32), np.array(self.versions, np.int32)
             routing = (RoutedTokens(0, np.stack(experts)),) if len(experts) else ()
@@ -73,9 +74,9 @@ class Request:
 class Slot:
     """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled).
 
-    `experts` uint8[W], if the engine records them, are those that computed each token for the first time: a token that
-    is computed again keeps the experts with which it was sampled. `is_mixed`: the slot has keys and values of an older
-    version, which no other session may copy.
+    `experts` uint8[W], if the engine records them, are the experts of each token when it was first computed: a token
+    that is computed again keeps the experts with which it was sampled. `is_mixed`: the slot has keys and values of an
+    older version, which other sessions may not copy.
     """
 
     index: int
@@ -87,7 +88,7 @@ class Slot:
 
 
 class SlotChunk(NamedTuple):
-    """The tokens [start, end) of the sequence in slot `slot`, which the next pass computes."""
+    """Tokens that the next pass computes: [start, end) of the sequence in slot number `slot`."""
 
     slot: int
     start: int
@@ -95,10 +96,9 @@ class SlotChunk(NamedTuple):
 
 
 class Scheduler:
-    """Plans passes over `slots` sequences, with `prefill_tokens` prompt tokens at most.
+    """Plans passes over `slots` sequences, with at most `prefill_tokens` prompt tokens.
 
-    `copy` is called with two slots and a number of tokens, whose keys and values it copies from the first slot to the
-    second.
+    `copy(source, slot, count)` must copy the keys and values of the first `count` tokens from slot to slot.
     """
 
     def __init__(self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None]) -> None:
@@ -111,7 +111,7 @@ class Scheduler:
 
     @property
     def running(self) -> Collection[Slot]:
-        """The slots with requests, in the order in which the requests got them."""
+        """The slots with requests, in the order in which they got them."""
         return self._running.values()
 
     @property
@@ -126,9 +126,7 @@ class Scheduler:
         self._waiting[request.session] = request
 
     def plan(self) -> list[tuple[Slot, SlotChunk]]:
-        """Plan the chunks of the next pass, with chunks of one token first. Copies prefixes that they share with
-        others.
-        """
+        """Plan the chunks of the next pass, with chunks of one token first. Copies prefixes shared with other slots."""
         self._admit()
         single: list[tuple[Slot, SlotChunk]] = []
         longer: list[tuple[Slot, SlotChunk]] = []
@@ -157,7 +155,7 @@ class Scheduler:
     ) -> None:
         """Add a sampled token, which may end the request.
 
-        `alternatives` are the likeliest tokens and their log-probs; the request keeps as many as it wants.
+        `alternatives` are the most likely tokens and their log-probs. The request keeps the first `wanted` of them.
         """
         request = slot.request
         slot.tokens.append(token)
@@ -173,7 +171,7 @@ class Scheduler:
             self._end(slot, "length")
 
     def release(self, session: str) -> None:
-        """Forget a session; its request, if there is one, ends with the tokens so far."""
+        """Forget a session. A request of the session ends with its tokens so far."""
         if request := self._drop(session):
             request.finish("abort")
 
@@ -183,21 +181,21 @@ class Scheduler:
             self.release(request.session)
 
     def fail(self, request: Request, error: EngineError) -> None:
-        """Forget a session, whose request ends with an error."""
+        """Forget the request's session, and end the request with an error."""
         self._drop(request.session)
         request.fail(error)
 
     def fail_all(self, error: EngineError, waiting: bool = True) -> None:
-        """Fail the running requests and, with `waiting`, those that wait for a slot."""
+        """Fail the running requests and, with `waiting`, the requests that wait for a slot."""
         requests = [slot.request for slot in self._running.values()]
         for request in [*requests, *(self._waiting.values() if waiting else ())]:
             self.fail(request, error)
 
     def forget(self, keep: bool = False) -> set[int]:
-        """Note that the whole cache is of an older version. Returns the slots whose contents are still used.
+        """Mark the whole cache as of an older version. Returns the slots whose contents are still used.
 
-        Running sequences are computed again, and idle sessions lose their slots. With `keep` sessions reuse their keys
-        and values instead.
+        Running sequences are computed again, and idle sessions lose their slots. With `keep`, sessions go on using
+        their keys and values.
         """
         if keep:
             kept = [*self._running.values(), *self._idle.values()]
@@ -215,7 +213,7 @@ class Scheduler:
         return slot.request if slot else self._waiting.get(session)
 
     def _drop(self, session: str) -> Request | None:
-        """Remove a session from every state (it may wait and have an idle slot); return its request, if any."""
+        """Remove a session, which may both wait and have an idle slot. Return its request, or None."""
         request = self._request(session)
         self._waiting.pop(session, None)
         if slot := self._running.pop(session, None) or self._idle.pop(session, None):
@@ -266,7 +264,7 @@ class Scheduler:
 
 
 def _shares_half(slot: Slot, other: Slot, end: int) -> bool:
-    """True if the first `end` tokens of `other` have at least half of those that `slot` lacks."""
+    """True if the first `end` tokens of `other` contain at least half of the tokens that `slot` lacks."""
     tokens, cached = slot.tokens, slot.cached
     limit = min(end, len(tokens) - 1)
     if limit <= cached or other.tokens[cached] != tokens[cached]:
@@ -275,5 +273,4 @@ def _shares_half(slot: Slot, other: Slot, end: int) -> bool:
 
 
 def _common_prefix(first: Sequence[int], second: Sequence[int], limit: int) -> int:
-    """The length of their common prefix, at most `limit`."""
     return next((index for index in range(limit) if first[index] != second[index]), limit)

@@ -17,8 +17,8 @@ from asyncrl.types import DIGEST_BYTES, NO_ROUTING, NO_VERSION, Grammar, Role, T
 class Branch:
     """One token sequence of at most `capacity` tokens.
 
-    `session` is its name for the engine. `reserved` is the number of tokens that the completion in flight may have; it
-    is 0 if none is in flight.
+    `session` is its name for the engine. `reserved` is the number of tokens that the completion in flight may have, or
+    0 if no completion is in flight.
     """
 
     def __init__(self, session: str, capacity: int) -> None:
@@ -49,7 +49,7 @@ class Branch:
         return [image for image in self._images if image.end <= length]
 
     def turns_within(self, length: int) -> list[Turn]:
-        """The turns of the first `length` tokens."""
+        """The turns within the first `length` tokens."""
         return [turn for turn in self.turns if turn.end <= length]
 
     def add(
@@ -81,34 +81,34 @@ class Branch:
             if self._routing is None:
                 self._routing = np.full((len(self._tokens), each.rows.shape[1]), 255, np.uint8)
             known = self._routing[each.start : min(each.end, len(self))]
-            # The first ones decided the sampled token that follows; a later request may compute the prefix again.
+            # The first experts led to the sampled token. A later request may recompute the prefix with other experts.
             missing = (known == 255).all(1)
             known[missing] = each.rows[: len(known)][missing]
 
     def experts(self, length: int) -> NDArray[np.uint8] | None:
-        """The experts of the first `length` tokens, as a Trajectory has them. None if the engine reports none."""
+        """The experts of the first `length` tokens, as in Trajectory. None if the engine reports no experts."""
         return None if self._routing is None else self._routing[:length]
 
     def mark_grammar(self, grammar: Grammar, mass: NDArray[np.float32] | None) -> None:
-        """Mark the last turn as sampled under `grammar`. `mass` is as in Trajectory; None if it was not measured."""
+        """Mark the last turn as sampled under `grammar`. `mass` is as in Trajectory. None: it was not measured."""
         turn = self.turns[-1]
         self.turns[-1] = turn._replace(grammar=grammar.kind)
         self._grammar_mass[turn.start : turn.end] = 0.0 if mass is None else mass
 
 
 def moved(image: PlacedImage, by: int) -> PlacedImage:
-    """Return the image, `by` tokens later."""
+    """The image at a position that is `by` tokens later."""
     return image._replace(start=image.start + by, end=image.end + by)
 
 
 def image_arrays(images: Sequence[PlacedImage]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """The spans and digests of images, as a Trajectory has them."""
+    """The spans and digests of images, as in Trajectory."""
     spans = np.array([(image.start, image.end) for image in images], np.int32).reshape(-1, 2)
     return spans, np.frombuffer(b"".join(image.name for image in images), np.uint8).reshape(-1, DIGEST_BYTES)
 
 
 def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> NDArray[np.uint8]:
-    """The experts of all branches, concatenated. Each branch is given by its rows, or None, and its length."""
+    """The experts of all branches, concatenated. `branches` has the rows of each branch (or None) and its length."""
     width = next((rows.shape[1] for rows, _ in branches if rows is not None), 0)
     if not width:
         return NO_ROUTING
@@ -118,10 +118,10 @@ def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> 
 
 
 class Prefix(NamedTuple):
-    """The tokens of `branch` up to the end of `turn`, one of its completions.
+    """The tokens of `branch` up to the end of `turn`, a completion.
 
-    They are the conversation of `messages`, which end with the completion, with `tools`. `shown` is the completion as
-    the caller got it, if the cut at a stop text took nothing but that text.
+    They are the conversation of `messages`, of which the completion is the last, and of `tools`. `shown` is the
+    completion as the caller got it, if only a stop text was cut from its end.
     """
 
     branch: Branch

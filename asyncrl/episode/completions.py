@@ -1,4 +1,4 @@
-"""One completion: what the policy sampled, read as a turn, and cut at a stop text of the request."""
+"""One completion: the sampled tokens, read as a turn, and the turn cut at a stop text of the request."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ ReadTurn = Callable[[str, bool], ParsedTurn]
 class Completion:
     """One turn of the policy, after the tokens `prompt`.
 
-    `message` is the turn in the form that templates take. It is all text if one of the calls of `turn` is malformed.
-    `finish_reason` is stop or length. If the policy wrote one of the request's stop texts, that is `stop`, and message
-    and turn end before it. The episode records all that was `sampled`.
+    `message` is the turn in the form that templates take, without calls if a call of `turn` is malformed.
+    `finish_reason` is stop or length. If the policy wrote a stop text of the request, `stop` is this text, and
+    `message` and `turn` end before it. The episode records everything in `sampled`.
     """
 
     message: Message
@@ -38,7 +38,10 @@ class Completion:
 
 
 class ReadText(NamedTuple):
-    """A turn, `whole` and as it is `shown`, up to the text `stop`. `only_stop`: the cut took nothing but that text."""
+    """A `whole` turn, and the turn as `shown` to the caller, up to the text `stop`.
+
+    `only_stop` is true if nothing but `stop` was cut from the turn.
+    """
 
     whole: ParsedTurn
     shown: ParsedTurn
@@ -47,7 +50,7 @@ class ReadText(NamedTuple):
 
 
 def read_sampled(chat: Chat, request: CompletionRequest, sampled: Generation, read_turn: ReadTurn) -> ReadText:
-    """Read sampled tokens as a turn, and as the shorter turn that the caller gets if they contain a stop text."""
+    """Read sampled tokens as a turn, and as the shorter turn that the caller gets if the text has a stop text."""
     ended = sampled.finish_reason == "stop"
     text = chat.text(sampled.tokens[:-1] if ended else sampled.tokens)
     read = (lambda part, _: ParsedTurn(part)) if request.grammar is not None else read_turn

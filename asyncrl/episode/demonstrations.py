@@ -1,8 +1,8 @@
-"""Demonstrations as tokens and masks, for supervised fine-tuning.
+"""Renders demonstrations as tokens and masks, for supervised fine-tuning.
 
 The tokens are the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt, turns
-with their end tokens, and suffixes between them, as `recorder` builds them. With a template that rewrites the history,
-they are as in an episode with actor.history=sampled.
+with their end tokens, and suffixes between them. If the template rewrites the history, the tokens are those of an
+episode with actor.history=sampled.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ _CHUNK_BYTES = 16 << 20
 def demonstration_tokens(
     chat: Chat, shown: Demonstration, functions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Ids int32[T] up to the end of the last assistant turn, and bool[T], true on assistant turns with their ends.
+    """Ids int32[T] up to the end of the last assistant turn, and a mask bool[T], true on assistant turns.
 
     The template lists the demonstration's own tools, or else all `functions` on offer, as for a task. Raises
     RefusedError for these reasons:
 
     - The chat template does not take the messages.
     - There is no assistant turn.
-    - An assistant turn is the first message, follows another one, or has neither text nor calls.
-    - An assistant turn has a token within that would end it.
+    - An assistant turn is the first message, follows another assistant turn, or is empty.
+    - An assistant turn contains an end token before its end.
     """
     messages = read_messages(list(with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
     turns = [number for number, message in enumerate(messages) if message["role"] == "assistant"]
     if not turns:
-        raise RefusedError("there is no assistant turn, which could be learned")
+        raise RefusedError("there is no assistant turn to learn")
     parts: list[NDArray[np.int32]] = []
     after = 0
     for turn in turns:
         if after == turn:
-            raise RefusedError(f"message {turn} is an assistant turn without a message of somebody else before it")
+            raise RefusedError(f"message {turn} is an assistant turn, but follows no message of another role")
         check_turn(shown.messages[turn], turn)
         context = messages[after:turn]
         parts.append(chat.suffix(context, tools, int(parts[-1][-1])) if parts else chat.prompt(context, tools))
@@ -75,27 +75,27 @@ def demonstration_tokens(
 def check_turn(message: Mapping[str, Any], number: int) -> None:
     """Raises RefusedError: the assistant turn `message` has no text, no calls and no thoughts."""
     if all(message.get(key) is None for key in ("content", "tool_calls", "reasoning_content")):
-        raise RefusedError(f"message {number} has neither content nor tool_calls, and its turn would be learned")
+        raise RefusedError(f"message {number} is an assistant turn without content and tool_calls")
 
 
 def turn_tokens(
     chat: Chat, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> NDArray[np.int32]:
-    """The ids of the last message, an assistant turn, with its end.
+    """The ids of the last message, an assistant turn, with its end token.
 
-    Raises RefusedError: the chat template does not take the messages, or the turn has a token within that would end it.
+    Raises RefusedError: the chat template does not take the messages, or the turn contains an end token before its end.
     """
     written = chat.written(messages, tools)
     if ends := set(written[:-1].tolist()) & set(chat.stop_ids):
         text = chat.text([min(ends)])
-        raise RefusedError(f"message {len(messages) - 1} has {text!r} in it, which ends a turn; leave such marks out")
+        raise RefusedError(f"message {len(messages) - 1} contains {text!r}, which would end the turn")
     return written
 
 
 def with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the messages, and add the tool's name to a result that has neither a name nor the id of a call.
 
-    Results answer the calls before them in order.
+    The results after a turn answer its calls in order.
     """
     waiting: list[str] = []
     for message in messages:
@@ -124,9 +124,10 @@ def render_file(
 ) -> RenderedDemonstrations:
     """Render all demonstrations of a file.
 
-    `overlong` decides about demonstrations of more than `limit` tokens, as algorithm.sft.overlong. One whose first
-    `limit` tokens have nothing to learn is left out, too. Raises DataError with row and column: a demonstration cannot
-    be rendered or is refused, or none is left. Raises StoppedError: `stop` was set meanwhile.
+    `overlong` (algorithm.sft.overlong) decides what happens to demonstrations of more than `limit` tokens. If a
+    demonstration has nothing to learn within its first `limit` tokens, it is left out, too. Raises DataError with row
+    and column: a demonstration cannot be rendered or is refused, or all are left out. Raises StoppedError: `stop` was
+    set meanwhile.
     """
     rows: list[Rendered] = []
     cut = left_out = 0
@@ -140,9 +141,9 @@ def render_file(
         if len(tokens) > limit:
             if overlong == "refuse":
                 raise DataError(
-                    f"{file.place(row)}, column {file.column}: it has {len(tokens)} tokens, and {limit} are the most "
-                    "(algorithm.sft.max_tokens, or else actor.max_tokens): raise that, or set algorithm.sft.overlong "
-                    "to leave_out or cut"
+                    f"{file.place(row)}, column {file.column}: it has {len(tokens)} tokens, and the limit is {limit} "
+                    "(algorithm.sft.max_tokens, or else actor.max_tokens): raise it, or set algorithm.sft.overlong to "
+                    "leave_out or cut"
                 )
             tokens, mask = tokens[:limit], mask[:limit]
             if overlong == "leave_out" or not mask.any():
@@ -167,10 +168,10 @@ def found_or_rendered(
     render: Callable[[DemonstrationFile], RenderedDemonstrations],
     stop: threading.Event | None = None,
 ) -> RenderedDemonstrations:
-    """The demonstrations in `folder`. They are rendered into it unless they are there.
+    """Read the rendered demonstrations in `folder`, or render them into it.
 
-    They are also rendered if the content of `sources`, or of the files in the folder `tokenizer`, has changed since
-    they were. Raises DataError: as `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
+    They are rendered if the folder lacks them, or if `sources` or the files in the folder `tokenizer` have changed.
+    Raises DataError: as `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
     """
     made_from = _digest_of([*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer)])
     if folder.exists():
@@ -190,7 +191,7 @@ def _files_of_tokenizer(folder: Path) -> list[Path]:
 
 
 def _digest_of(files: Iterable[Path]) -> str:
-    """A digest of names and contents: it also tells files apart that have the same sizes."""
+    """A digest of the files' names and contents. Sizes alone would not show every change."""
     digest = xxh3_128()
     for path in files:
         digest.update(path.name.encode(errors="surrogateescape"))

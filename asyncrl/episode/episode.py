@@ -1,8 +1,8 @@
 """An episode, from its ticket to its trajectory.
 
-The runner waits until the engine serves the ticket's version, lets a player lead the conversation, and makes the
-trajectory of what was recorded. `ToolPlayer` (`tool_player`) plays with our own tools and users; an agent
-(`agents.chat_api`) requests completions as it likes.
+The runner waits until the engine serves the ticket's version, lets a player lead the conversation, and builds the
+trajectory from the record. The player is `ToolPlayer` (`tool_player`), with asyncrl's own tools and users, or an agent
+(`agents.chat_api`), which requests completions in any order.
 
 Each turn of the policy goes through `Episode.complete_all`: reserve room, sample, read, record.
 """
@@ -33,7 +33,7 @@ class Player(Protocol):
     """Leads the conversations of episodes."""
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Lead one to its end. Returns rewards of its environment by name; may raise anything."""
+        """Lead one conversation to its end. Returns rewards of its environment by name; may raise anything."""
         ...
 
     def counters(self) -> Mapping[str, float]:
@@ -46,10 +46,10 @@ class EpisodeRunner:
     """Runs episodes of `player` over `engine`.
 
     - `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
-    - `spans` get the phases of each episode.
-    - `demonstrate` records the demonstrations that tickets want.
-    - `images` reads the images of messages, if the policy sees any. Images of a trajectory are `outgoing` until it is
-    delivered.
+    - `spans` records the phases of each episode.
+    - `demonstrate` records a task's demonstration, if its ticket requests that.
+    - `images` reads the images of messages, if the policy sees images. `outgoing` keeps the images of a trajectory
+      until it is delivered.
     """
 
     engine: Engine
@@ -67,14 +67,13 @@ class EpisodeRunner:
     async def run(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory:
         """Run the episode that `ticket` permits, or record the demonstration of its task.
 
-        `begin` is called once the engine serves the ticket's version. The trajectory's `timings` are seconds by phase:
-        `wait` for the version, `generate`, and the player's phases. An episode that raises has no trajectory. Raises
-        what the player raises; InvariantError: see Recorder; RefusedError: nothing here records demonstrations, or see
-        DemonstrationRecorder.
+        `begin` is called when the engine serves the ticket's version. The trajectory's `timings` are seconds by phase:
+        `wait` for the version, `generate`, and the player's phases. Raises the player's exceptions; InvariantError: see
+        Recorder; RefusedError: no demonstrations can be recorded here, or see DemonstrationRecorder.
         """
         if ticket.task.demonstration:
             if self.demonstrate is None:
-                raise RefusedError("data.demonstration is not set here, so that a demonstration cannot be recorded")
+                raise RefusedError("data.demonstration is not set here, so no demonstration can be recorded")
             begin()
             return self.demonstrate(ticket)
         episode = Episode(ticket, self)
@@ -109,15 +108,17 @@ class Episode:
     async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
         """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
 
-        Under a grammar the turn is all text: it is not searched for calls. Raises LimitError: no room is left. Raises
-        RefusedError: the chat template does not take the request, the engine takes no grammar, or the request has a
-        grammar and tools. Raises EngineError: the engine gave nothing. Raises StoppedError: the episode is over.
+        A turn under a grammar is not searched for calls.
+
+        Raises LimitError: no room is left. Raises RefusedError: the chat template does not take the request, the engine
+        takes no grammars, or the request has a grammar and tools. Raises EngineError: the engine failed. Raises
+        StoppedError: the episode is over.
         """
         [completion] = await self.complete_all(request, read_turn, 1)
         return completion
 
     async def complete_all(self, request: CompletionRequest, read_turn: ReadTurn, count: int) -> list[Completion]:
-        """Sample `count` turns, and record each in a branch of its own; all or none. Raises as `complete`."""
+        """Sample `count` turns, and record all of them, each in its own branch, or none. Raises as `complete`."""
         if request.grammar is not None:
             self._check_grammar(request)
         reservations = await self._reserve(request, count)
@@ -148,7 +149,7 @@ class Episode:
             )
 
     async def _reserve(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for the completions, as soon as those in flight leave some."""
+        """Reserve room for the completions, and wait for it while completions in flight may need it."""
         while not self.is_over:
             with suppress(BusyError):
                 return self.recorder.reserve_all(request, count)
@@ -157,7 +158,7 @@ class Episode:
         raise StoppedError("the episode is over")
 
     async def _generate_all(self, reservations: Sequence[Reservation]) -> list[Generation]:
-        """Sample all at once. The first error ends all."""
+        """Sample all completions at once. The first error cancels the rest."""
         if len(reservations) == 1:
             return [await self._generate(reservations[0])]
         try:
@@ -201,7 +202,7 @@ class Episode:
             self.seconds[phase] += self._clock() - started
 
     def end(self) -> None:
-        """Release the engine's sessions, once. Completions in flight are not recorded."""
+        """Release the engine's sessions. A second call does nothing. Completions in flight are not recorded."""
         if self.is_over:
             return
         self.is_over = True

@@ -1,4 +1,4 @@
-"""The rendered demonstrations of a run, as the configuration describes them."""
+"""Renders the demonstrations of a run as the configuration describes."""
 
 from __future__ import annotations
 

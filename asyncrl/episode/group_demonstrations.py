@@ -1,8 +1,8 @@
-"""The demonstration of a task, recorded as a member of the task's groups.
+"""Records the demonstration of a task as a member of the task's groups.
 
 The trajectory is the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt,
-suffixes, turns, calls and steps. So scorers judge it like the other members. No tool and no engine runs: the
-demonstration has the tools' results.
+suffixes, turns, calls and steps. So scorers judge it like the other members. Neither a tool nor the engine runs,
+because the demonstration contains the tools' results.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationRecorder:
-    """Records the demonstrations of tasks. `functions` are the tools by name; a task's own replace them.
+    """Records the demonstrations of tasks. `functions` are the tools by name; a task's own tools replace them.
 
     Only the token limits in `limits` apply. `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
     """
@@ -45,12 +45,12 @@ class DemonstrationRecorder:
 
         - The task shows images.
         - The chat template does not take the messages.
-        - An assistant turn follows another one, or has a token within that would end it.
+        - An assistant turn follows another assistant turn, or contains an end token before its end.
         - The demonstration is too long.
         """
         task, chat = ticket.task, self.chat
         if image_blocks(task.messages):
-            raise RefusedError("its task shows images, after which no demonstration can be recorded")
+            raise RefusedError("its task shows images, which demonstrations do not support")
         messages = (*without_images(task.messages), *read_messages(list(with_names(task.demonstration))))
         schemas = [as_tool(each) for each in task.tools or self.functions.values()]
         functions = {each["function"]["name"]: each["function"] for each in schemas}
@@ -65,9 +65,7 @@ class DemonstrationRecorder:
             tokens = turn_tokens(chat, messages[: turn + 1], schemas)
             reservation = recorder.reserve(CompletionRequest(messages[:turn], tuple(schemas)))
             if (length := len(reservation.branch) + len(tokens)) > most or len(tokens) > reservation.branch.reserved:
-                raise RefusedError(
-                    f"it has {length} tokens up to here, more than there may be (actor.max_tokens={most})"
-                )
+                raise RefusedError(f"it has {length} tokens up to this turn; the limit is actor.max_tokens={most}")
             calls = chat.parse(chat.text(tokens[:-1]), functions).calls
             sampled = Generation(
                 tokens, np.zeros(len(tokens), np.float32), np.full(len(tokens), DEMONSTRATED, np.int32), "stop"

@@ -1,8 +1,8 @@
-"""The images of an episode: read once, shown to the template as marks, and placed among the episode's tokens.
+"""The images of an episode: reads them, and places them among the episode's tokens.
 
-Templates write one placeholder token for an image block. The model needs one for each feature of the image. So an image
-block becomes `{"type": "image", "digest": ...}` before the template gets the message, and each placeholder that the
-template writes is repeated. Text of messages never becomes a placeholder (`chat.contents`).
+The model needs one placeholder token for each feature of an image, but templates write one for the whole image. So the
+template gets `{"type": "image", "digest": ...}` instead of an image block, and the placeholder that it writes is
+repeated. Text of messages never becomes a placeholder (`chat.contents`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 CACHED = 256
-"""The number of images whose token counts are remembered: the members of a group show the same images."""
+"""The number of images whose token counts are cached, because the members of a group show the same images."""
 READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
 
 
@@ -42,7 +42,7 @@ class TooManyImagesError(RefusedError):
 
 
 class ShownImage(NamedTuple):
-    """The bytes of an image's file, and how many tokens it takes."""
+    """The bytes of an image's file, and the number of its tokens."""
 
     data: bytes
     tokens: int
@@ -57,7 +57,7 @@ class GivenTokens(NamedTuple):
 
 @dataclass(eq=False)
 class ImageDesk:
-    """Reads the images of messages for a model whose images are of `shape`. `fetch` is as for `read_source`."""
+    """Reads the images of messages. `shape` gives the number of an image's tokens. `fetch` is as for `read_source`."""
 
     reader: ImageReader
     shape: VisionShape
@@ -71,9 +71,9 @@ class ImageDesk:
     def of(
         cls, model: ModelConfig, engine: EngineConfig, images: ImagesConfig, max_message_mb: float
     ) -> ImageDesk | None:
-        """The desk of a policy; None if it reads no images, or if its engine takes none.
+        """The desk of a policy. None if the policy or its engine reads no images.
 
-        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may be larger than a message to the
+        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may exceed the largest message to the
         replay.
         """
         shape = vision_shape(open_config(model)) if reads_images(engine.kind, model) else None
@@ -82,17 +82,18 @@ class ImageDesk:
         if images.max_mb > max_message_mb:
             raise ConfigError(
                 f"data.images.max_mb network.max_message_mb: an image of {images.max_mb:g} MB would close the "
-                f"connection to the replay, which takes {max_message_mb} MB; lower the first one, or raise the second"
+                f"connection to the replay, which takes {max_message_mb} MB; lower data.images.max_mb, or raise "
+                "network.max_message_mb"
             )
         if not engine.launches and "vision" not in model.freeze:
             log.warning(
-                "start SGLang servers with SGLANG_VLM_CACHE_SIZE_MB=0 in their environment: otherwise they keep the "
-                "features of images, also those of older weights of the vision tower (docs/models.md)"
+                "start SGLang servers with SGLANG_VLM_CACHE_SIZE_MB=0 in their environment: otherwise they reuse "
+                "features of images that older weights of the vision tower computed (docs/models.md)"
             )
         return cls(ImageReader.of(model, images), shape, images)
 
     async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
-        """The digest of the image of a block, and the image. Raises RefusedError: it may not be read, or is none."""
+        """The digest of a block's image, and the image. Raises RefusedError: it may not be read, or is not an image."""
         data = await read_source(block, self.config, self.fetch)
         name = digest_of(data)
         if name not in self._tokens:
@@ -107,7 +108,7 @@ class ImageDesk:
 
 
 class EpisodeImages:
-    """The images that the messages of one episode show. `desk` reads them; without one, images are refused."""
+    """The images that the messages of one episode show. `desk` reads them. None: images are refused."""
 
     def __init__(self, desk: ImageDesk | None) -> None:
         self._desk = desk
@@ -117,7 +118,7 @@ class EpisodeImages:
     async def show(self, messages: Messages) -> tuple[Mapping[str, Any], ...]:
         """Read the images of messages. Returns the messages in the form that templates take.
 
-        Raises RefusedError: see `ImageDesk.read`; images cannot be shown here; or a block is neither text nor image.
+        Raises RefusedError: see `ImageDesk.read`; or the policy sees no images; or a block is neither text nor image.
         Raises TooManyImagesError.
         """
         blocks = image_blocks(messages)
@@ -137,15 +138,15 @@ class EpisodeImages:
         if not is_image(block):
             return only_text(block)
         assert self._desk is not None
-        # A URL is fetched once, so that an agent's later requests show the same image. A path is read each time: tools
-        # write their next screenshot to it.
+        # A URL is fetched once, so that an agent's later requests show the same image. A path is read each time,
+        # because a tool may write its next screenshot to the same path.
         url = named_url(block)
         digest = self._by_url.get(url) if url else None
         if digest is None:
             name, image = await self._desk.read(block)
             digest = name.hex()
             if len(self._shown) >= MAX_IMAGES and digest not in self._shown:
-                raise TooManyImagesError(f"the episode has shown {MAX_IMAGES} images, which is all that it may show")
+                raise TooManyImagesError(f"the episode has shown {MAX_IMAGES} images, the most that it may show")
             self._shown[digest] = image
             if url:
                 self._by_url[url] = digest
@@ -174,7 +175,7 @@ class EpisodeImages:
         return GivenTokens(tokens.repeat(counts), images)
 
     def forged(self, tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> bool:
-        """True if `tokens` have placeholders of videos, or more than `images` take: the policy sampled such a token."""
+        """True if `tokens` have a placeholder that belongs to none of `images`: the policy sampled it."""
         if self._desk is None:
             return False
         shape, placed = self._desk.shape, sum(image.end - image.start for image in images)
@@ -183,7 +184,7 @@ class EpisodeImages:
 
 
 class OutgoingImages:
-    """The images of episodes that have ended and are not delivered yet."""
+    """The images of episodes that have ended but are not delivered yet."""
 
     def __init__(self) -> None:
         self._by_episode: dict[str, dict[bytes, bytes]] = {}

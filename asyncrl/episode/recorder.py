@@ -1,27 +1,27 @@
-"""The recorder of an episode: the tokens that the policy saw and sampled, and the trajectory that they become.
+"""Records the tokens that the policy saw and sampled in an episode, and builds the trajectory from them.
 
-It is the only builder of trajectories: our own tools, agents and demonstrations all record here. Nothing here waits or
-does I/O.
+This is the only builder of trajectories: tool episodes, agents and demonstrations all record here. Nothing here waits
+or does I/O.
 
-An episode is one token sequence, or several, which are called branches. A request for a completion repeats the whole
-conversation, and one of three things happens:
+An episode has one or more token sequences, called branches. A request for a completion repeats the whole conversation,
+and one of three things happens:
 
-* The request only adds messages to a recorded completion, which is the end of its branch. Then the exact suffix of the
-  chat template continues that branch.
-* The same, but more tokens follow the completion in its branch already. Then a new branch begins with a copy of the
-  tokens up to the completion, and the suffix.
-* The request continues no completion. Then a new branch begins with the whole conversation as its prompt. Earlier
-  completions in it are context.
+* The request only adds messages to a recorded completion at the end of a branch. Then the exact suffix of the chat
+  template continues this branch.
+* The request only adds messages to a recorded completion after which the branch has more tokens. Then a new branch
+  begins with a copy of the tokens up to the completion, and the suffix.
+* The request continues no completion. Then a new branch begins with the whole conversation as its prompt, in which
+  earlier completions are context.
 
-A completion that was cut at a limit lacks the end of its turn. If the template renders the conversation as the tokens
-have it, apart from that end, the end is added as context; otherwise a new branch begins. With `as_rendered` the
-template's rendering decides about every completion.
+A completion that was cut at a limit lacks the end token of its turn. The end token is added as context if the rest of
+the template's rendering equals the tokens; otherwise a new branch begins. With `as_rendered` every completion is
+compared with the rendering in this way.
 
 Requests may be reserved, recorded and cancelled in any order. These invariants hold:
 
-* Each completion is in the loss mask of exactly one branch, the one in which it was sampled, with its log-probs and
-  versions. Copies of it are context.
-* In a branch each token follows the tokens before it.
+* Each completion is in the loss mask of exactly one branch, in which it was sampled, with its log-probs and versions.
+  Copies of it are context.
+* Each token of a branch was sampled, or written by the template, after all tokens before it in the branch.
 * The limits hold, including the room that is reserved for completions in flight.
 """
 
@@ -58,7 +58,7 @@ from asyncrl.types import (
 
 
 class LimitError(RefusedError):
-    """A limit of the episode leaves no room for a completion. `code` is the error code of the chat-completions API."""
+    """A limit of the episode leaves no room for a completion. `code` is the chat-completions API's error code."""
 
     def __init__(self, code: str, reason: str) -> None:
         super().__init__(reason)
@@ -67,10 +67,10 @@ class LimitError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits on completions of an episode, and on tokens of one completion, of one branch, and of all branches.
+    """Limits: completions of an episode, and tokens of one completion, of one branch, and of all branches.
 
-    The tokens of branches include prompts and tool results. A first prompt longer than `max_prompt_length` is cut at
-    the place that `truncation` names (left, right or middle), or refused (error).
+    The tokens of branches include prompts and tool results. A first prompt longer than `max_prompt_length` is cut, or
+    refused, as `truncation` says (left, right, middle or error).
     """
 
     max_turns: int
@@ -84,9 +84,9 @@ class EpisodeLimits:
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
 
-    `max_tokens` is the caller's own limit of the completion, if any. The completion obeys `grammar`, if there is one.
-    The caller gets the completion up to the first of the texts `stop`, and `alternatives` of each token if the engine
-    reports them.
+    `max_tokens` is the caller's own limit of the completion. The completion obeys `grammar`. The caller gets the
+    completion up to the first of the texts `stop`. If the engine supports it, the caller gets the log-probs of
+    `alternatives` alternatives for each token.
     """
 
     messages: tuple[Message, ...]
@@ -101,7 +101,7 @@ class CompletionRequest(NamedTuple):
 class Reservation:
     """Room for the completion of `request` at the end of `branch`.
 
-    The branch had `start` tokens before the request; 0 if it is new. `after_refusal` is true if a limit had refused an
+    The branch had `start` tokens before the request, 0 for a new branch. `after_refusal` is true if a limit refused an
     earlier request.
     """
 
@@ -112,10 +112,10 @@ class Reservation:
 
 
 class Recorder:
-    """Records the branches of the episode of `ticket`. The ticket's id begins the names of their sessions.
+    """Records the branches of the episode of `ticket`. The names of their sessions begin with the ticket's id.
 
-    `truncated` is true after a limit refused a request, until a later request is completed: an agent may shorten its
-    history to make room.
+    `truncated` becomes true when a limit refuses a request, and false when a later request is completed, since an agent
+    may shorten its history to make room.
     """
 
     def __init__(
@@ -142,16 +142,18 @@ class Recorder:
         return self._limits.max_turns - len(self.completions)
 
     def reserve(self, request: CompletionRequest) -> Reservation:
-        """Reserve room for the completion of `request`. The caller gives it to `record` or to `cancel`.
+        """Reserve room for the completion of `request`. The caller must pass the result to `record` or `cancel`.
 
         Raises RefusedError: the chat template does not take the request. Raises LimitError: there is no room, or the
-        policy wrote what an engine would take for an image. Raises BusyError: completions in flight may leave room when
-        they end.
+        policy sampled the placeholder of an image. Raises BusyError: there is no room now, but there may be when
+        completions in flight end.
         """
         prefix, (added, images) = self._continuation(request)
         if prefix is not None and (images or prefix.images) and self._images.forged(prefix.tokens, prefix.images):
             self.truncated = True
-            reason = "the policy wrote the placeholder of an image or a video, which an engine would take for one shown"
+            reason = (
+                "the policy wrote the placeholder of an image or a video, which an engine would take for a real image"
+            )
             raise LimitError("image_placeholder", reason)
         extends = prefix is not None and len(prefix.branch) == prefix.turn.end and not prefix.branch.reserved
         seen = len(added) + (prefix.turn.end if prefix else 0)
@@ -178,7 +180,7 @@ class Recorder:
         return Reservation(request, branch, start, self.truncated)
 
     def reserve_all(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for `count` completions of a request, each in a branch of its own; all or none.
+        """Reserve room for `count` completions of a request, each in its own branch, or for none of them.
 
         Raises as `reserve`.
         """
@@ -199,7 +201,7 @@ class Recorder:
 
     @staticmethod
     def check(reservation: Reservation, sampled: Generation) -> None:
-        """Raises EngineError: the engine aborted the completion, or gave more tokens than reserved."""
+        """Raises EngineError: the engine aborted the completion, or returned more tokens than reserved."""
         tokens, reserved = len(sampled.tokens), reservation.branch.reserved
         if sampled.finish_reason == "abort" or tokens == 0:
             raise EngineError("the engine aborted the generation")
@@ -217,8 +219,8 @@ class Recorder:
     ) -> None:
         """Record a completion, in which the policy made `calls`.
 
-        Later requests repeat it as the message `answer`, or as `shown`, see Prefix. Raises EngineError, and records
-        nothing: see `check`.
+        Later requests repeat it as the message `answer`, or as `shown` (see Prefix). Raises EngineError (see `check`),
+        and then records nothing.
         """
         self.check(reservation, sampled)
         request, branch = reservation.request, reservation.branch
@@ -232,12 +234,12 @@ class Recorder:
         self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
-        """Give the last completion, which must be the end of its branch, the score of a simulated user."""
+        """Give the last completion, which must end its branch, the score of a simulated user."""
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 
     def score_all(self, scores: Sequence[float | None]) -> None:
-        """Give each completion the score of an agent, or None, in the order in which they were recorded.
+        """Give each completion, in the order of recording, the score of an agent. None: no score.
 
         Raises RefusedError: the numbers of scores and completions differ.
         """
@@ -252,7 +254,7 @@ class Recorder:
             turns[at] = turns[at]._replace(score=score)
 
     def cancel(self, reservation: Reservation) -> str | None:
-        """Undo a reservation whose request gets no completion. Returns the session that ends with it, if any."""
+        """Undo a reservation. Returns the session of its branch if this removes the branch, else None."""
         branch = reservation.branch
         if reservation.start:
             branch.turns, branch.reserved = branch.turns_within(reservation.start), 0
@@ -261,7 +263,7 @@ class Recorder:
         return branch.session
 
     def last_completions(self) -> list[Prefix]:
-        """The last completion of each branch that has one, oldest first."""
+        """The last completion of each branch that has a completion, oldest first."""
         last = {completion.branch: completion for completion in self.completions}
         return [completion for completion in self.completions if completion is last[completion.branch]]
 
@@ -269,7 +271,7 @@ class Recorder:
         """Concatenate the branches, each up to its last completion, in the order of these completions.
 
         `split` is as for `split_steps`. Raises InvariantError: there is no completion, or the engine's log-probs or
-        versions are bad.
+        versions are invalid.
         """
         ends = self.last_completions()
         if not ends:
@@ -304,7 +306,7 @@ class Recorder:
         )
 
     def images(self) -> list[PlacedImage]:
-        """The images of the trajectory, in their order."""
+        """The images of the trajectory, in the order of its tokens."""
         found: list[PlacedImage] = []
         start = 0
         for each in self.last_completions():
@@ -313,7 +315,7 @@ class Recorder:
         return found
 
     def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, GivenTokens]:
-        """The prefix that the request continues, if any, and the tokens that it adds."""
+        """The prefix that the request continues, or None, and the tokens that the request adds."""
         for prefix in reversed(self.completions):
             following = request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
@@ -359,7 +361,7 @@ class Recorder:
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """The number of tokens that a completion after `seen` tokens may have.
 
-        The episode does not have `new` of these tokens yet. The completions of `in_flight` keep their reservations.
+        Of these tokens, `new` are not in the episode yet. The completions of `in_flight` keep their reservations.
         """
         limits = self._limits
         if self.turns_left <= len(in_flight):
@@ -370,7 +372,7 @@ class Recorder:
     def _refusal(self, seen: int, new: int) -> LimitError:
         limits = self._limits
         if self.turns_left < 1:
-            return LimitError("turn_limit", f"the episode has all of its actor.max_turns={limits.max_turns} turns")
+            return LimitError("turn_limit", f"the episode has reached actor.max_turns={limits.max_turns}")
         if seen >= limits.max_tokens:
             reason = (
                 f"the conversation has {seen} tokens, which leaves no room: the maximum context length is "

@@ -1,7 +1,7 @@
-"""The steps of an episode: the token spans that each get one process score.
+"""The steps of an episode: token spans, each of which gets one process score.
 
-Nothing is tokenised again: the tokens are read one by one. A newline is one byte in UTF-8, so the text of a token shows
-its newlines even if the token contains only a part of another character.
+Steps are found in the texts of single tokens, without tokenising anything again. A newline is one byte in UTF-8, so the
+text of a token shows its newlines even if the token contains only a part of another character.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from asyncrl.text import reason_of
 from asyncrl.types import Role, Step, Turn
 
 Split = str | Callable[[Sequence[str]], Sequence[int]]
-"""`turn`, `paragraph`, `line`, or a function of the user.
+"""`turn`, `paragraph`, `line`, or a user's function.
 
 The function gets the texts of a turn's tokens, without the stop token. It returns the indices of the tokens that begin
-a step; the first token always begins one. A token with a part of a character has the text U+FFFD.
+a step; the first token always begins a step. A token with a part of a character has the text U+FFFD.
 """
 
 _NEWLINES = {"line": 1, "paragraph": 2}
-"""The number of newlines, with only blanks between them, that end a step."""
+"""The number of newlines that end a step. There may be blanks between them."""
 
 
 def find_split(name: str) -> Split:
-    """The split that `actor.step_split` names. Raises ConfigError: there is none."""
+    """The split that `actor.step_split` names. Raises ConfigError: the name is unknown."""
     if name in ("turn", *_NEWLINES):
         return name
     setting = f"actor.step_split={name}"
@@ -36,7 +36,7 @@ def find_split(name: str) -> Split:
         raise ConfigError(f"{setting}: use turn, {', '.join(reversed(_NEWLINES))}, or the dotted path of a function")
     function = imported(name, setting)
     if not callable(function):
-        raise ConfigError(f"{setting} is no function; it must take the texts of a turn's tokens")
+        raise ConfigError(f"{setting} is not a function; it must take the texts of a turn's tokens")
     split: Split = function
     return split
 
@@ -44,10 +44,10 @@ def find_split(name: str) -> Split:
 def split_steps(
     split: Split, tokens: NDArray[np.int32], turns: Sequence[Turn], piece: Callable[[int], str]
 ) -> tuple[Step, ...]:
-    """Return the steps of all assistant turns. Together they cover these turns.
+    """Return the steps of all assistant turns. The steps cover these turns completely.
 
     The newlines that end a step, and the stop token, belong to the step before them. `piece` returns the text of one
-    token. Raises InvariantError: the function failed, or did not return such indices.
+    token. Raises InvariantError: the user's function failed, or did not return ascending indices.
     """
     spans = [turn for turn in turns if turn.role is Role.ASSISTANT]
     if split == "turn":

@@ -1,7 +1,7 @@
-"""The player of our own tools: leads a conversation between the policy, its tools or environment, and a simulated user.
+"""Leads a conversation between the policy, asyncrl's own tools or an environment, and a simulated user.
 
-The policy takes a turn. Its tool calls are answered. A turn without calls is for the user, if the task has one. So it
-continues until the user ends it, until there is no one to respond, or until a limit.
+The policy takes a turn. The tools answer its calls. If it makes no calls, the user responds. The conversation ends when
+the user ends it, at a turn without calls if the task has no user, or at a limit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncrl.tools.toolbox import OpenTools, Toolbox
 from asyncrl.types import Grammar
 
 Watch = Callable[[Sequence[Message]], None]
-"""Gets the messages of a conversation: first the prompt's, then each that follows."""
+"""Is called with the messages of a conversation: first those of the prompt, then each new message."""
 
 
 def unwatched(messages: Sequence[Message]) -> None:
@@ -34,8 +34,8 @@ def unwatched(messages: Sequence[Message]) -> None:
 class ToolPlayer:
     """Plays episodes with the tools of `toolbox`, or of the task's environment.
 
-    The task's user among `interactions` responds to a turn without calls. Turns are sampled under the grammar of the
-    task, or under `grammar` if it names none. `watch` gets the messages of each conversation.
+    The task's user among `interactions` responds to turns without calls. Turns are sampled under the task's grammar, or
+    under `grammar` if the task has no grammar. `watch` is called with the messages of each conversation.
     """
 
     toolbox: Toolbox | Environments
@@ -58,7 +58,7 @@ class ToolPlayer:
     async def _converse(
         self, episode: Episode, tools: OpenTools | OpenEnvironment, user: OpenInteraction | None
     ) -> None:
-        """Let policy and tools or user take turns until the conversation ends."""
+        """Let the policy and its tools or user take turns until the conversation ends."""
 
         def read_turn(text: str, ended: bool) -> ParsedTurn:
             return episode.chat.parse(text, tools.functions) if ended else ParsedTurn(text)
@@ -96,7 +96,7 @@ class ToolPlayer:
         messages: tuple[Message, ...],
         completion: Completion,
     ) -> tuple[Message, ...]:
-        """The messages that follow `completion`, the last of `messages`. None follow if the episode is over."""
+        """The messages that follow `completion`, the last of `messages`. Empty if the conversation is over."""
         if completion.turn.calls:
             return await self._tool_results(episode, tools, completion)
         if user is None or completion.finish_reason != "stop":

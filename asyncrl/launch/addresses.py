@@ -1,7 +1,7 @@
-"""The addresses, ports and keys of a run, which a launcher chooses where the configuration leaves them open.
+"""The addresses, ports and keys of a run. A launcher chooses the ones that the configuration leaves open.
 
-The configuration in the run's folder has the chosen ones, so that all roles and other commands find each other. A
-resume leaves the same ones open again: a port may be taken by then, and a role may be on another host.
+The chosen values are written into the configuration in the run's folder, so that roles and other commands find each
+other. A resume chooses them again: a port may be taken by then, and a role may be on another host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncrl.network.keys import check_keys, make_keys
 log = logging.getLogger("asyncrl.train")
 
 FILE = "left_open.json"
-"""The file in a run's folder with the keys that the configuration of its last start left to the launcher."""
+"""The file in a run's folder with the keys that the launcher chose at the last start, and their configured values."""
 KEYS_FOLDER = "keys"
 
 _NETWORK_KEYS = ("replay_host", "replay_port", "learner_host", "weights_port")
@@ -33,7 +33,7 @@ _LEARNER_KEYS = ("rendezvous", "interface")
 
 @dataclass(frozen=True, slots=True)
 class RunAddresses:
-    """The sections of the configuration that say where a run listens. Its methods fill in the ones that are not set."""
+    """The sections of the configuration that say where a run listens. The methods fill in open addresses and ports."""
 
     run: RunConfig
     network: NetworkConfig
@@ -42,7 +42,7 @@ class RunAddresses:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
-        """The addresses of a run; filling one in sets it in `config`."""
+        """The addresses of a run. Filling one in also sets it in `config`."""
         return cls(config.run, config.network, config.learner, config.replay.shards)
 
     @property
@@ -56,7 +56,8 @@ class RunAddresses:
         return network | {f"learner.{name}": getattr(self.learner, name) for name in _LEARNER_KEYS}
 
     def choose_ports(self) -> None:
-        """Set the ports that are open, so that all roles share them. Raises UnavailableError: none is free."""
+        """Choose the ports that are not configured, so that all roles share them. Raises UnavailableError: no port is
+        free."""
         self.network.replay_port = self.network.replay_port or free_ports(self.shards)
         self.network.weights_port = self.network.weights_port or free_ports(1)
 
@@ -64,15 +65,15 @@ class RunAddresses:
         """Make keys for a run that other machines can reach, unless it has keys."""
         network = self.network
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
-        # Some sockets use keys even where the learner's hosts cannot: gloo and NCCL between these need `insecure`.
+        # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. Its other sockets still use keys.
         if alone or network.keys is not None or (network.insecure and self.learner.nodes == 1):
             return
         self.take_keys()
 
     def take_keys(self) -> None:
-        """Use the keys in the run's folder, which are made if there are none, unless the configuration names others.
+        """Use the configured keys, or else the keys in the run's folder, which are made if there are none.
 
-        Raises ConfigError: they cannot be used.
+        Raises ConfigError: the keys cannot be used.
         """
         if self.network.keys is None:
             folder = self.run_dir / KEYS_FOLDER
@@ -83,14 +84,14 @@ class RunAddresses:
         check_keys(self.network.keys)
 
     def record_left_open(self, given: Mapping[str, Any]) -> None:
-        """Write into the run's folder which of the values that were `given` the launcher has replaced."""
+        """Write the `given` values that the launcher has replaced into the run's folder."""
         chosen = self.values()
         left = {key: value for key, value in given.items() if chosen[key] != value}
         write_whole(self.run_dir / FILE, json.dumps(left))
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The words of a command line that leave to the launcher what the last start of a run left to it."""
+    """The command-line words that let the launcher choose the same keys again as at the last start."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

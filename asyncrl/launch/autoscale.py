@@ -1,8 +1,8 @@
-"""`cluster.autoscale`: how many actors and scorers a run has, by what its metrics say.
+"""`cluster.autoscale`: adapts the numbers of actors and scorers of a run to its metrics.
 
-One rule names what holds the run up. The numbers change by one process, and only after the rule has named the same
-change several times in a row. Between the bounds for more and for fewer lies a range in which nothing changes, so that
-the numbers do not swing.
+One rule names the role that limits the run. A number changes by one process at a time, and only after the rule has
+named the same change several times in a row. The thresholds for adding a process and for removing one lie apart, so
+that the numbers do not oscillate.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from asyncrl.runs.lines import Tail
 log = logging.getLogger("asyncrl.train")
 
 STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much above the first share of its steps, and hardly ever below the second."""
+"""The learner waits too much if it is idle for more than the first share of its time, and hardly at all below the
+second."""
 BUSY = 0.1
-"""Actors or scorers are the limit while they are idle for a smaller share of their time."""
+"""Actors or scorers that are idle for a smaller share of their time limit the run."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""Too many of them run while they are idle for a larger share, and the learner does not wait."""
+"""Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
 OLD = 0.9
-"""Actors are too fast while the mean lag is above this share of `replay.max_lag`."""
+"""Too many actors run if the mean lag is above this share of `replay.max_lag` and the learner does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class ScaleChange:
 
 
 def wished_change(seen: Workload) -> ScaleChange | None:
-    """The change that the rule wants, without regard to the bounds of the numbers. None: no change."""
+    """The change that the rule wants, before the configured bounds apply. `None`: no change."""
     waits = f"the learner waits for {seen.learner_idle:.0%} of its time"
     if seen.learner_idle > STARVED:
         if seen.scorers_idle < BUSY and seen.waiting_batches >= 1:
@@ -72,7 +73,7 @@ def wished_change(seen: Workload) -> ScaleChange | None:
 
 
 class Patience:
-    """Lets a change pass that came `times` times in a row and takes the number no further beyond its bounds."""
+    """Lets a change pass if the rule named it `patience` times in a row and the configured bounds allow it."""
 
     def __init__(self, config: AutoscaleConfig) -> None:
         self._bounds = {"actors": config.actors, "scorers": config.scorers}
@@ -81,7 +82,7 @@ class Patience:
         self._count = 0
 
     def passes(self, change: ScaleChange | None, counts: Mapping[str, int]) -> bool:
-        """True if `change` is to be done now, while `counts` processes run."""
+        """True if `change` is due now, while `counts` processes run."""
         if change is None or not self._allows(change, counts):
             self._last, self._count = None, 0
             return False
@@ -104,7 +105,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class RunSizes:
-    """Sizes of a run that its metrics do not tell."""
+    """Sizes of a run, from its configuration."""
 
     shards: int
     batch_size: int
@@ -112,9 +113,9 @@ class RunSizes:
 
 
 class Autoscaler:
-    """Reads the metrics of a run now and then, and calls `scale` with other numbers of actors or scorers.
+    """Reads the metrics of a run every `every_s`, and calls `scale` with a new number of actors or scorers.
 
-    `scale` sets them in `cluster`. Each change is logged with its reason. `clock` gives seconds.
+    `scale` also sets the number in `cluster`. Each change is logged with its reason. `clock` gives seconds.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Autoscaler:
         self._found: dict[str, float | None] = {}
 
     def update(self) -> None:
-        """Call it again and again."""
+        """Look at the metrics if that is due, and scale. Called at every poll of the supervisor."""
         if not (self._settings.actors or self._settings.scorers) or self._clock() < self._next:
             return
         self._next = self._clock() + self._settings.every_s
@@ -154,21 +155,21 @@ class Autoscaler:
             log.info("cluster.autoscale: %s=%d, since %s", change.name, count, change.reason)
 
     def _read(self, name: str) -> dict[str, float]:
-        """The newest values of a role; none as long as it has written nothing since it came to be looked at. Earlier
-        values come from an earlier process, which tells nothing about the current state of the run.
+        """The newest metrics of a role; empty until it has written some since the first look. Values from before the
+        first look may come from an earlier process.
         """
         values = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name))).read()
         found = self._found.setdefault(name, values.get("time"))
         return {} if values.get("time") == found else values
 
     def _forget(self, module: str, count: int) -> None:
-        """Forget the metrics of the processes of a role that are no more among its `count`."""
+        """Forget the metrics of removed processes, now that the role has only `count` processes."""
         kept = {f"{module}-{index}" for index in range(count)}
         for name in [name for name in self._found if name.startswith(f"{module}-") and name not in kept]:
             del self._found[name], self._tails[name]
 
     def _look(self, counts: Mapping[str, int]) -> Workload | None:
-        """The workload; None: the learner has done no step since the last look, or a role has no metrics yet."""
+        """The workload. `None`: the learner has done no step since the last look, or a role has no metrics yet."""
         shards, max_lag = self._sizes.shards, self._sizes.max_lag
         learner = self._read("learner")
         replays = [self._read("replay" if shards == 1 else f"replay-{shard}") for shard in range(shards)]

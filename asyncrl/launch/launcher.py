@@ -1,4 +1,4 @@
-"""The launchers, which start the processes of a run: on this machine, or as `cluster.launcher` says."""
+"""The interface of launchers, which start the processes of a run, and the launcher for this machine."""
 
 from __future__ import annotations
 
@@ -30,27 +30,29 @@ class Launcher(Protocol):
         """True if all hosts are this machine."""
 
     def check_addresses(self, placement: Placement) -> None:
-        """Raises ConfigError: `prepare` would find no address at which others reach the replay or the learner."""
+        """Raise ConfigError if `prepare` would find no address at which other hosts reach the replay or the learner."""
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        """Set the addresses and ports in the configuration that it leaves open, so that all roles share them. Raises
-        UnavailableError: no port is free; ConfigError: the hosts cannot have the placement; StoppedError."""
+        """Choose the addresses and ports that the configuration leaves open, so that all roles share them. Raises
+        UnavailableError: no port is free; ConfigError: the hosts cannot run the placement; StoppedError: `stop` was
+        set."""
 
     def set_placement(self, placement: Placement) -> None:
-        """Start roles by this placement from now on; it may have more or fewer actors and scorers.
+        """Start roles by this placement from now on. It may have more or fewer actors and scorers than before.
 
-        Raises ConfigError: roles that run would have other GPUs.
+        Raises ConfigError: running roles would get other GPUs.
         """
 
     def end_left(self, stop: threading.Event) -> Collection[str]:
-        """End what an earlier start of the run has left on the hosts that `prepare` got, and tell which kernels
-        (`ProcessIdentity.kernel`) these have. `stop` cuts it short. The caller has done so on this machine."""
+        """End the processes that an earlier start of the run left on the hosts of the placement. Return the kernels
+        (`ProcessIdentity.kernel`) of the hosts that answered. `stop` interrupts this. The caller ends the processes on
+        this machine."""
 
     def watch(self, supervisor: Supervisor) -> None:
-        """Called at every poll, to change what the supervisor does."""
+        """Called at every poll of the supervisor, for example to restart roles with it."""
 
     def close(self) -> None:
-        """All roles have ended."""
+        """Free the launcher's resources, after all roles have ended."""
 
 
 class LocalLauncher:

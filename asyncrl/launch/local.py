@@ -59,15 +59,15 @@ LEARNER = "learner"
 
 
 def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
-    """Every process of a run on one machine, in the order of starting (any order works). All read the configuration
-    that the run's folder has at `path`: files that a user changes during the run change nothing in it."""
+    """The command of every process of a run. All read the configuration at `path`, in the run's folder, so that a user
+    can edit the original files during the run."""
     return [
         RoleCommand(
             role.name,
             role_command(role.module, path, *role.arguments),
             role_environment(role),
             drains=role.module in ("actor", "scoring"),
-            # The learner tells the replay of its last checkpoint, and its other hosts where their ranks leave the step.
+            # A stopping learner reports its last checkpoint to the replay, and tells its ranks on other hosts to stop.
             ends_last=role.module == "replay" or (role.module == "learner" and role.name != LEARNER),
         )
         for role in placement.roles
@@ -75,8 +75,10 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
 
 
 def check_resume(config: TrainConfig, run_dir: Path) -> None:
-    """Raises ConfigError: the folder holds a run that has begun, and it cannot resume with this configuration or with
-    these files of tasks; or it holds a fine-tuning."""
+    """Refuse to resume a run that has begun if fixed keys or the files of tasks differ.
+
+    Raises ConfigError: it is refused, or the folder holds a fine-tuning.
+    """
     refuse_fine_tuning(run_dir)
     try:
         changes_of(values_of(config), run_dir)
@@ -88,7 +90,7 @@ def check_resume(config: TrainConfig, run_dir: Path) -> None:
 
 
 def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """A line for each key that the run in the folder had with another value than `after`; none if there is no run.
+    """A line for each key whose value in `after` differs from the run in the folder; empty if there is no run.
 
     Raises ConfigError: the run cannot resume with these values.
     """
@@ -100,7 +102,7 @@ def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
         changed = changed_keys(before, after)
     except ConfigError as error:
         raise ConfigError(f"{run_dir} holds a run: {error}") from error
-    return [f"{shown(key, after[key])} from now on, before {shown_value(key, before[key])}" for key in changed]
+    return [f"{shown(key, after[key])} from now on; it was {shown_value(key, before[key])}" for key in changed]
 
 
 def claim(config: TrainConfig, run_dir: Path) -> bool:
@@ -119,7 +121,7 @@ def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[]
     """Move a run that never began a step out of its folder if it cannot resume with these values, or with the tasks
     that `check_tasks` refuses.
 
-    Such a run, whose first start failed, does not keep its name. Raises ConfigError: the run has begun.
+    So a run whose first start failed does not block its name. Raises ConfigError: the run has begun.
     """
     try:
         changes_of(values, run_dir)
@@ -128,17 +130,17 @@ def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[]
         if is_begun(run_dir):
             raise
         aside = set_aside(run_dir)
-        log.info("%s held a run that never began a step; it begins again, and its old files are in %s", run_dir, aside)
-        check_tasks()  # Now it records the files as they are.
+        log.info("the run in %s never began a step, so it starts over; its old files are in %s", run_dir, aside)
+        check_tasks()  # The old record has been moved, so this records the files of tasks again.
 
 
 def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
-    """True if the run has done more steps than are `wanted`; says so."""
+    """True, with a warning, if the run has done more steps than are `wanted`."""
     done = steps_in_newest_checkpoint(run_dir)
     if past := done > wanted:
         log.warning(
-            "%s has done %d steps, so learner.steps=%d leaves nothing to do; to train on, set a greater learner.steps "
-            "than %d",
+            "%s has done %d steps, so learner.steps=%d leaves nothing to do; to train further, set learner.steps to "
+            "more than %d",
             *(run_dir, done, wanted, done),
         )
     return past
@@ -147,12 +149,11 @@ def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
 def train(
     config: TrainConfig, stop: threading.Event | None = None, how_to_resume: Callable[[], str] | None = None
 ) -> bool:
-    """Run everything until the learner is done (True) or a signal comes (False).
+    """Run all roles until the learner is done (True) or a signal or `asyncrl stop` ends the run (False).
 
-    A run that already has more steps than `config` sets starts nothing. `stop` is set when everything shall end; by
-    default signals set it. `how_to_resume` is the hint that is printed at the end, by default `asyncrl resume`. On a
-    host of the learner other than the first, everything is the ranks of this host. Raises AsyncrlError: the run cannot
-    start or continue.
+    A run that already has more steps than `config` sets starts nothing. Setting `stop` ends the run; by default signals
+    set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On every host of
+    the learner but the first, only the ranks of that host run. Raises AsyncrlError: the run cannot start or continue.
     """
     try:
         if config.learner.node:
@@ -164,7 +165,7 @@ def train(
 
 
 def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
-    """Do the work of `train` on the first host. Raises StoppedError: a signal came before the roles were started."""
+    """Do the work of `train` on the first host. Raises StoppedError: the run was stopped before it started roles."""
     check_algorithm(config)
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir), ExitStack() as stack:
@@ -176,7 +177,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = place(config, launcher.hosts())
         settle(config.cluster, config.learner, placement)
-        # The addresses come first, so that the configuration in the run's folder has the replay's addresses.
+        # `prepare` comes before `claim`, so that the configuration in the run's folder has the replay's addresses.
         addresses = RunAddresses.of(config)
         given = addresses.values()
         launcher.prepare(placement, asked)
@@ -238,19 +239,20 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
 
 
 def _write_card(run_dir: Path) -> None:
-    """Describe the exported model in its folder. The run is done, and no fault of its card changes that."""
+    """Write a model card next to the exported model. The run is done, so an error here only logs a warning."""
     if not (run_dir / "model").is_dir():
         return
     try:
         write_card(Run(run_dir), run_dir / "model")
     except Exception as error:  # noqa: BLE001 - metrics of any version are read here, and a library draws them
-        log.warning("%s has no model card: %r", run_dir / "model", error)
+        log.warning("no model card was written for %s: %r", run_dir / "model", error)
 
 
 def _scale(
     config: TrainConfig, hosts: Sequence[Host], launcher: Launcher, supervisor: Supervisor, counts: Mapping[str, int]
 ) -> None:
-    """Change the numbers of actors and scorers. Raises ConfigError: there is no room for them, or none on the disk."""
+    """Change the numbers of actors and scorers. Raises ConfigError: the hosts have no room for them, or the run's
+    folder cannot be written."""
     cluster = replace(config.cluster)
     for name, count in counts.items():
         setattr(cluster, name, count)
@@ -262,7 +264,7 @@ def _scale(
     try:
         locations.record_config(scaled)
     except OSError as error:
-        launcher.set_placement(before)  # It must know all roles that keep running, to restart them.
+        launcher.set_placement(before)  # The earlier roles keep running, and the launcher may have to restart them.
         raise ConfigError(f"the run's folder cannot be written: {error}") from error
     for name, count in counts.items():
         setattr(config.cluster, name, count)
@@ -270,10 +272,10 @@ def _scale(
 
 
 def _train_on_other_host(config: TrainConfig) -> bool:
-    """Run the learner's ranks of this host, whose logs are in a folder of its own in the run's folder.
+    """Run the learner's ranks of this host, with logs in `host-N` of the run's folder.
 
-    If the first host stops the run, its ranks end these. They then start again, as after a failure, until the first
-    host has left the run's folder.
+    If the first host stops the run, its ranks end the ranks here. These restart, as after a failure, until the first
+    host no longer owns the run's folder.
     """
     folder, stop = locations.run_dir(config.run) / f"host-{config.learner.node}", process.stop_on_signals()
     # The first host makes the same placement, of which only the ranks run here.
@@ -291,7 +293,7 @@ def _train_on_other_host(config: TrainConfig) -> bool:
             config.cluster.restart_pause_s,
             hang_s=config.cluster.hang_timeout_s,
         )
-        log.info("host %d of the learner; logs are in %s", config.learner.node, folder / "logs")
+        log.info("starting the learner's ranks of host %d; logs are in %s", config.learner.node, folder / "logs")
         first_host = OwnerWatch(locations.run_dir(config.run))
         done = supervisor.run(lambda: stop.is_set() or first_host.has_left(), lambda: None)
         log.info("the ranks of this host %s", "have ended: the learner is done" if done else "were stopped")

@@ -1,8 +1,8 @@
 """The ownership of a run's folder by one process, and how another process asks it to stop.
 
-The file `supervised` is locked, and names the process, as long as one starts roles for the folder. A process that wants
-it to stop makes the file `stop`, which also works over a shared folder. The process renames it to `stopping`, and
-removes that when all roles have ended.
+The owner keeps the file `supervised` locked while it runs roles, and writes its process into the file. Another process
+asks it to stop by making the file `stop`, which also works over a shared folder. The owner renames `stop` to
+`stopping`, and removes it when all roles have ended.
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from asyncrl.machine.owner import OWNER_FILE, Owner, owner_of
 
 STOP_FILE, STOPPING_FILE = "stop", "stopping"
 LOOK_S = 1.0
-"""Between two looks for a request: a shared folder should not be asked more often."""
+"""The pause between two looks for a request, long enough to spare a shared file system."""
 POLL_S = 0.2
 LEFT_S = 10.0
-"""Longer than an owner takes to write its name, and to end when the run is done."""
+"""The owner of a folder has ended if the folder has no owner for this long. By then a restarted owner has written its
+name, and the ranks of a finished run have ended."""
 TRIES = 10
-"""The tries to lock the file of an owner that removes it at the same time."""
+"""The attempts to lock a file that its owner has locked, or removes at the same time."""
 MOST_TRIES = 150
-"""The tries to lock a file without an owner, which another process has locked to look at it."""
+"""The attempts to lock a file while another process checks if it has an owner, with a shared lock."""
 LOOKING_S = 0.02
-"""Longer than it takes to look whether a folder has an owner."""
+"""The pause between two attempts, longer than a check for an owner takes."""
 SILENT_S = 90.0
-"""A network disk may show a new file as late as this."""
+"""A network file system may take this long to show a new file to another host."""
 
 
 class NotRunningError(AsyncrlError):
@@ -48,7 +49,7 @@ class NotRunningError(AsyncrlError):
 
 @contextmanager
 def exclusively(run_dir: Path) -> Iterator[None]:
-    """Own the run folder. Where nothing was started there, it is removed, with the folders that were made for it.
+    """Own the run folder. If nothing was started there, the folder is removed at the end, with the parents made for it.
 
     Raises ConfigError: another process owns it, or the folder cannot be written or locked.
     """
@@ -62,8 +63,8 @@ def exclusively(run_dir: Path) -> Iterator[None]:
         ) from error
     except OSError as error:
         raise ConfigError(
-            f"{run_dir} cannot be run: {error}; set run.dir to a folder on a disk that can be written, has room and "
-            "has locks (flock)"
+            f"{run_dir} cannot be run: {error}; set run.dir to a writable folder on a disk with free space and file "
+            "locks (flock)"
         ) from error
     with opened as lock:
         try:
@@ -80,8 +81,7 @@ def exclusively(run_dir: Path) -> Iterator[None]:
 def _locked(run_dir: Path) -> TextIO:
     """The owner's file, locked, with the name of this process. Raises BlockingIOError: another process has it; OSError.
 
-    An owner that started nothing removes the folder. A process that makes the folder at that moment, or has locked a
-    file that is deleted by now, tries again.
+    An owner that started nothing removes the folder. If that happens during this call, the call tries again.
     """
     path = run_dir / OWNER_FILE
     for _ in range(TRIES):
@@ -91,7 +91,7 @@ def _locked(run_dir: Path) -> TextIO:
             _lock(lock)
             if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                 lock.truncate(0)
-                # Unbuffered: where there is no room, closing the file must not fail as well.
+                # Unbuffered, so that on a full disk only this line fails, and not the closing of the file.
                 os.write(lock.fileno(), json.dumps(asdict(Owner(socket.gethostname(), os.getpid()))).encode())
                 (run_dir / STOP_FILE).unlink(missing_ok=True)
                 stack.pop_all()
@@ -100,8 +100,8 @@ def _locked(run_dir: Path) -> TextIO:
 
 
 def _lock(file: TextIO) -> None:
-    """Lock the file. A process that only checks for an owner holds the lock for a moment, or for longer on a busy
-    processor. Raises BlockingIOError: another process has it; ConfigError: one has looked for seconds.
+    """Lock the file. A process that only checks for an owner holds a shared lock for a moment, which this waits for.
+    Raises BlockingIOError: another process owns the folder; ConfigError: a check holds its lock for seconds.
     """
     owned = 0
     for _ in range(MOST_TRIES):
@@ -112,12 +112,13 @@ def _lock(file: TextIO) -> None:
             raise BlockingIOError(errno.EWOULDBLOCK, os.strerror(errno.EWOULDBLOCK), file.name)
         time.sleep(LOOKING_S)
     raise ConfigError(
-        f"{file.name}: another process looks at it, and does not go on; end it, such as a stopped `asyncrl inspect`"
+        f"{file.name}: another process reads it and does not finish; end that process, such as a suspended "
+        "`asyncrl inspect`"
     )
 
 
 def _is_looked_at(file: TextIO) -> bool:
-    """True if the locked file seems to have no owner at this moment: a process has locked it to look at it."""
+    """True if the lock on the file is a shared one: a process only checks for an owner."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -127,14 +128,14 @@ def _is_looked_at(file: TextIO) -> bool:
 
 
 def is_asked_to_stop(run_dir: Path) -> bool:
-    """True if a process has asked the owner of the folder to stop, which then starts nothing."""
+    """True if the owner of the folder was asked to stop, and has not taken the request yet."""
     return (run_dir / STOP_FILE).exists()
 
 
 @contextmanager
 def stop_of_start(run_dir: Path, stop: threading.Event) -> Iterator[threading.Event]:
-    """An event for the checks of a start: it is set as soon as `stop` is, and within LOOK_S of a request to the owner
-    of the folder. `stop` itself is not set by a request, and so tells that a signal came."""
+    """An event that interrupts the checks of a start. It is set when `stop` is set, and within LOOK_S of a stop request
+    in the folder. A request does not set `stop`, so the caller can tell it from a signal."""
     asked, is_over = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -153,14 +154,14 @@ def stop_of_start(run_dir: Path, stop: threading.Event) -> Iterator[threading.Ev
 
 
 class StopRequests:
-    """Tells the owner of the folder whether it was asked to stop. `clock` gives seconds."""
+    """Looks for requests that ask the owner of the folder to stop. `clock` gives seconds."""
 
     def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._run_dir, self._clock = run_dir, clock
         self._looked = clock()
 
     def arrived(self) -> bool:
-        """True if a request has arrived, which this call takes."""
+        """Take a request, and return True if there was one."""
         if self._clock() - self._looked < LOOK_S:
             return False
         self._looked = self._clock()
@@ -172,7 +173,7 @@ class StopRequests:
 
 
 def stop(run_dir: Path, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
-    """Ask the owner of the folder to stop, and return once it has ended. `show` is told what this waits for.
+    """Ask the owner of the folder to stop, and return once it has ended. `show` gets lines about the wait.
 
     Raises NotRunningError: no process runs it, or its owner ended before it could stop.
     """
@@ -185,7 +186,7 @@ def stop(run_dir: Path, show: Callable[[str], object], clock: Callable[[], float
     who = f"process {owner.pid} on {owner.host}"
     if not taken.exists():
         request.touch()
-    show(f"{who} was asked to stop {run_dir}; this waits until it has")
+    show(f"asked {who} to stop {run_dir}; waiting until it has ended")
     asked, is_shown = clock(), False
     while (there := owner_of(run_dir) == owner) or request.exists() or taken.exists():
         if not there:
@@ -193,20 +194,21 @@ def stop(run_dir: Path, show: Callable[[str], object], clock: Callable[[], float
                 path.unlink(missing_ok=True)
             raise NotRunningError(f"{who} ended before it stopped {run_dir}: its roles have ended with it")
         if not is_shown and request.exists() and clock() - asked > SILENT_S:
-            show(f"{who} has not taken the request for {SILENT_S:.0f} s: look whether it still runs there")
+            show(f"{who} has not reacted for {SILENT_S:.0f} s; check that it still runs")
             is_shown = True
         time.sleep(POLL_S)
 
 
 class OwnerWatch:
-    """Tells whether the owner of a folder, once there was one, has ended it well. `clock` gives seconds."""
+    """Tells if the owner of a folder has ended without being killed. `clock` gives seconds."""
 
     def __init__(self, run_dir: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._file, self._clock = run_dir / OWNER_FILE, clock
         self._looked, self._owned_until = clock(), math.inf
 
     def has_left(self) -> bool:
-        """True if the folder had no owner for `LEFT_S`. A killed process owns it until the next one does."""
+        """True if the folder had an owner, and has had none for `LEFT_S`. A killed owner still counts: its name stays
+        in the file until the next owner writes its own."""
         now = self._clock()
         if now - self._looked >= LOOK_S:
             self._looked = now

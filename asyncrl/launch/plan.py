@@ -1,7 +1,7 @@
 """`asyncrl train --plan`: print where the processes of a run would be, and start nothing.
 
-`--plan` asks the hosts what they have. `--plan=16` asks no host: it takes 16 hosts with `cluster.gpus` and
-`cluster.cpus` each. Nor does `--plan=pools`: it takes a host for each node of `cluster.pools`, with what that names.
+`--plan` asks the hosts for their GPUs and CPUs. `--plan=16` assumes 16 hosts with `cluster.gpus` and `cluster.cpus`
+each. `--plan=pools` assumes a host for each node of `cluster.pools`, with the GPUs and CPUs that the pool names.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def run_or_plan(run: Callable[[TrainConfig], int | None], words: Sequence[str]) 
 
 
 def without_option(words: Sequence[str]) -> tuple[list[str], str]:
-    """The words of a command line without the option of a plan, and that option, empty if there is none.
-    `--plan 16` is `--plan=16`."""
+    """Split a command line into its `--plan` option, empty if there is none, and all other words, which come first.
+    `--plan 16` becomes `--plan=16`."""
     rest, option = list[str](), ""
     for word in words:
         if word.partition("=")[0] == OPTION:
@@ -48,8 +48,8 @@ def without_option(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def show_plan(config: TrainConfig, option: str = OPTION) -> None:
-    """Print the plan that the command line's `option` selects. Raises ConfigError: also for what a start would
-    refuse of the configuration."""
+    """Print the plan that the command line's `option` selects. Raises ConfigError: the plan is impossible, or a start
+    would refuse the configuration."""
     check_algorithm(config)
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)
@@ -68,16 +68,16 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
     if engine.launches and not engine.server.on_cpu and not any(host.gpus for host in hosts):
         sys.stdout.write(NO_GPUS)
     if not assumed and cluster.launcher == "local" and cluster.gpus is not None and cluster.cpus is None:
-        sys.stdout.write(f"CPUs are this machine's {hosts[0].cpus}; for another one set cluster.cpus\n")
+        sys.stdout.write(f"planned with this machine's {hosts[0].cpus} CPUs; for another machine set cluster.cpus\n")
 
 
 def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:
-    """The hosts of `--plan=wanted`. Raises ConfigError: the configuration does not say what they have."""
+    """The hosts of `--plan=wanted`. Raises ConfigError: the configuration lacks their GPUs or CPUs."""
     if wanted != POOLS:
         if not wanted.isdecimal() or not 0 < int(wanted) <= MOST:
             raise ConfigError(f"{OPTION}={wanted}: write a number of hosts, at most {MOST:,}, or pools")
         if cluster.gpus is None or cluster.cpus is None:
-            raise ConfigError(f"{OPTION}={wanted}: say what each of the hosts has: set cluster.gpus and cluster.cpus")
+            raise ConfigError(f"{OPTION}={wanted}: set cluster.gpus and cluster.cpus to what each host has")
         return [Host(cluster.gpus, cluster.cpus)] * int(wanted)
     if not cluster.pools:
         raise ConfigError(f"{OPTION}=pools: cluster.pools is empty; write {OPTION}=N for N hosts")
@@ -86,9 +86,7 @@ def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:
         gpus, cpus = pool.get("gpus", cluster.gpus), pool.get("cpus", cluster.cpus)
         if gpus is None or cpus is None:
             key = "gpus" if gpus is None else "cpus"
-            problems.append(
-                f"{OPTION}=pools: cluster.pools.{name} does not say its {key}; add it, or set cluster.{key}"
-            )
+            problems.append(f"{OPTION}=pools: cluster.pools.{name} has no {key}; add this key, or set cluster.{key}")
         else:
             hosts += [Host(gpus, cpus)] * pool.get("nodes", 1)
     if problems:

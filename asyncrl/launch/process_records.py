@@ -1,7 +1,7 @@
 """`processes.json` in the run's folder: the host, the process and the number of restarts of each role.
 
-The supervisor renews the file as long as it lives. After a kill, the next start reads which processes may still run,
-and how long those may run that it cannot see.
+The supervisor renews the file as long as it lives. If it was killed, the next start reads in the file which processes
+may still run, and for how long at most.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ RENEWED_S = 5.0
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A role's process: its host and its `pid` there, 0 while it does not run or while that is not known. `lease_s` is
-    the time that it may run without a supervisor; 0: it does not run.
+    """A role's process: its host and its `pid` there, 0 while it does not run or is unknown. `lease_s` is the time that
+    it may run without a supervisor, 0 if it does not run.
     """
 
     host: str
@@ -58,7 +58,7 @@ class ProcessRecords:
         self._unwritten = False
 
     def write(self, records: Mapping[str, ProcessRecord]) -> None:
-        """Write what has changed; on a full disk this is done later."""
+        """Write the records if they changed, else renew the file now and then. On a full disk, a later call retries."""
         try:
             if records != self._shown:
                 write_whole(self._path, msgspec.json.encode(records).decode())
@@ -68,14 +68,14 @@ class ProcessRecords:
                 return
         except OSError as error:
             if not self._unwritten:
-                log.warning("%s cannot be written now; this is tried again: %s", self._path, error)
+                log.warning("%s cannot be written now, and is tried again: %s", self._path, error)
             self._unwritten = True
         else:
             self._unwritten, self._shown, self._renewed = False, records, self._clock()
 
 
 def read_records(run_dir: Path) -> dict[str, ProcessRecord]:
-    """The records of the last supervisor of a folder; empty if there was none, or one of an earlier asyncrl."""
+    """The records of the last supervisor of a folder; empty without a file, or if an earlier asyncrl wrote it."""
     try:
         return msgspec.json.decode((run_dir / PROCESSES_FILE).read_bytes(), type=dict[str, ProcessRecord])
     except (FileNotFoundError, msgspec.DecodeError):

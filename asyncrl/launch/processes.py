@@ -1,4 +1,4 @@
-"""The command line and the environment of a placed role's process, and what this host has for the roles."""
+"""The command line and the environment of a placed role's process, and the GPUs and CPUs of this host."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ROLE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "fal
 
 
 def this_host(cluster: ClusterConfig, gpus: int | None = None) -> Host:
-    """The GPUs and CPUs of this host that the run may use. The host has `gpus`; None: they are counted if the
-    configuration does not say how many to use."""
+    """The GPUs and CPUs of this host that the run may use. `gpus` is the host's number of GPUs. `None`: they are
+    counted, unless `cluster.gpus` sets their number."""
     if gpus is None and cluster.gpus is None:
         import torch
 
@@ -35,8 +35,8 @@ def role_command(module: str, path: Path, *arguments: str, python: str = sys.exe
 
 
 def role_environment(role: PlacedRole, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables of a placed role's process in addition to those that it inherits. If `inherited` limits the host's
-    GPUs, the numbers of the role's GPUs count the visible ones."""
+    """The variables to add to the environment of a placed role. If `inherited` limits the visible GPUs, `role.gpus` are
+    indices into these."""
     environment = {**ROLE_ENVIRONMENT, "OMP_NUM_THREADS": str(role.threads)}
     if role.gpus is not None:
         visible = visible_gpus(inherited.get(GPU_VARIABLE, ""))

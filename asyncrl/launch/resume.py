@@ -1,10 +1,10 @@
 """`asyncrl resume RUN [KEY=VALUE ...]`: continues a run with the configuration in its folder.
 
-RUN is the folder of a run, such as runs/NAME, or its name. The configuration is the one that the folder has. Keys that
-may change (docs/configuration.md) can have another value.
+RUN is the folder of a run, such as runs/NAME, or its name. KEY=VALUE changes a key that may change during a run
+(docs/configuration.md).
 
 Addresses and ports that the command line of the run did not name are chosen again. Relative paths in the configuration
-begin at the working folder: call this where the run was started.
+start at the working directory: call this in the directory where the run was started.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from asyncrl.runs.finding import require_run
 
 
 def words_of(name: str) -> list[str]:
-    """The command line of `asyncrl train` that continues a run. Raises ConfigError: there is none, or
-    it is a fine-tuning."""
+    """The command line of `asyncrl train` that continues a run. Raises ConfigError: the run does not exist, or it is a
+    fine-tuning."""
     run_dir = require_run(name).folder
     refuse_fine_tuning(run_dir)
     if run_dir.name in ("", ".."):

@@ -1,4 +1,4 @@
-"""A role as the supervisor sees it: its start, and its running process, on this host or where a launcher puts it."""
+"""The supervisor's view of a role: its command, and its process on this host or another one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from asyncrl.machine.process import DRAIN
 class RoleCommand:
     """The command of one role: its name, which stays over restarts, its command line and its environment.
 
-    `drains`: it can finish its work before it ends. `ends_last`: a stop ends it after the others, which still need it.
+    `drains`: it can finish its work before it ends. `ends_last`: a stop ends it after all other roles, which need it
+    until they end.
     """
 
     name: str
@@ -29,8 +30,9 @@ class RoleCommand:
 
 
 class RoleProcess(Protocol):
-    """A role at work. `host` is where, and `pid` its process there; 0 while it waits for room. `identity` is the
-    process that ends with the role, where it is known. Without a supervisor the role ends within `lease_s`."""
+    """The process `pid` of a role on a `host`. The `pid` is 0 while the role waits for free resources. `identity` is
+    the process that ends with the role; `None` while it is unknown. Without a supervisor the role ends within
+    `lease_s`."""
 
     @property
     def pid(self) -> int: ...
@@ -45,7 +47,7 @@ class RoleProcess(Protocol):
     def lease_s(self) -> float: ...
 
     def poll(self) -> int | None:
-        """The exit status of the process, minus a signal's number if one killed it; None while it runs.
+        """The exit status of the process, or the negative number of the signal that killed it. `None` while it runs.
 
         Once there is a status, the log is complete.
         """
@@ -57,15 +59,15 @@ class RoleProcess(Protocol):
         """Ask it to end once its work is finished."""
 
     def kill(self) -> None:
-        """Have it and its own children killed. This waits for nothing: `poll` tells when it has ended."""
+        """Kill it and its own children, without waiting: `poll` tells when it has ended."""
 
 
 Start = Callable[[RoleCommand, Path, Mapping[str, str]], RoleProcess]
-"""Starts a role whose output is appended to a log, with variables that are added to its environment."""
+"""Starts a role, appends its output to a log (the path), and adds variables to its environment (the mapping)."""
 
 
 class NotStarted:
-    """A role that could not be started, which is as one that failed at once."""
+    """A role that could not be started. It counts as a role that failed at once."""
 
     pid, identity, lease_s = 0, None, 0.0
 
@@ -82,7 +84,7 @@ class NotStarted:
 
 
 class LocalProcess:
-    """A role that is a child of this process. A role without its parent ends by itself: see `machine.activity`."""
+    """A role that is a child of this process. If this process ends, the role ends by itself: see `machine.activity`."""
 
     lease_s = FINISH_S
 

@@ -22,7 +22,7 @@ def store_folders(run_dir: Path) -> list[Path]:
 
 
 def has_store(run_dir: Path) -> bool:
-    """True if the run has a store or a checkpoint, from before or after its first step."""
+    """True if the run has a store or a checkpoint, even if it never began a step."""
     return any((run_dir / CHECKPOINTS).glob("*")) or bool(store_folders(run_dir))
 
 
@@ -41,19 +41,19 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def set_aside(run_dir: Path) -> Path:
-    """Move what a run has that has not begun into a new folder within the run's, and return that. Nothing is deleted:
-    it may have episodes that took hours. Its logs stay, and so do files that no role made.
+    """Move the files of a run that never began a step into a new folder `earlier-N` within its folder, and return that.
+    Nothing is deleted: its episodes may have taken hours. Logs stay in place, and so do files that no role made.
 
-    Raises ConfigError: something cannot be moved.
+    Raises ConfigError: a file cannot be moved.
     """
     folders = (run_dir / f"earlier-{number}" for number in count(1))
     aside = next(folder for folder in folders if not folder.exists())
     try:
         aside.mkdir()
         for name in (_STORE, _METRICS, CONFIG_FILE, IDENTITY_FILE):
-            # A link moves as a link. The configuration comes after the store: until then the run has not begun again.
+            # A link moves as a link. The configuration moves after the store, so that an interrupted move is repeated.
             if os.path.lexists(run_dir / name):
                 (run_dir / name).rename(aside / name)
     except OSError as error:
-        raise ConfigError(f"{run_dir} cannot begin again: {error}; choose another run.name") from error
+        raise ConfigError(f"{run_dir} cannot start over: {error}; choose another run.name") from error
     return aside

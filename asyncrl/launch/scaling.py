@@ -1,7 +1,7 @@
-"""`asyncrl scale RUN actors=8 scorers=2`: more or fewer processes of a running run.
+"""`asyncrl scale RUN actors=8 scorers=2`: changes the numbers of actors and scorers of a running run.
 
-The command writes its wish into the run's folder. The process that supervises the run reads it there, does it, and
-answers in another file, so that both work under every launcher and over a shared folder.
+The command writes the wished numbers into a file in the run's folder. The process that supervises the run reads the
+file, starts or stops processes, and answers in another file. This works with every launcher and over a shared folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ POLL_S = 0.2
 
 class Scaler:
     """Serves `asyncrl scale`: `scale` gets the wished counts by name, and raises ConfigError if they are impossible. A
-    wish from before this was made is forgotten.
+    wish from before the start of the run is deleted.
     """
 
     def __init__(self, run_dir: Path, scale: Callable[[Mapping[str, int]], None]) -> None:
@@ -42,7 +42,7 @@ class Scaler:
         self._wish.unlink(missing_ok=True)
 
     def update(self) -> None:
-        """Call it again and again."""
+        """Serve a wish, if there is one. Called at every poll of the supervisor."""
         try:
             text = self._wish.read_text()
             self._wish.unlink()
@@ -52,7 +52,7 @@ class Scaler:
             wish = json.loads(text)
             name, counts = wish["id"], dict(wish["counts"])
         except (ValueError, KeyError, TypeError) as error:
-            log.warning("%s is no wish of `asyncrl scale`, and was removed: %r", self._wish, error)
+            log.warning("removed %s, which `asyncrl scale` did not write: %r", self._wish, error)
             return
         refused = ""
         try:
@@ -72,7 +72,7 @@ def in_words(counts: Mapping[str, int]) -> str:
 
 
 def parse_counts(words: Sequence[str]) -> dict[str, int]:
-    """The counts that a command line gives. Raises ConfigError, with a line for each word that is none."""
+    """Parse counts such as actors=8. Raises ConfigError, with a line for each wrong word."""
     counts, problems = {}, []
     for word in words:
         name, _, number = word.partition("=")
@@ -86,8 +86,8 @@ def parse_counts(words: Sequence[str]) -> dict[str, int]:
 
 
 def ask(run_dir: Path, counts: Mapping[str, int], timeout_s: float) -> None:
-    """Have a run scaled, after those that asked before. Raises ConfigError: it refuses; UnavailableError: no answer
-    came in time."""
+    """Ask the supervisor of a run to scale it; concurrent calls take turns. Raises ConfigError: it refuses;
+    UnavailableError: no answer came in time."""
     with (run_dir / LOCK_FILE).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         _ask(run_dir, counts, timeout_s)
@@ -105,7 +105,7 @@ def _ask(run_dir: Path, counts: Mapping[str, int], timeout_s: float) -> None:
             return
         time.sleep(POLL_S)
     (run_dir / WISH_FILE).unlink(missing_ok=True)
-    raise UnavailableError(f"{run_dir}: no `asyncrl train` has answered for {timeout_s:g} s; does the run go on?")
+    raise UnavailableError(f"{run_dir}: no `asyncrl train` has answered for {timeout_s:g} s; check that the run works")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
     run_dir, counts = require_run(given.run).folder, parse_counts(given.counts)
     if owner_of(run_dir) is None:
         raise NotRunningError(
-            f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` goes on with it"
+            f"no `asyncrl train` runs {run_dir}; `asyncrl resume {shlex.quote(str(run_dir))}` continues it"
         )
     ask(run_dir, counts, given.wait)
     sys.stdout.write(f"scaled to {in_words(counts)}\n")

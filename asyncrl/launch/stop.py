@@ -19,7 +19,7 @@ from asyncrl.runs.finding import find_run, require_run, starting_run
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where nothing could be stopped."""
+    """The entry of the command line. Raises NotRunningError: there is nothing to stop."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -30,10 +30,10 @@ def main(argv: Sequence[str]) -> None:
     run_dir = run.folder
     stop(run_dir, lambda text: sys.stderr.write(f"{text}\n"))
     if not (run_dir / CONFIG_FILE).exists():
-        sys.stdout.write(f"{run_dir} has ended before anything was started\n")
+        sys.stdout.write(f"{run_dir} has ended before it started anything\n")
         return
     done, resume = "", f"asyncrl resume {shlex.quote(str(run_dir))}"
     with suppress(KeyError):
         summary = run.summary()
         done, resume = f" after {summary['steps']} of {summary['planned_steps']} steps", summary["next"][0]
-    sys.stdout.write(f"{run_dir} has ended{done}; to go on: {resume}\n")
+    sys.stdout.write(f"{run_dir} has ended{done}; to continue: {resume}\n")

@@ -1,17 +1,17 @@
-"""Start every role, restart those that end, stop all cleanly. The roles are children of this process, or of what
-`start` opens.
+"""Start every role, restart failed roles, and stop all cleanly. By default a role is a child of this process; `start`
+can run it elsewhere.
 
-The run is done when the role named `until` ends with status 0. Roles whose names begin with that name may end so, too,
-such as the learner on other hosts. Status 2 says that a role cannot be configured, and status 3 that too much fails in
-the run: then the run ends with the last lines of the role's log.
+The run is done when the role named `until` ends with status 0. Roles whose names begin with that name, such as the
+learner on other hosts, may end with status 0, too. Status 2 means that the role cannot be configured, and status 3 that
+too much of its work fails. Both end the run with the last lines of the role's log.
 
-Any other end is a failure, such as status 0 of another role or the end by a signal of another program. A failed role
-starts again, after a pause that doubles with each failure up to a bound. A role without heartbeats hangs: it is killed,
-which is a failure. So is a role that the system cannot start now, for example without memory.
+Any other end is a failure, such as status 0 of an actor, or a signal from another program. A failed role
+restarts, after a pause that doubles with each failure up to a bound. A role whose heartbeats stop is killed, which is a
+failure. A role that the system cannot start now, for example for lack of memory, has failed, too.
 
-A role that fails more than `max_restarts` times ends the run; failures are forgotten once the role has run for
-`WELL_S`. If this process ends in any way, its children are asked to stop. `alive/` in the run folder has their
-heartbeats, and `processes.json` says where they run. `set_roles` adds and removes roles of a running run.
+A role that fails more than `max_restarts` times ends the run. The count of failures starts again once the role has run
+for `WELL_S`. If this process ends in any way, its children are asked to stop. `alive/` in the run folder has their
+heartbeats, and `processes.json` their hosts and process ids.
 """
 
 from __future__ import annotations
@@ -39,27 +39,30 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
-"""The pause is at its bound long before, and 2 to the power of a thousand failures would overflow a float."""
+"""Bounds the exponent of the pause, which has reached its bound long before: `2.0 ** 1024` would overflow."""
 SHOWN_LINES = 3
 """The lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
-"""After so long a new failure has nothing to do with the earlier ones."""
+"""A role that ran this long before it failed counts its failures from 1 again."""
 SOON_S = 2.0
-"""A stop that takes longer says what it waits for."""
+"""A stop that takes longer logs the work that it waits for."""
 KILLED_S = 12.0
-"""The time that the end of a run waits for killed processes. One that hangs in the kernel, or on a host that cannot be
-reached, may never end."""
+"""The longest wait for killed processes at the end of a run. A process that hangs in the kernel, or on a host that
+cannot be reached, may never end."""
 
 
 class RunFailedError(AsyncrlError):
-    """A role ended for good before the run was done; the message has its last lines."""
+    """A role ended for good before the run was done. The message has the last lines of the role's log."""
 
 
 @dataclass(slots=True)
 class _Child:
-    """A role's process now. Its log had `log_start` bytes when it was started. `failures` are those since it last ran
-    well; `due` is when it is started again. `asked`: when it was asked to end, so that its end is no failure.
-    `killed`: it was killed; on a host that cannot be reached it may end later. `hung`: since it hung."""
+    """The current process of a role. Its log had `log_start` bytes when the process started.
+
+    `failures` counts the failures since the role last ran for `WELL_S`. `due` is the time of the next start after a
+    failure. `asked` is the time at which the process was asked to end, so that its end is no failure. `killed`: it was
+    killed, but may end much later on a host that cannot be reached. `hung`: it was killed because it hung.
+    """
 
     role: RoleCommand
     process: RoleProcess
@@ -81,18 +84,18 @@ def pause_s(failures: int, longest_s: float) -> float:
 
 
 def _message(last: str) -> str:
-    """The message of a role about its end in the `last` lines of its log; all of them if it wrote none."""
-    said = [line.removeprefix(MESSAGE) for line in last.splitlines() if line.startswith(MESSAGE)]
-    return "\n".join(dict.fromkeys(said)) or last
+    """The role's error messages in the `last` lines of its log; all these lines if there is no message."""
+    messages = [line.removeprefix(MESSAGE) for line in last.splitlines() if line.startswith(MESSAGE)]
+    return "\n".join(dict.fromkeys(messages)) or last
 
 
 class Supervisor:
-    """Keeps the roles of one run alive until the one named `until` is done.
+    """Keeps the roles of one run alive until the role named `until` is done.
 
-    No pause before a start is longer than `longest_pause_s`. A role that has not ended `stop_s` after it was asked to
-    is killed; one that says that it must finish something, after `finish_s`. A role that drains gets `drain_s` more to
-    finish its work, both when it is removed and at a stop before the run is done. A role without a heartbeat for
-    `hang_s` hangs. A stop waits `killed_s` for roles that it killed. `clock` gives seconds.
+    `longest_pause_s` bounds the pause before a restart. A role that was asked to end is killed after `stop_s`, or after
+    `finish_s` while its heartbeat names unfinished work. A role that drains gets `drain_s` more to finish its work when
+    it is removed or the run is stopped early. A role without a heartbeat for `hang_s` hangs. A stop waits up to
+    `killed_s` for the end of roles that it killed. `clock` gives seconds.
     """
 
     def __init__(
@@ -141,8 +144,8 @@ class Supervisor:
         return {name: child.process.pid for name, child in self._children.items() if child.process.poll() is None}
 
     def set_roles(self, roles: Sequence[RoleCommand]) -> None:
-        """Start the roles that are new, and stop running roles that are not in `roles`. These drain in any
-        case: no process takes their place, so they hand back what they hold."""
+        """Start new roles, and stop running roles that are not in `roles`. Removed roles drain even if `drain_s` is 0:
+        no restart will continue their work."""
         for name in self._children.keys() - {role.name for role in roles}:
             child = self._children.pop(name)
             self._ask_to_end(child, child.role.drains)
@@ -176,7 +179,7 @@ class Supervisor:
         try:
             process = self._start_role(role, log_file, environment)
         except (FileNotFoundError, PermissionError):
-            raise  # It would fail again.
+            raise  # A retry would fail, too.
         except OSError as error:
             log.warning("%s cannot be started: %s", role.name, error)
             process = NotStarted()
@@ -186,8 +189,8 @@ class Supervisor:
         return self._logs / f"{role.name}.log"
 
     def run(self, stopped: Callable[[], bool], progress: Callable[[], None], interval_s: float = 0.2) -> bool:
-        """Supervise until the run is done (True), or until `stopped()` or a request in the run folder (False).
-        `progress` is called at every poll.
+        """Supervise until the run is done (True), or until `stopped()` or a stop request in the run folder ends it
+        (False). `progress` is called at every poll.
 
         Raises RunFailedError: a role cannot continue. Every child has ended when this returns or raises.
         """
@@ -207,7 +210,7 @@ class Supervisor:
             self.stop()
 
     def _admit(self) -> None:
-        """Start the roles that are wanted and absent, once an earlier process of the same name has left."""
+        """Start the roles that have no process yet, once an earlier process of the same name has ended."""
         for child in self._leaving:
             self._end_in_time(child)
         self._leaving = [child for child in self._leaving if child.process.poll() is None]
@@ -225,7 +228,7 @@ class Supervisor:
             child.process.kill()
 
     def _is_late(self, child: _Child, asked: float) -> bool:
-        """True if the process was asked to end, and should have ended by now."""
+        """True if the process, which was asked to end at the time `asked`, should have ended by now."""
         seconds = self._clock() - asked
         return seconds >= self._stop_s and (seconds >= self._finish_s or not child.pulse.unfinished)
 
@@ -276,7 +279,7 @@ class Supervisor:
         self._records.write({each.role.name: ProcessRecord.of(each.process, each.starts - 1) for each in children})
 
     def _drain(self, interval_s: float) -> None:
-        """Let some roles finish their work, while the others keep running."""
+        """Let the roles that drain finish their work, while all other roles keep running."""
         draining = [child for child in self._running() if self._drains(child)]
         until = self._clock() + self._drain_s + self._stop_s
         if draining:
@@ -288,10 +291,10 @@ class Supervisor:
             time.sleep(interval_s)
 
     def stop(self) -> None:
-        """Ask every role to stop. Those that have not ended in time are killed with their own children.
+        """Stop every role. A role that does not end in time is killed with its own children.
 
-        All stop at once, so that servers of actors end while the learner saves its last checkpoint. Those that the
-        others still need follow them.
+        Roles stop at the same time, so that servers of actors end while the learner saves its last checkpoint. Roles
+        with `ends_last` stop afterwards.
         """
         running = list(self._running())
         self._end([child for child in running if not child.role.ends_last])

@@ -1,8 +1,8 @@
-"""The end of processes that an earlier start of a run has left running, so that no role runs twice.
+"""Ends the processes that an earlier start of a run has left running, so that no role runs twice.
 
 When a supervisor is killed, the kernel asks its roles to stop, but a learner that saves may run for minutes.
 `processes.json` in the run's folder names the processes. Processes of this machine are asked to end, and killed after a
-while. A process of another machine is ended by a launcher that can reach it, or ends with its lease.
+while. A process of another machine is ended by a launcher that can reach it, or ends when its lease expires.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 KILLED_S = 30.0
-"""The time for a killed process to end: one that hangs in the kernel may never do so."""
+"""The time for a killed process to end: a process that hangs in the kernel may never end."""
 
 
 class Survivor:
@@ -47,7 +47,7 @@ class Survivor:
 
     @property
     def unfinished(self) -> str:
-        """The work that the process says it must finish; empty if it says nothing."""
+        """The unfinished work that the process names in its heartbeat file; empty if there is none."""
         try:
             return self._beats.read_text()
         except OSError:
@@ -57,7 +57,7 @@ class Survivor:
         self._process.ask_to_end()
 
     def has_ended(self) -> bool:
-        """Kills the processes that it started and left, if it has ended."""
+        """True if the process and its children have ended. If only the process has, its children are killed."""
         if not self._process.is_alive:
             self.kill()
         return not any(each.is_alive for each in self._family)
@@ -70,15 +70,15 @@ class Survivor:
 def end_here(
     run_dir: Path, stop: threading.Event | None = None, stop_s: float = STOP_S, finish_s: float = FINISH_S
 ) -> None:
-    """End the roles of the folder that still run on this machine, as `end_all`. Call it only as the folder's owner."""
+    """End the roles of the folder that still run on this machine. Only the folder's owner may call this."""
     alive = {record.identity: name for name, record in read_records(run_dir).items() if record.identity.is_alive}
     left = [Survivor(name, each, run_dir / ALIVE_FOLDER / name) for each, name in (_found(run_dir) | alive).items()]
     end_all(left, stop or threading.Event(), stop_s, finish_s)
 
 
 def _found(run_dir: Path) -> dict[ProcessIdentity, str]:
-    """The processes of this machine that were started as a role of the folder, with its name. `processes.json` does not
-    know those that were started on a full disk, or just before the supervisor was killed."""
+    """The processes of this machine that were started as a role of the folder, with the role's name. `processes.json`
+    lacks a process that started while the disk was full, or just before the supervisor was killed."""
     found = {}
     for each in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -92,14 +92,14 @@ def _found(run_dir: Path) -> dict[ProcessIdentity, str]:
 def end_all(
     left: Collection[Survivor], stop: threading.Event, stop_s: float = STOP_S, finish_s: float = FINISH_S
 ) -> None:
-    """Ask processes to end, and return when they have. One is killed after `stop_s`, or after `finish_s` if it says
-    that it must finish something.
+    """Ask processes to end, and return when all have. A process is killed after `stop_s`, or after `finish_s` while it
+    has unfinished work.
 
-    Raises StoppedError: `stop` was set meanwhile; UnavailableError: one was killed, and does not end.
+    Raises StoppedError: `stop` was set meanwhile; UnavailableError: a killed process does not end.
     """
     asked = time.monotonic()
     for each in left:
-        log.warning("%s still runs, without its supervisor: it is asked to end before anything starts", each)
+        log.warning("%s still runs, without its supervisor; it must end before anything starts", each)
         each.ask_to_end()
     waits: set[str] = set()
     late: set[str] = set()
@@ -111,7 +111,7 @@ def end_all(
             what = each.unfinished
             if what and elapsed < finish_s:
                 if what not in waits:
-                    log.warning("%s finishes %s; this waits up to %g s for it", each, what, finish_s)
+                    log.warning("%s finishes %s; waiting up to %g s for it", each, what, finish_s)
                 waits.add(what)
             elif elapsed >= stop_s:
                 if each.name not in late:
@@ -125,26 +125,26 @@ def end_all(
 def end_elsewhere(
     run_dir: Path, end_there: Callable[[threading.Event], Collection[str]], stop: threading.Event
 ) -> None:
-    """Return when no role of the folder runs on another machine. `end_there` ends those that it can reach, and tells of
-    which kernels (`ProcessIdentity.kernel`); the others end with their leases.
+    """Return when no role of the folder runs on another machine. `end_there` ends the roles on the machines that it can
+    reach, and returns the kernels (`ProcessIdentity.kernel`) of these. Elsewhere roles end when their leases expire.
 
-    Raises StoppedError: `stop` was set meanwhile; ConfigError: the supervisor of the folder lives, although its lock
-    was free here.
+    Raises StoppedError: `stop` was set meanwhile; ConfigError: a supervisor on another machine runs the folder,
+    although its lock was free here.
     """
     left = {name: record for name, record in read_records(run_dir).items() if _may_run_elsewhere(record)}
     left = {name: record for name, record in left.items() if not _has_ended(run_dir, name, record)}
     if not left:
         return
     log.warning(
-        "%s may still run on other machines, without a supervisor: they end before anything starts", _names(left)
+        "%s may still run on other machines, without a supervisor; they must end before anything starts", _names(left)
     )
     reached = end_there(stop)
     left = {name: record for name, record in left.items() if record.kernel not in reached}
     until = time.monotonic() + max((record.lease_s for record in left.values()), default=0.0) - _silence_s(run_dir)
     if time.monotonic() < until:
         log.warning(
-            "%s cannot be reached: this waits up to %.0f s, until they have ended by themselves; if you know that they "
-            "have, stop this, delete %s and start again",
+            "%s cannot be reached; waiting up to %.0f s until they have ended by themselves; if you know that they "
+            "have ended, stop this command, delete %s and start again",
             *(_names(left), until - time.monotonic(), run_dir / PROCESSES_FILE),
         )
     renewed = _renewed(run_dir)
@@ -153,20 +153,20 @@ def end_elsewhere(
             raise StoppedError("stopped while it waited for processes of an earlier start")
         if _renewed(run_dir) > renewed:
             raise ConfigError(
-                f"{run_dir} is being run by a process on another machine: the disk of this folder has no locks that "
-                "hold for all machines; stop that process first"
+                f"{run_dir} is being run by a process on another machine; stop that process first (locks on the disk "
+                "of this folder do not reach other machines)"
             )
 
 
 def _may_run_elsewhere(record: ProcessRecord) -> bool:
     if record.lease_s <= 0 or record.kernel == this_kernel():
         return False
-    # A process of an earlier boot of this machine has ended with that. A container may have the name of its machine.
+    # A process of an earlier boot of this machine cannot run any more. A container may have its machine's host name.
     return record.host != socket.gethostname() or _is_near(record)
 
 
 def _is_near(record: ProcessRecord) -> bool:
-    """True if the process is on this machine in another container, whose processes this one does not see."""
+    """True if the process is in another container of this machine, whose processes this container does not see."""
     return record.kernel != this_kernel() and boot_of(record.kernel) == boot_of(this_kernel())
 
 
@@ -193,7 +193,7 @@ def _names(records: Mapping[str, ProcessRecord]) -> str:
 
 
 def _silence_s(run_dir: Path) -> float:
-    """The seconds since the last supervisor renewed its file, by the clock of the folder's disk."""
+    """The seconds since the last supervisor renewed `processes.json`, by the clock of the folder's disk."""
     now = run_dir / OWNER_FILE
     os.utime(now)
     return max(0.0, now.stat().st_mtime - _renewed(run_dir))

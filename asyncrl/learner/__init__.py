@@ -6,16 +6,16 @@ It keeps three of the promises:
   `batch/` for the passes and their counts, and `ranks/ranks.py` for the sums).
 - Same batch after a crash: a step depends only on its recorded plan, the weights and the seed (`loop.py`), and the
   checkpoints give the weights back (`checkpoint/`).
-- Nothing trained twice: `checkpointing.py` tells the replay which steps no restart will train again.
+- Nothing trained twice: `checkpointing.py` tells the replay which steps are in a complete checkpoint.
 
 Files in reading order:
 
 - `loop.py`: the story of a step, from its plan to its metrics.
 - `trainer.py`: the forward passes, losses and updates of a step, with its result in `step_result.py`.
 - `publishing.py`, `evaluating.py`, `checkpointing.py`, `reporting.py`, `stopping.py`: the parts of the loop.
-- `run.py` and `models.py`: they open all of this from the settings in `settings.py`.
+- `run.py` and `models.py`: load the models and build the loop from the settings in `settings.py`.
 - `from_config.py`: the only file here that reads the whole configuration.
 
-`ranks/`, `batch/`, `model/` and `checkpoint/` import only rooms before them in this order. Metrics and logs may change
-freely. The order of collectives needs care, since all ranks must call alike.
+`ranks/`, `batch/`, `model/` and `checkpoint/`: each imports only rooms earlier in this order. Metrics and logs may
+change freely. All ranks must call collectives in the same order.
 """

@@ -1,6 +1,6 @@
-"""`python -m asyncrl.learner`: train until all steps are done, or a signal.
+"""`python -m asyncrl.learner`: train until all steps are done, or a signal arrives.
 
-With `cluster.learner_ranks` or `learner.nodes` of two or more this process starts the ranks of this host, by the same
+If `cluster.learner_ranks` or `learner.nodes` is two or more, this process starts the ranks of this host with the same
 command, and watches them.
 """
 
@@ -44,7 +44,7 @@ def run(config: TrainConfig) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run this role with the words of a command line, and return the exit status."""
+    """Run this role with command-line arguments, and return the exit status."""
     return role_main(run, argv)
 
 

@@ -1,7 +1,6 @@
-"""Checkpointing: begins a checkpoint where one is due, and tells the replay once it is complete.
+"""Checkpointing: begins a checkpoint when one is due, and tells the replay once it is complete.
 
-The report is a part of training each trajectory exactly once. Until it comes, the replay keeps the data of the steps
-that a restart would train again.
+Until the replay gets this report, it keeps the data of the steps that a restart would train again.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from asyncrl.learner.trainer import Trainer
 def resume(
     checkpoints: Checkpoints, trainer: Trainer, history: SettingsHistory, demonstrations: DemonstrationFeed | None
 ) -> Progress:
-    """Load the newest checkpoint, if there is one, into all that it has a state of. Raises CheckpointError: it cannot
-    be used."""
+    """Load the newest checkpoint, if there is one, into the models, the algorithm and the demonstrations. Raises
+    CheckpointError: it cannot be used."""
     progress = checkpoints.restore(trainer.models) or Progress()
-    # The state of the algorithm is its state after the last step that was trained.
+    # The saved state belongs to the algorithm of the last trained step.
     trainer.configure(history.at(max(0, progress.step - 1)))
     if progress.algorithm:
         trainer.algorithm.restore(progress.algorithm)
@@ -52,13 +51,14 @@ class Checkpointing:
         self.saved = self.progress.step
 
     def report_restored(self) -> None:
-        """Tell the replay of the checkpoint that this process began with."""
+        """Tell the replay of the checkpoint that this process resumed from."""
         # An earlier process may have ended after it wrote the checkpoint and before it reported it.
         if self.progress.step:
             self.stop.together(self._report, self.progress.step)
 
     def end_step(self, steps: int) -> None:
-        """Begin a checkpoint after `steps` steps where one is due; otherwise report one that has become complete."""
+        """Begin a checkpoint after `steps` steps if one is due. Otherwise report a checkpoint that has become
+        complete."""
         if steps % self.every == 0 or steps == self.total_steps:
             self.finish()
             self.save()
@@ -71,14 +71,14 @@ class Checkpointing:
         self.stop.together(self._report_completed)
 
     def save(self) -> None:
-        """Begin a checkpoint. The replay hears of it at the end of the step in which it becomes complete."""
+        """Begin a checkpoint. It is reported to the replay at the end of the step in which it becomes complete."""
         # Holds the lock, so that the helper thread cannot start a second checkpoint before this one is recorded.
         with self.ranks.stopping.lock:
             self.checkpoints.save(self._whole_progress(), self.trainer.models)
             self.saved = self.progress.step
 
     def save_prepared(self) -> None:
-        """Begin a checkpoint of the models as `checkpoints.prepare` saw them, while a pass over them may be running."""
+        """Begin a checkpoint of the models of the last `checkpoints.prepare`, while a pass over them may be running."""
         self.checkpoints.save_prepared(self._whole_progress())
 
     def _whole_progress(self) -> Progress:

@@ -1,8 +1,7 @@
-"""GPUs that the learner shares with servers (cluster.colocated): each has them for a while. machine/gpu_lock.py has the
-protocol.
+"""GPUs that the learner and servers use in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
 
-While the learner has the GPUs, its models, gradients and moments are on them. In between they are in the memory of the
-host, where nothing may read them.
+While the learner has the GPUs, its models, gradients and moments are on them. Otherwise they are in host memory, and
+may not be read.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ STOPPED_S = 60.0
 
 
 class SharedGpus:
-    """The GPUs of one rank; all ranks acquire and release theirs together. Without a `lock` they are always the
+    """The GPUs of one rank. All ranks acquire and release their GPUs together. Without a `lock` they are always the
     learner's."""
 
     def __init__(self, ranks: Ranks, lock: LearnerLock | None, stop: threading.Event) -> None:
@@ -59,7 +58,7 @@ class SharedGpus:
             self._put_back()
 
     def release(self, trainer: Trainer, version: int, phases: Phases) -> None:
-        """Copy the models to the host, and release the GPUs to the servers, which can get `version`."""
+        """Copy the models to the host, and release the GPUs to the servers, which can load `version`."""
         if self._lock is None:
             return
         with phases("offload"), self._ranks.stopping.lock:
@@ -72,7 +71,7 @@ class SharedGpus:
             self._lock.give_back(version)
 
     def _put_back(self) -> None:
-        # Holds the lock, so that no other thread saves what is half copied.
+        # Holds the lock, so that no other thread saves half-copied models.
         with self._ranks.stopping.lock:
             self._host.put_back()
             self.has_gpus = True
@@ -105,7 +104,7 @@ class SharedGpus:
             if gives_up():
                 raise StoppedError("stopped while waiting for the GPUs")
             if time.monotonic() >= notice:
-                logger.warning("still waiting for the servers to free the GPUs: the actors' logs say what they do")
+                logger.warning("still waiting for the servers to free the GPUs: see the actors' logs")
                 notice += NOTICE_S
             time.sleep(POLL_S)
 

@@ -17,8 +17,8 @@ from asyncrl.machine.long_work import unmeasured_work
 logger = logging.getLogger(__name__)
 
 FEWEST, MOST = 64, 8192
-"""Tokens of the smallest and of the largest pass for which layers are compiled, on each rank that computes a part of
-it. Kernels for more tokens are the same."""
+"""Layers are compiled for passes of at least `FEWEST` tokens, and of at most `MOST` on each rank that computes a part.
+Kernels for more tokens are the same."""
 
 
 def compile_passes(
@@ -27,18 +27,19 @@ def compile_passes(
     """Compile the layers of the policy and of the reference for training, before the first weights are published.
 
     Sequences have up to `longest` tokens, and passes up to `largest`. `has_scores`: the policy has passes without
-    gradients also if the algorithm needs none. All ranks call this. Gradients are dropped. Raises StoppedError on all
+    gradients even if the algorithm needs none. All ranks call this. Gradients are dropped. Raises StoppedError on all
     ranks: the trainer's `stop` was set.
     """
     # Compiling at the first pass of a kind would hold up that step for seconds. The kinds are passes whose sequences
-    # share prefixes, passes without gradients, and ranges of sizes: kernels for few tokens differ from those for many.
+    # share prefixes, passes without gradients, and ranges of sizes: kernels for few tokens differ from kernels for
+    # many.
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
         logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")
     needs_scores = algorithm.needs_proximal or algorithm.needs_collisions or has_scores
     kept = policy.activations.share
-    # The largest pass may not fit otherwise. A layer that keeps nothing runs as one that keeps everything, and once
-    # more in the backward pass.
+    # The largest pass may not fit if its activations are kept. A layer that keeps none runs the same kernels as a layer
+    # that keeps all, and runs once more in the backward pass.
     policy.activations.keep(0.0)
     with unmeasured_work("compiling the layers", ranks.activity):
         for tokens in _sizes(min(largest, MOST * ranks.context_size)):
@@ -57,7 +58,8 @@ def compile_passes(
 
 
 def _sizes(largest: int) -> Iterator[int]:
-    """Yield numbers of tokens up to `largest`, two from each to its double: a compiler's ranges are wider than that."""
+    """Yield numbers of tokens up to `largest`, two for each doubling: the ranges that share a kernel are wider than
+    that."""
     size = FEWEST
     while size < largest:
         yield size
@@ -68,7 +70,7 @@ def _sizes(largest: int) -> Iterator[int]:
 
 
 def _sequences(tokens: int, longest: int, vocabulary: int) -> list[Tensor]:
-    """Make at least two sequences of together `tokens` tokens, which share the first one."""
+    """Make at least two sequences of `tokens` tokens in total, which share their first token."""
     count = max(2, -(-tokens // longest))
     lengths = [max(1, tokens // count + (index < tokens % count)) for index in range(count)]
     return [

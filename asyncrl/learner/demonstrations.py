@@ -1,9 +1,9 @@
 """Chooses the demonstrations that a step learns, and builds this rank's part of them.
 
 The demonstrations are trained in the order of a permutation for each epoch, which depends on the run's seed alone. A
-checkpoint keeps the position in this order, and the demonstrations of a step follow from the position at which it
+checkpoint keeps the position in this order. A step's demonstrations depend only on the position at which the step
 begins. These properties are tested:
-- Every demonstration comes once an epoch, and a step continues after the last one of the step before.
+- Every demonstration comes once an epoch, and a step begins after the last demonstration of the step before.
 - All ranks choose the same demonstrations, and have the same number of passes in each update.
 """
 
@@ -64,7 +64,7 @@ class DemonstrationFeed:
         if (largest := int(rendered.tokens.max())) >= policy.vocabulary:
             raise ConfigError(
                 f"a demonstration has the token id {largest}, and the policy has {policy.vocabulary} ids: "
-                "the tokenizer of model.path is that of another model"
+                "the tokenizer of model.path belongs to another model"
             )
         self.rendered = rendered
         self._order = DemonstrationOrder(len(rendered), seed)
@@ -73,16 +73,18 @@ class DemonstrationFeed:
         self._flops = flops
 
     def resume(self, progress: Progress) -> None:
-        """Continue from a checkpoint. Raises CheckpointError: it counts the rows of other demonstrations."""
+        """Continue from a checkpoint. Raises CheckpointError: the demonstrations are not the ones that the checkpoint
+        counts."""
         if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
             raise CheckpointError(
-                f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have other content "
-                "now: restore the files, or choose another run.name"
+                f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have "
+                "changed since then: restore the files, or choose another run.name"
             )
         progress.demonstrations_digest = self.rendered.digest
 
     def values(self, position: int) -> dict[str, Value]:
-        """Return the metrics of the demonstrations trained up to a position, and of those that were too long."""
+        """Return the epoch at a position, and the numbers of demonstrations that were cut or left out since they were
+        too long."""
         return {
             "sft/epoch": position / len(self.rendered),
             "sft/cut": float(self.rendered.cut),
@@ -92,7 +94,8 @@ class DemonstrationFeed:
     def batch_of_step(
         self, position: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
     ) -> ImitationBatch | None:
-        """Build the demonstrations that a step of `updates` updates trains with its episodes; None: the weight is 0."""
+        """Build the demonstrations that a step of `updates` updates trains with its episodes. Returns None if the
+        weight is 0."""
         weight = sft_weight(sft, step, learner.total_steps)
         if weight <= 0:
             return None
@@ -132,8 +135,8 @@ class DemonstrationFeed:
         return ImitationBatch(pack_demonstrations(own, rows, device, sharing), passes, tokens, weight, len(members))
 
     def _passes(self, lengths: Sequence[int], costs: Sequence[float], limit: int, first: int) -> Passes:
-        """Schedule the passes of this rank, or of its context group, in an update whose demonstrations have numbers
-        from `first` on."""
+        """Schedule the passes of this rank, or of its context group, in an update whose first demonstration has the
+        index `first`."""
         if not lengths:
             return []
         ranks = self._ranks

@@ -18,10 +18,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluating:
-    """Evaluates the weights every `every` steps, and at both ends of a run; 0: never.
-
-    Rank 0 alone requests evaluations and logs their results to `metrics`. With `waits` it waits for each result before
-    training continues. `rated_by` names the result that rates the checkpoint of the step, if checkpoints are rated.
+    """Evaluates the weights every `every` steps, before the first step and after the last. `every` 0: never. Only rank
+    0 requests evaluations and logs their results to `metrics`. With `waits`, training continues only after each result.
+    `rated_by` names the result that rates the checkpoint of the step, if checkpoints are rated.
     """
 
     every: int
@@ -36,9 +35,8 @@ class Evaluating:
     rated_by: str | None
 
     def evaluate(self, steps: int) -> None:
-        """Request an evaluation of the weights after `steps` steps where one is due, and log results that are there.
-
-        It waits for the results of the first and of the last weights. Raises StoppedError on every rank.
+        """Request an evaluation of the weights after `steps` steps if one is due, and log results that have arrived.
+        Waits for the results of the first and of the last weights. Raises StoppedError on every rank.
         """
         self.stop.together(self._evaluate, steps)
 
@@ -58,7 +56,7 @@ class Evaluating:
         return steps in (0, self.versions.total_steps)
 
     def _log(self, wait: bool) -> None:
-        """Log the evaluations that are complete, or wait for all of them."""
+        """Log the complete evaluations. With `wait`, wait until all are complete."""
         pending = self.progress.evaluations
         for step, version in list(pending.items()):
             while (result := self.replay.evaluation(version, wait)) is None and wait:

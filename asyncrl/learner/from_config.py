@@ -1,4 +1,4 @@
-"""The configuration's way into the learner: opens the connections of one rank, and makes the settings of the rest."""
+"""Opens the connections of one rank, and makes the settings of the other files from the configuration."""
 
 from __future__ import annotations
 
@@ -52,8 +52,9 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience_s: float = PATIENCE_S) -> None:
-    """Train as `config` says: as one rank if `run_ranks` started this process, else as the only one. `activity` is this
-    process's. The process ends `patience_s` after `stop` is set if its main thread does not.
+    """Train as `config` says. This process is one rank of several if `run_ranks` started it, else the only rank.
+    `activity` is the activity of this process. The process ends `patience_s` after `stop` is set, even if its main
+    thread is stuck.
 
     With `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. Raises
     StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
@@ -119,8 +120,8 @@ def train(
 ) -> None:
     """Agree with the replay on the changes of the configuration, and train.
 
-    Raises what `train_rank` raises; ConfigError: a key changed that the run must keep; StoreError: a stored run cannot
-    be trained again by this algorithm.
+    Raises the errors of `train_rank`; ConfigError: a key changed that the run must keep; StoreError: a stored run
+    cannot be trained again by this algorithm.
     """
     changes = ranks.together(lambda: replay.configure(recorded(values_of(config)), int(time.time())))
     if ranks.rank == 0:
@@ -142,10 +143,10 @@ def step_settings(config: TrainConfig) -> StepSettings:
 
 
 def run_settings(config: TrainConfig) -> RunSettings:
-    """Return the settings of a whole run. Raises DataError: no start has rendered the demonstrations."""
+    """Return the settings of a whole run. Raises DataError: the run's demonstrations were not rendered."""
     actor, observe, folder = config.actor, config.observe, locations.run_dir(config.run)
     shown = config.algorithm.sft.path
-    # The sequences of an episode are in one pass.
+    # All sequences of an episode are in one pass.
     is_split = actor.played_by is not None or actor.history == "template"
     return RunSettings(
         folder=folder,

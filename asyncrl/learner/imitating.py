@@ -1,4 +1,4 @@
-"""Learning demonstrations: the gradient of their mean negative log-likelihood, and the metrics of it."""
+"""Imitation learning: the gradient of the demonstrations' mean negative log-likelihood, and its metrics."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from asyncrl.learner.step_result import LOSS, Sums, add_gradient, add_sums
 NLL = "sft/nll"
 """The negative log-likelihood of all demonstrations' tokens."""
 IMITATION_TEMPERATURE = 1.0
-"""The temperature of demonstrations, which no policy sampled at another one."""
+"""Demonstrations are learned at temperature 1: no policy sampled them at another temperature."""
 
 
 def add_imitation_gradient(
     policy: Trainable[Policy], passes: Iterator[ForwardPass], imitation: ImitationBatch, update: int, sums: Sums
 ) -> Sums:
-    """Add the gradient of one update's demonstrations to the policy's: of their mean negative log-likelihood over the
-    tokens of all ranks, times the weight. Adds to `sums`, and returns the loads of the experts."""
+    """Add the gradient of one update's imitation loss to the policy's gradient. The loss is the weight times the mean
+    negative log-likelihood of the demonstrations over the tokens of all ranks. Adds to `sums`, and returns the loads of
+    the experts."""
     loads = Sums()
     count, tokens = len(imitation.passes[update]), imitation.tokens[update]
     for number, each in enumerate(passes, 1):
@@ -52,6 +53,6 @@ def imitation_nll(policy: Policy, passes: Iterator[ForwardPass]) -> Sums:
 
 
 def imitation_summary(total: dict[str, Tensor], imitation: ImitationBatch) -> dict[str, float]:
-    """Return the metrics of the demonstrations, and take their sum out of the `total` over all ranks."""
+    """Return the metrics of the demonstrations. Removes their sum from `total`, which has the sums over all ranks."""
     tokens = sum(imitation.tokens)
     return {"sft/loss": float(total.pop(NLL)) / tokens, "sft/tokens": float(tokens), "sft/weight": imitation.weight}

@@ -1,7 +1,7 @@
 """The learner's loop: the story of a step, from its plan to its metrics.
 
 Step k trains plan k under policy version k // publish_every; version 0 is published before step 0. The result of a step
-depends on its plan, the weights before it and the run's seed alone. So a learner that resumes from a checkpoint, and is
+depends only on its plan, the weights before it and the run's seed. So a learner that resumes from a checkpoint, and is
 given the recorded plans again, repeats the lost steps exactly.
 """
 
@@ -40,10 +40,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Learner:
-    """One rank's part in training. Rank 0 alone publishes, evaluates and logs.
+    """One rank's part in training. Only rank 0 publishes, evaluates and logs.
 
-    `history` has the settings of each step. `profiled` records the steps that it yields. Steps also train
-    `demonstrations`, if there are any.
+    `history` has the settings of each step. `profiled` yields the steps that it gets, and records profiles of some.
+    Steps also train `demonstrations`, if there are any.
     """
 
     total_steps: int
@@ -69,7 +69,8 @@ class Learner:
     spans: Spans
 
     def train(self) -> None:
-        """Train to the last step. Raises StoppedError: asked to stop; `at_stop` says which steps are saved then."""
+        """Train to the last step. Raises StoppedError: this process was asked to stop. `at_stop` then saves the
+        finished steps."""
         with self.at_stop.saving_finished_steps():
             self._begin()
             for step in self.profiled(range(self.progress.step, self.total_steps)):
@@ -92,7 +93,8 @@ class Learner:
         self.gpus.acquire(phases)
         trained = None if self._is_skipped(plan) else self._train(plan, phases)
         self._count(plan, trained)
-        # Measuring needs the main threads of all ranks. From `updated` on, a stop may leave one in the middle.
+        # Measures now, since that needs the main threads of all ranks: after `updated`, a helper thread may act for a
+        # main thread.
         self.reports.measure(plan, trained, phases)
         self.ranks.stopping.updated()
         try:
@@ -137,13 +139,14 @@ class Learner:
         return plan
 
     def _is_skipped(self, plan: BatchPlan) -> bool:
-        """True if the step trains nothing. All ranks agree, also if the plan was skipped between their requests."""
+        """True if the step trains nothing. All ranks get the same answer, even if the plan was skipped between their
+        requests."""
         if plan.skipped:
             logger.warning("step %d trains nothing: %s", plan.step, plan.skipped)
         return self.ranks.any(bool(plan.skipped))
 
     def _train(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
-        """Fetch one plan and train it. Raises StepFailedError: its training fails again and again."""
+        """Fetch one plan and train it. Raises StepFailedError: it has failed in several starts of the learner."""
         with self.failures(plan.step):
             with phases("fetch"):
                 fetched = self.stop.together(self.fetcher.take, plan)
@@ -154,7 +157,7 @@ class Learner:
                 with phases("proximal"):
                     batch = self.trainer.prepare(fetched.batch, episodes, minibatches)
                 with phases("train"):
-                    # A stop between two passes comes before the first update where a step has only one.
+                    # If a step has only one update, no weight has changed at a stop between two passes.
                     self.at_stop.weights_are_whole = len(minibatches) == 1
                     seen = self.keeper.seen(fetched.sample, batch)
                     result = self.trainer.learn(plan.step, batch, episodes, minibatches, seen, imitation)
@@ -164,21 +167,21 @@ class Learner:
         return TrainedStep(episodes, batch, result, 0 if imitation is None else imitation.count)
 
     def _imitation(self, step: int, updates: int) -> ImitationBatch | None:
-        """Build the batch of demonstrations that a step trains in addition to its episodes, if it does."""
+        """Build the batch of demonstrations that a step trains in addition to its episodes, or return None."""
         if self.demonstrations is None or not self.trainer.trains_policy(step):
             return None
         settings, position = self.history.at(step), self.progress.demonstrations
         return self.demonstrations.batch_of_step(position, settings.algorithm.sft, settings.learner, step, updates)
 
     def _count(self, plan: BatchPlan, trained: TrainedStep | None) -> None:
-        """Count the step as done, so that a checkpoint from here on has it."""
+        """Count the step as finished, so that later checkpoints include it."""
         if trained is None:
             self.progress.skip()
         else:
             result = trained.result
             self.progress.add(plan, result.skipped, result.too_large, result.empty, result.overflowed)
             self.progress.demonstrations += trained.demonstrations
-        # Kept apart from the algorithm, whose state a step that a stop cuts short may already have moved.
+        # A copy: if a stop interrupts a later step, that step may already have changed the algorithm's state.
         self.progress.algorithm = self.trainer.algorithm.state()
         self.checkpointing.checkpoints.prepare(self.trainer.models)
         self.at_stop.weights_are_whole = True

@@ -1,7 +1,7 @@
 """Fits models into the memory of a GPU.
 
-The first use of free memory is a share of the activations (model.activations=null). The second is weights and gradients
-that are not sharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null).
+Free memory first keeps a share of the activations (model.activations=null). The rest keeps weights and gradients
+unsharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null).
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from asyncrl.learner.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 USABLE = 0.92
-"""The share of free memory that is used; not all of it can be, since memory is fragmented."""
+"""The share of free memory that is used. Memory is fragmented, so not all of it can be used."""
 FEW_TOKENS = 64
 
 
 def usable_bytes(device: torch.device, share: float | None = None) -> float:
-    """Return the bytes that this process may allocate on a GPU in total: free memory, but at most a `share` of all."""
+    """Return the bytes that this process may allocate on a GPU in total: free memory, but at most a `share` of the
+    GPU's memory."""
     free, total = torch.cuda.mem_get_info(device)
     usable = USABLE * (free + torch.cuda.memory_reserved(device))
     return usable if share is None else min(usable, share * total)
 
 
 def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activations: float | None = None) -> float:
-    """Have all models of `trainer` keep as much of their activations as fits into `usable` bytes of a GPU, unless the
-    share of `activations` is given. With the rest of the memory have ranks exchange as rarely as fits, if the
-    configuration leaves that open.
+    """Set the share of activations that all models of `trainer` keep: `activations` if it is given, else the largest
+    share that fits into `usable` bytes of a GPU. Then choose how rarely ranks exchange weights and gradients, by the
+    memory that is left.
 
     All ranks call this while no optimizer has moments yet. `lengths` has the lengths of the sequences of the largest
     pass. Returns the share that is kept, the same on all ranks.
     """
-    # Passes of the policy are tried with nothing kept. Their peak, and the size of the activations, which grows with
-    # the tokens, show what fits.
+    # Passes of the policy without kept activations give the peak memory, and the bytes of activations for each token.
     policy, ranks = trainer.policy.module, trainer.ranks
     models = list(trainer.models.values())
     if activations is not None and not any(each.fits_exchange or each.fits_reshard for each in models):
@@ -71,8 +71,8 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
 
 
 def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
-    """Have ranks exchange the weights and gradients of `models` as rarely as `room` bytes allow, where the
-    configuration leaves that open: once an update, otherwise once a pass for as many layers as fit."""
+    """Choose how rarely ranks exchange the weights and gradients of `models`, if the configuration leaves that open:
+    once an update if that fits into `room` bytes, otherwise once a pass for as many layers as fit."""
 
     def needed(exchange: Exchange) -> int:
         return sum(model.exchange_bytes(exchange) for model in models)
@@ -85,7 +85,7 @@ def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
     policy = models[0]
     if policy.fits_exchange or (policy.fits_reshard and not policy.exchange.once):
         logger.info(
-            "ranks exchange weights and gradients %s: after all activations %.1f GB are left; once an update takes "
+            "ranks exchange weights and gradients %s: activations leave %.1f GB; to exchange once an update takes "
             "%.1f GB, to gather weights once a pass %.1f GB",
             policy.exchange.described(),
             *(max(0.0, room) / 1e9, once / 1e9, gathered / 1e9),
@@ -102,12 +102,12 @@ def tell_exchange(trainer: Trainer) -> None:
 
 
 def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ranks) -> int:
-    """Measure the most bytes that are allocated during the second of two passes with gradients, which are dropped."""
+    """Measure the peak of allocated bytes in the second of two forward and backward passes. Drops their gradients."""
     device = ranks.device
     ids = torch.arange(sum(lengths)) % policy.vocabulary
     packed = PackedSequences.of(ids.split(list(lengths)))
     packed = (packed.padded() if policy.pads_passes else packed).divided(ranks.context).to(device)
-    # All passes of an update but the first begin with the gradients of those before.
+    # Every pass of an update after the first begins with the gradients of earlier passes.
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats(device)
         logprobs, entropy = policy(packed, with_entropy)

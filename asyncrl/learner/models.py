@@ -67,7 +67,7 @@ def _load_implicit(models: ModelSettings, ranks: Ranks) -> Policy | None:
 
 
 def _check_images(policy: Policy, implicit: Policy | None, has_critic: bool) -> None:
-    """Raises ConfigError: the policy reads images, and another model would see none, or other ones."""
+    """Raises ConfigError: the policy reads images, and another model would see no images, or different ones."""
     if policy.vision is None:
         return
     if has_critic:
@@ -77,18 +77,19 @@ def _check_images(policy: Policy, implicit: Policy | None, has_critic: bool) -> 
         )
     if implicit is not None and implicit.vision != policy.vision:
         raise ConfigError(
-            "model.path reads images, and the model of implicit.path reads none, or cuts them otherwise: leave "
+            "model.path reads images, and the model of implicit.path reads none, or splits them differently: leave "
             "implicit.path out, or name a model of the same family"
         )
 
 
 def fit_passes(trainer: Trainer, settings: RunSettings, history: SettingsHistory) -> None:
-    """Compile the layers, and choose what fits into memory, before the first pass that trains. Raises StoppedError."""
+    """Compile the layers, and choose the activations and weights that memory can keep, before the first pass that
+    trains. Raises StoppedError."""
     ranks, model = trainer.ranks, settings.models.policy
     largest = _largest_pass(settings, history)
     if compiles(model, ranks.device):
         shares_prefixes = any(each.learner.shared_prefixes is not False for each in history.every())
-        # Experts are balanced by constants from passes of their own.
+        # The balance loss needs constants, which passes without gradients compute.
         balances = any(each.algorithm.balance_weight != 0 for each in history.every())
         compile_passes(trainer, shares_prefixes, settings.models.longest, sum(largest), balances)
     if ranks.device.type == "cuda":
@@ -99,7 +100,7 @@ def fit_passes(trainer: Trainer, settings: RunSettings, history: SettingsHistory
 
 
 def _largest_pass(settings: RunSettings, history: SettingsHistory) -> list[int]:
-    """Return the lengths of the longest sequences that are trained in one pass."""
+    """Return the lengths of the sequences of the largest pass."""
     longest = settings.models.longest
     together = history.at(0).learner.pass_ranks
     tokens = max(longest, *(each.learner.micro_tokens * together for each in history.every()))

@@ -15,13 +15,13 @@ from torch.profiler import ProfilerActivity, profile
 logger = logging.getLogger(__name__)
 
 ENTRIES = 1_000_000
-"""The most allocations and releases that a snapshot of a step has; it keeps the latest."""
+"""The most allocations and releases in a snapshot of a step. It keeps the latest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """The settings of profiles: the steps that are `traced`, those whose GPU memory goes into `snapshots`, and the
-    folder of both."""
+    """The settings of profiles: the `traced` steps, the steps whose GPU memory goes into `snapshots`, and the `folder`
+    of the files."""
 
     traced: Collection[int]
     snapshots: Collection[int]
@@ -29,7 +29,7 @@ class ProfileSettings:
 
 
 def profiled(steps: Iterable[int], settings: ProfileSettings, rank: int) -> Iterator[int]:
-    """Yield the `steps`, and record the work between one of them and the next.
+    """Yield the `steps`, and record the work of the chosen steps.
 
     - A traced step leaves its operators, kernels and allocated memory in step-NNNNNN-rank-R.json.gz.
     - A snapshot leaves the use of the GPU's memory in step-NNNNNN-rank-R-memory.pickle. Without a GPU there is a
@@ -38,7 +38,7 @@ def profiled(steps: Iterable[int], settings: ProfileSettings, rank: int) -> Iter
     """
     has_gpu = torch.cuda.is_available()
     if settings.snapshots and not has_gpu:
-        logger.warning("observe.memory_steps is ignored: it records the memory of GPUs, and there is none")
+        logger.warning("observe.memory_steps is ignored: it records the memory of GPUs, and this machine has none")
     for step in steps:
         name = f"step-{step:06d}-rank-{rank}"
         with ExitStack() as records:

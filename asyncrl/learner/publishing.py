@@ -35,8 +35,8 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Publishing:
-    """Publishes the weights of `policy` in buckets of `bucket_bytes`, each version with its canary if there are
-    settings for it. Rank 0 alone has a `publisher`, unless a recorded run is trained again: then no rank has one."""
+    """Publishes the weights of `policy` in buckets of `bucket_bytes`, each version with a canary if `canary` has its
+    settings. Only rank 0 has a `publisher`, and none if it trains a recorded run again."""
 
     policy: Policy
     ranks: Ranks
@@ -48,8 +48,8 @@ class Publishing:
     stop: StopRequest
 
     def publish(self, version: int) -> None:
-        """Publish the weights as they are now, and tell the replay. Raises StoppedError on every rank; WeightsError:
-        the log-probs of the canary are not finite."""
+        """Publish the current weights, and tell the replay. Raises StoppedError on every rank; WeightsError: the
+        log-probs of the canary are not finite."""
         weights = self.policy.weight_format
         steps = plan_gather(weights, self.dtype, self.bucket_bytes)
         gathered = gather(self.policy.model, steps, weights, self.ranks)

@@ -22,7 +22,7 @@ from asyncrl.types import BatchPlan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainedStep:
-    """One rank's part of a step that it trained, with the result of the whole step."""
+    """One rank's part of a trained step, with the result of the whole step."""
 
     episodes: Episodes
     batch: LocalBatch
@@ -32,7 +32,7 @@ class TrainedStep:
 
 @dataclass(eq=False)
 class StepReports:
-    """Logs each step to `metrics` on rank 0. A device of a rank does `peak` FLOP/s, if that is known."""
+    """Logs each step to `metrics` on rank 0. `peak` is the FLOP/s of a rank's device. None: it is not known."""
 
     ranks: Ranks
     policy: Trainable[Policy]
@@ -47,7 +47,7 @@ class StepReports:
     _row: StepMetrics | None = field(default=None, init=False)
 
     def measure(self, plan: BatchPlan, trained: TrainedStep | None, phases: Phases) -> None:
-        """Measure a step, which trained nothing if `trained` is None. Called by all ranks alike."""
+        """Measure a step, which trained nothing if `trained` is None. Called by all ranks."""
         values: dict[str, Value] = {"steps_skipped": float(self.progress.steps_skipped)}
         if trained is None:
             self._row = StepMetrics(plan.step, values, phases)
@@ -63,8 +63,8 @@ class StepReports:
         self._row = StepMetrics(plan.step, values, phases, sum(plan.tokens), used, histograms)
 
     def report(self) -> None:
-        """Log the measured step. The step is logged once, also where another thread ends this process for the main
-        thread."""
+        """Log the measured step. It is logged only once, even if the helper thread that ends this process calls this,
+        too."""
         with self.ranks.stopping.lock:
             row, self._row = self._row, None
         if row is not None and self.ranks.rank == 0:

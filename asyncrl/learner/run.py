@@ -50,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connections:
-    """The connections of one rank to the rest of the run. Rank 0 alone has a `publisher`, and sinks that write."""
+    """The connections of one rank to the rest of the run. Only rank 0 has a `publisher`, and sinks that write."""
 
     ranks: Ranks
     replay: BatchSource
@@ -88,7 +88,7 @@ def train_rank(settings: RunSettings, history: SettingsHistory, connections: Con
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Parts:
-    """Makes the parts of the loop. `stack` closes those that are to be closed."""
+    """Makes the parts of the loop. `stack` closes them."""
 
     settings: RunSettings
     history: SettingsHistory
@@ -199,7 +199,7 @@ class _Parts:
             connections.evaluations,
             progress,
             stop,
-            # Servers that share our GPUs get no time for evaluations once we have begun to train.
+            # Servers that share the learner's GPUs cannot evaluate while it trains.
             waits=self.gpus.shares,
             rated_by=learner.best_by if learner.keep_best else None,
         )
@@ -243,9 +243,8 @@ def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -
 
 
 def remove_repeated(run_dir: Path, done: Progress, evaluates: Callable[[int], bool]) -> None:
-    """Remove the metrics and kept episodes of steps and evaluations that this learner repeats after an earlier one.
-
-    A resumed run keeps its last evaluation, unless one is due after that step anyway.
+    """Remove the metrics and kept episodes of steps and evaluations that a resumed learner repeats. The evaluation at
+    the resumed step stays, unless it is due again.
     """
 
     def is_trained_again(step: int) -> bool:

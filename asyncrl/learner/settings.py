@@ -18,7 +18,7 @@ from asyncrl.learner.profiling import ProfileSettings
 @dataclass(frozen=True, slots=True)
 class StepSettings:
     """The settings that one step is trained with: the sections `learner` and `algorithm`, the learning rates of the
-    other models, the weight of a shared critic's loss, and the first steps that train the critic alone."""
+    other models, the weight of a shared critic's loss, and the number of first steps that train only the critic."""
 
     learner: LearnerConfig
     algorithm: AlgorithmConfig
@@ -34,8 +34,8 @@ class StepSettings:
 
 
 class SettingsHistory:
-    """The settings of every step of a run. `starts` has each with the first step that it holds for, 0 among them.
-    `changes` are the recorded changes of the configuration that led to them."""
+    """The settings of every step of a run. `starts` has settings by the first step that they hold for, from step 0 on.
+    `changes` are the recorded changes of the configuration."""
 
     def __init__(self, starts: Mapping[int, StepSettings], changes: Sequence[ConfigChange] = ()) -> None:
         self.starts = dict(sorted(starts.items()))
@@ -73,9 +73,10 @@ class ModelSettings:
 class RunSettings:
     """The settings of a whole run.
 
-    - `folder` is the folder of the run. `gpu_locks` is the folder of the locks on GPUs that servers share, if they do.
-    - `largest_episode` tokens must fit into one pass: the branches of an episode where these are trained together.
-    - Weights are published in buckets of `bucket_bytes`, with a canary if there are settings for it.
+    - `folder` is the folder of the run. `gpu_locks` is the folder of the locks on GPUs that servers share. None:
+      servers share no GPUs.
+    - `largest_episode` tokens must fit into one pass: a pass has all branches of an episode.
+    - Weights are published in buckets of `bucket_bytes`, with a canary if `canary` has its settings.
     - Each step also trains `demonstrations`, if there are any.
     - Lags are counted up to `max_lag`. With `uploads_model` the sinks of metrics get the exported model.
     """

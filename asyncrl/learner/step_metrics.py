@@ -25,7 +25,7 @@ from asyncrl.observe.spans import Value as SpanValue
 from asyncrl.types import BatchPlan
 
 BINS = 32
-"""The bins of a histogram of a step."""
+"""The number of bins of a histogram."""
 WAITING = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
 TRACK = "steps"
@@ -33,8 +33,8 @@ TRACK = "steps"
 
 
 class Phases:
-    """The seconds of one learner step by phase. `begin` gets the name of each phase when it begins. `spans`, which have
-    the same `clock`, get each phase of `step`."""
+    """The seconds of one learner step by phase. `begin` gets the name of each phase when it begins. `spans` records
+    each phase of `step` with the same `clock`."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Phases:
         self._spans.add(name, before, after, TRACK, step=self._step)
 
     def finish(self, **values: SpanValue) -> None:
-        """End the step; `values` are for the timeline."""
+        """End the step. `values` go to the timeline."""
         self._spans.add("step", self._started, self._clock(), TRACK, step=self._step, **values)
 
     def values(self, tokens: int) -> dict[str, float]:
-        """Return seconds by phase, the share of them spent waiting, and trained tokens a second."""
+        """Return seconds by phase, the share of time spent waiting, and trained tokens a second."""
         total = self._clock() - self._started
         # Another thread may call this while a phase ends.
         measured = dict(self.seconds)
@@ -75,8 +75,9 @@ class Phases:
 
 
 def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Tensor:
-    """Measure the use of one of `size` ranks in a step: float64[1 + size], whose sum over ranks `use_values` takes. A
-    forward pass over its sequences takes `flops` operations. The next call counts memory from this one on.
+    """Measure the operations and the peak memory of one of `size` ranks in a step, as float64[1 + size]. `use_values`
+    takes the sum over ranks. A forward pass over the rank's sequences takes `flops` operations. On a GPU, the peak is
+    the one since the last call.
     """
     use = torch.zeros(1 + size, dtype=torch.float64)
     use[0] = 3 * flops
@@ -89,7 +90,7 @@ def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Ten
 
 
 def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) -> dict[str, Value]:
-    """Return peak memory, and model FLOPs utilisation if a rank's device does `peak` FLOP/s."""
+    """Return peak memory, and model FLOPs utilisation if `peak`, the FLOP/s of a rank's device, is known."""
     values: dict[str, Value] = {"memory/peak_gb": float(use[1:].max()) / 1e9}
     if peak is not None:
         possible = peak * (len(use) - 1)
@@ -114,7 +115,7 @@ class StepMetrics:
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
 
     def values(self, peak: float | None) -> dict[str, Value]:
-        """Return all metrics as they are now. A rank's device does `peak` FLOP/s; None: that is not known."""
+        """Return all metrics as they are now. `peak` is the FLOP/s of a rank's device. None: it is not known."""
         seconds = self.phases.values(self.tokens)
         used = {} if self.used is None else use_values(self.used, seconds, peak)
         return {**self.learned, **used, **seconds}
@@ -162,7 +163,7 @@ def _played(episodes: Episodes, values: Tensor) -> Tensor:
 
 
 def spread(values: Tensor) -> Histogram:
-    """Count the finite values float[S] in each of BINS bins of one width."""
+    """Count the finite values float[S] in each of BINS bins of equal width."""
     found = values.double().cpu().numpy()
     counts, edges = np.histogram(found[np.isfinite(found)], BINS)
     return Histogram(tuple(counts.tolist()), tuple(edges.tolist()))

@@ -20,8 +20,8 @@ Sums = dict[str, Tensor]
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of one learner step, the same on every rank: the mean loss of its updates, the gradient norm of each
-    that did not overflow, and the metrics of the algorithm and the critic."""
+    """The result of one learner step, the same on every rank: the mean loss of its updates, the gradient norms of the
+    updates that did not overflow, and the metrics of the algorithm and the critic."""
 
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
@@ -58,7 +58,8 @@ def add_sums(sums: Sums, more: Mapping[str, Tensor]) -> None:
 
 
 def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Callable[[], tuple[Tensor, Sums]]) -> Sums:
-    """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns its sums.
+    """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns the sums of the
+    loss.
 
     The ranks of a context group have the same `output` and loss, and each adds the gradient by its part of the tokens.
     """

@@ -16,13 +16,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """The request to stop that `event` brings to one of the ranks."""
+    """A request to stop, which `event` signals to one of the ranks."""
 
     ranks: Ranks
     event: threading.Event
 
     def together(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Make a call that may wait. Raises StoppedError on every rank if one is asked to stop before its call ends."""
+        """Make a call that may wait. Raises StoppedError on every rank if a rank is asked to stop before its call
+        ends."""
 
         def answer() -> T:
             result = call(*args, **kwargs)

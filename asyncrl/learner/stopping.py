@@ -1,8 +1,8 @@
 """A stop of the learner: the finished steps are saved before the process ends.
 
-Two kinds of finished steps are not saved, and are trained again by the next start. The weights of a step with several
-updates are not whole between its first update and its end. Steps since the newest version are not saved either: a
-checkpoint of them would be served under the number of that version.
+In two cases finished steps are not saved, and the next start trains them again. Between the first update and the end of
+a step with several updates, the weights belong to no finished step. Steps since the newest version are not saved
+either, since the next start would serve their weights under the number of that version.
 """
 
 from __future__ import annotations
@@ -10,20 +10,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 from asyncrl.errors import StoppedError
-from asyncrl.learner.checkpointing import Checkpointing
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.ranks.ranks import Ranks
 
 
+class SavesSteps(Protocol):
+    """Saves the steps in `progress`; `saved` is the number of steps in the newest checkpoint."""
+
+    checkpoints: Checkpoints
+    progress: Progress
+    saved: int
+
+    def save(self) -> None:
+        """Begin a checkpoint."""
+
+    def save_prepared(self) -> None:
+        """Begin a checkpoint of the models as `checkpoints.prepare` saw them, while a pass over them may be running."""
+
+
 @dataclass(eq=False)
 class StopCheckpoint:
-    """Saves the finished steps of a run that is stopped. `report` logs the last finished step, if it is not logged."""
+    """Saves the finished steps of a run that is stopped. `report` logs the last finished step, if it is not logged
+    yet."""
 
     ranks: Ranks
     gpus: SharedGpus
-    checkpointing: Checkpointing
+    checkpointing: SavesSteps
     report: Callable[[], None]
     publish_every: int
     weights_are_whole: bool = True
@@ -33,14 +49,13 @@ class StopCheckpoint:
     def saving_finished_steps(self) -> Iterator[None]:
         """Save the finished steps if a stop ends the block. Raises StoppedError.
 
-        If the main thread of a rank is in the middle of a pass for long, another thread saves them, and the process
-        ends.
+        If a rank's main thread stays in the middle of a pass, the helper thread saves the steps, and ends the process.
         """
         self.ranks.stopping.save = self._save_within_pass
         try:
             yield
         except StoppedError:
-            # All ranks must do alike, and a rank in the middle of a pass can do no more than this.
+            # All ranks must act alike, and a rank in the middle of a pass can only do this.
             if self.ranks.stopping.is_abrupt:
                 self._save_within_pass()
             else:
@@ -51,7 +66,7 @@ class StopCheckpoint:
         checkpointing = self.checkpointing
         steps = checkpointing.progress.step
         if self.weights_are_whole and steps % self.publish_every == 0 and steps > checkpointing.saved:
-            with self.ranks.activity.finishing("a checkpoint of the steps that are done"):
+            with self.ranks.activity.finishing("a checkpoint of the finished steps"):
                 save()
 
     def _save(self) -> None:

@@ -1,7 +1,7 @@
 """The learner's math: forward passes, losses, gradients and updates of one rank's part of a batch.
 
-Losses come divided by counts over the global minibatch, so gradients only ever add up: over passes by accumulation,
-over ranks by undoing FSDP's mean. Any split into passes and ranks therefore gives the same update, to rounding.
+Losses are divided by counts over the global minibatch, so gradients only add up: over passes by accumulation, over
+ranks by undoing FSDP's mean. Any split into passes and ranks therefore gives the same update, to rounding.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from asyncrl.learner.step_result import LOSS, StepResult, Sums, add_gradient, ad
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains `policy` with `algorithm`, and with it the `critic` and the process model `implicit` where there are such.
+    """Trains `policy` with `algorithm`, and with it the `critic` and the process model `implicit`, if there are any.
 
     A step calls `prepare`, which computes all that is fixed for the step, and then `learn`, which makes the updates.
-    All ranks call every method alike, with the same number of passes on each. It raises StoppedError on all of them
-    before a pass or an update once `stop` is set on one.
+    All ranks call the methods in the same order, with the same number of passes. Once `stop` is set on one rank, the
+    next pass or update raises StoppedError on all.
     """
 
     ranks: Ranks
@@ -50,14 +50,14 @@ class Trainer:
     stop: threading.Event
     implicit: Trainable[Policy] | None = None
     value_weight: float = 0.0
-    """The weight of the critic's loss where the policy has the value head."""
+    """The weight of the critic's loss if the policy has the value head."""
     critic_alone: int = 0
-    """First learner steps in which the critic is trained, and the policy is not."""
+    """The number of first learner steps that train the critic, and not the policy."""
     balance: Balance = field(default_factory=Balance)
-    """The way to balance the experts of the policy, if it is a mixture."""
+    """The settings by which the policy's experts are balanced, if it is a mixture."""
 
     def configure(self, settings: StepSettings) -> None:
-        """Use these settings from the next step on. The coefficient of an adaptive KL starts again.
+        """Use these settings from the next step on. The coefficient of an adaptive KL starts again at its first value.
 
         Raises ConfigError: see `Algorithm.from_config` and `Balance.from_config`.
         """
@@ -79,7 +79,7 @@ class Trainer:
         return {name: model for name, model in models.items() if model is not None}
 
     def trains_policy(self, step: int) -> bool:
-        """True if a learner step trains the policy, and not the critic alone."""
+        """True if a learner step trains the policy, and not only the critic."""
         return step >= self.critic_alone
 
     def prepare(self, batch: LocalBatch, episodes: Episodes, minibatches: Sequence[Minibatch]) -> LocalBatch:
@@ -143,9 +143,9 @@ class Trainer:
         """Make one update for each minibatch, which also learns its part of the demonstrations of `imitation`.
 
         `seen` float32[N], if given, gets the log-probs of the policy that its passes compute. In the critic's warm-up
-        the policy stays as it is, and there must be no `imitation`.
+        the policy does not change, and there must be no `imitation`.
         """
-        # The host waits for the GPU once an update, and in a pass only where the algorithm drops tokens.
+        # The host waits for the GPU once an update, and in a pass only if the algorithm drops tokens.
         result, sums = StepResult(), Sums()
         trained = self.models
         is_warmup = not self.trains_policy(step)
@@ -165,7 +165,7 @@ class Trainer:
                 add_sums(sums, self._backward(batch, episodes, each, minibatch.totals, seen, is_warmup))
                 add_sums(loads, self.policy.module.loads.sums())
             if imitation is not None:
-                # Experts are balanced over the tokens of episodes.
+                # The balance loss covers only the tokens of episodes.
                 self.policy.module.loads.push(None)
                 self._imitate(imitation, index, sums)
             self._update(step, result, loads, trained)
@@ -187,7 +187,7 @@ class Trainer:
         is_warmup: bool = False,
     ) -> Sums:
         """Add the gradients of one pass to all models' gradients, except the policy's during a warm-up of the critic.
-        Returns its sums.
+        Returns the sums of the pass.
         """
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
         tokens = replace(batch.tokens.select(rows), view=this.view)
@@ -233,7 +233,7 @@ class Trainer:
         loads, sums = self.policy.module.loads, Sums()
         loads.push(None)
         if self.balance.weight:
-            # The constants of this loss come from passes of their own, before those that train.
+            # Additional passes compute the constants of this loss before the passes that train.
             with torch.no_grad():
                 for each in self._passes(batch, passes):
                     self.policy.module(each.packed)
@@ -242,7 +242,7 @@ class Trainer:
 
     def _update(self, step: int, result: StepResult, loads: Sums, trained: Mapping[str, Trainable[Any]]) -> None:
         """Turn the gradients of the `trained` models into updates. `loads` has the loads of the experts in the update's
-        passes. Raises StoppedError on every rank: one was asked to stop.
+        passes. Raises StoppedError on every rank: a rank was asked to stop.
         """
         self.ranks.stop_if(self.stop.is_set(), updating=True)
         updates = {name: model.update(step) for name, model in trained.items()}
@@ -261,7 +261,7 @@ class Trainer:
         return {name: self.ranks.sum_pass_groups(value) for name, value in sums.items()}
 
     def imitate(self, step: int, imitation: ImitationBatch) -> StepResult:
-        """Make one update for each part of `imitation`, by demonstrations alone."""
+        """Make one update for each part of `imitation`, from demonstrations only."""
         result, sums = StepResult(), Sums()
         for index, passes in enumerate(imitation.passes):
             if passes:

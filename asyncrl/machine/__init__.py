@@ -1,17 +1,18 @@
-"""A process and its machine: files on full disks, ports, GPUs, CPUs, signs of life, and child processes.
+"""A process and its machine: files on full disks, ports, GPUs, CPUs, heartbeats, and child processes.
 
 Promise 1 (nothing lost, nothing trained twice) rests on this room when a process dies. `guard.py` ends the children of
-the process, and `activity.py` finds out that it hangs. `owner.py` and `gpu_lock.py` hold locks that the kernel frees
-with it. `files.py` writes a file atomically.
+the process, and `activity.py` finds out that the process hangs. `owner.py` and `gpu_lock.py` hold locks that the kernel
+frees when it ends. `files.py` writes a file atomically.
 
 In reading order:
 
 - `process.py`: names, signals and threads of a role. `activity.py` and `doing.py`: its heartbeat, and its phase.
-- `child.py` and `guard.py`: children that end with their parent. `identity.py`: a process that a pid cannot confuse.
+- `child.py` and `guard.py`: children that end with their parent. `identity.py`: the identity of a process, even if its
+  pid is used again.
 - `files.py`, `shared_folder.py`, `remote_folder.py`, `owner.py`: disks.
 - `ports.py`, `numa.py`, `gpus.py`, `gpu_use.py`, `gpu_lock.py`, `host_memory.py`: the machine's other parts.
 - `long_work.py`, `process_tree.py`, `program_protocol.py`: progress, use of the machine, programs under asyncio.
 
-May be changed without asking: time limits, texts of lines, what a table shows. The order in which locks are taken
-(`gpu_lock.py`) and files are written (`files.py`) carries promises.
+Time limits, texts of lines and the contents of tables may change freely. Promises depend on the order in which locks
+are taken (`gpu_lock.py`) and files are written (`files.py`).
 """

@@ -1,7 +1,6 @@
-"""Signs of life: a process shows that its main thread advances, and the process that started it sees when that ends.
-
-The sign is a file whose time of change a thread of the process renews. So it also works over a shared folder. The
-content of the file says what the process must finish before it may be killed, or is empty.
+"""Heartbeats: a process shows that its main thread advances, and the process that started it notices when it does not.
+A thread of the process renews the modification time of a file, which also works over a shared folder. The content of
+the file names the work that the process must finish before it may be killed, or is empty.
 """
 
 from __future__ import annotations
@@ -26,13 +25,14 @@ VARIABLE = "ASYNCRL_HEARTBEAT"
 """The environment variable in which a process gets the path of its heartbeat."""
 BEAT_S = 1.0
 START_S = 300.0
-"""Until the first heartbeat of a process, which loads libraries before: a minute on a cold network disk."""
+"""The time until the first heartbeat of a process, which first loads libraries: a minute on a cold network disk."""
 LONGEST_LOOK_S = 2.0
-"""More than this between two looks at a heartbeat does not count: the process that looks did not run either."""
+"""The most time that counts between two looks at a heartbeat. If there was more, the process that looks did not run
+either."""
 FINISH_S = 600.0
 """The time for which a stop waits for a process that finishes a checkpoint."""
 STACKS_S = 3.0
-"""The time before a process counts as hung at which it writes the stacks of its threads to its log."""
+"""A process writes the stacks of its threads to its log this long before it counts as hung."""
 
 
 class Activity:
@@ -46,11 +46,11 @@ class Activity:
         self.since = clock()
         """The time at which the phase began."""
         self.work = ""
-        """Long work, with the time that is left."""
+        """A description of long work, with the remaining time."""
         self.silent, self.silent_since = "", 0.0
-        """A part of the process without a sign of life, and the time since then; empty if there is none."""
+        """A part of the process that sends no heartbeats, and since when. Empty if there is none."""
         self.waits = True
-        """True while it waits for something that may take any time."""
+        """True while the main thread waits for something that may take any time."""
         self.unfinished: list[str] = []
         """The work for which a stop should wait."""
 
@@ -59,25 +59,26 @@ class Activity:
         return Doing(self.phase, self.since, self.work, self.silent, self.silent_since)
 
     def miss(self, part: str, silent_s: float) -> None:
-        """Note that a part of this process has given no sign of life for so long. An empty name: all parts have."""
+        """Record that a part of this process has sent no heartbeat for `silent_s`. An empty name: all parts send
+        heartbeats."""
         if part != self.silent:
             self.silent, self.silent_since = part, self._clock() - silent_s
 
     def advance(self) -> None:
-        """Note that the main thread has advanced."""
+        """Record that the main thread has advanced."""
         self.advances += 1
 
     def enter(self, phase: str) -> None:
-        """The phase that begins now. The main thread is never stuck before the first one."""
+        """Record the phase that begins now. Before the first phase the main thread never counts as stuck."""
         self.phase, self.since, self.waits = phase, self._clock(), False
         self.advance()
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Within the block the main thread waits for something that may take any time, as the replay may."""
+        """Mark the block as a wait that may take any time, such as the wait for a batch."""
         return self._as(waits=True)
 
     def working(self) -> AbstractContextManager[None]:
-        """Within the block it does not, although it is within a block of `waiting`."""
+        """Mark the block as work, although it is within a block of `waiting`."""
         return self._as(waits=False)
 
     @contextmanager
@@ -92,7 +93,7 @@ class Activity:
 
     @contextmanager
     def finishing(self, what: str) -> Iterator[None]:
-        """Within the block a stop should wait until `what` is finished."""
+        """Have a stop wait until the block has finished `what`."""
         self.unfinished.append(what)
         try:
             yield
@@ -101,9 +102,9 @@ class Activity:
 
 
 class Heartbeat:
-    """Renews the file at `path` as long as `activity` advances or waits. A process hangs `hang_s` seconds after it was
-    renewed last; its main thread may stand still for `still_s`, if that is more. `show` says before where the threads
-    are."""
+    """Renews the file at `path` as long as `activity` advances or waits. The process counts as hung `hang_s` seconds
+    after the file was last renewed. Its main thread may stand still for `still_s`, if that is longer. `show` writes the
+    stacks of all threads before that."""
 
     def __init__(
         self,
@@ -148,8 +149,8 @@ class Heartbeat:
 
 def _overwrite(path: Path, text: bytes) -> None:
     """Write over the content of a file."""
-    # A file that was emptied first would say for a moment, or on a full disk for long, that nothing has to be finished.
-    # The supervisor would then kill this process.
+    # An emptied file would tell the supervisor that no work must be finished: for a moment, or on a full disk for long.
+    # The supervisor might then kill this process.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.pwrite(file, text, 0)
@@ -160,11 +161,11 @@ def _overwrite(path: Path, text: bytes) -> None:
 
 @contextmanager
 def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: float = STOP_S) -> Iterator[None]:
-    """Within the block, show that `activity` advances, if the process that started this one wants a heartbeat. The
-    seconds are as in `Heartbeat`.
+    """Send heartbeats of `activity` during the block, if the process that started this one wants them. `hang_s` and
+    `still_s`: see `Heartbeat`.
 
-    If that process has ended, no other one would notice that this one hangs. So this one is killed with its group after
-    `stop_s`, or after `FINISH_S` if it must finish something.
+    If the starter has ended, no process would notice that this one hangs. So this process is killed with its group
+    after `stop_s`, or after `FINISH_S` if it must finish some work.
     """
     path = os.environ.pop(VARIABLE, None)  # Not for the children of this process.
     if path is None:
@@ -192,14 +193,15 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
 
 
 def _lock_until_the_end(path: Path) -> None:
-    """Have a shared lock on the file as long as this process lives: a process that does not see this one, since it is
-    in another container, knows by it whether this one has ended."""
-    with suppress(OSError):  # On a disk without locks no process asks.
+    """Hold a shared lock on the file until this process ends. A process in another container, which cannot see this
+    process, tests the lock to know whether it has ended."""
+    with suppress(OSError):  # If the disk has no locks, no process tests it.
         fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 class Pulse:
-    """The heartbeat of another process, in the file at `path`, from its start on. `clock` gives seconds."""
+    """The heartbeat of another process, in the file at `path`, since the start of that process. `clock` gives
+    seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
@@ -215,8 +217,8 @@ class Pulse:
         self._seen = self._changed()
 
     def is_lost(self, limit_s: float) -> bool:
-        """True if there was no heartbeat for `limit_s` seconds, or for as many as a start may take. Call it often: only
-        the time between two near calls counts."""
+        """True if there was no heartbeat for `limit_s` seconds, or, before the first one, for at least `START_S`. Call
+        this often: at most `LONGEST_LOOK_S` between two calls count."""
         now, seen = self._clock(), self._changed()
         self._silent_s += min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now
@@ -226,7 +228,7 @@ class Pulse:
 
     @property
     def unfinished(self) -> str:
-        """The work that the process says it must finish; empty if it says nothing."""
+        """The work that the process must finish, or empty."""
         try:
             return self._path.read_text()
         except OSError:

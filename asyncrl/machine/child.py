@@ -1,7 +1,7 @@
-"""Child processes that do not outlive their parent. `guard.py` is the program that sees to it.
+"""Child processes that do not outlive their parent. `guard.py` is the program that ensures this.
 
 `start_child` and `ending_with_parent` start programs that end their own children. `start_guarded` and `Guarded` start
-programs that do not: everything that these started is killed with them.
+programs that do not: all processes that such a program started are killed with it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _GUARD = (sys.executable, "-I", "-S", guard.__file__)
 def start_child(
     command: Sequence[str], log: Path, environment: Mapping[str, str], near_gpus: bool = True
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in a session of its own, with `environment` added to ours and its output appended to `log`. With
-    `near_gpus` it is bound to the CPUs near to its GPUs, if that helps; the log then says so.
+    """Start `command` in a new session, with `environment` added to this process's environment, and its output appended
+    to `log`. With `near_gpus` the child is bound to the CPUs near to its GPUs, if that helps, and the log has a line
+    about it.
 
-    On Linux the kernel sends it SIGTERM when the thread that called this ends, for any reason.
+    On Linux the kernel sends the child SIGTERM when the thread that called this ends, for any reason.
     """
     near = cpus_near_gpus({**os.environ, **environment}) if near_gpus else frozenset[int]()
     if near:
-        with suppress(OSError), opened_log(log) as output:  # On a full disk it starts without the line.
+        with suppress(OSError), opened_log(log) as output:  # On a full disk the child starts without the line.
             output.write(f"asyncrl: bound to the CPUs {format_cpus(near)}, which are near to its GPUs\n".encode())
     return _start(ending_with_parent(command, signal.SIGTERM, near), log, environment, stdin=subprocess.DEVNULL)
 
@@ -47,16 +48,16 @@ def start_child(
 def start_guarded(
     command: Sequence[str], log: Path, environment: Mapping[str, str], files: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a program that does not end its own children, and reads nothing. `kill_group` kills its whole group, and so
-    does the end of this process. It inherits the descriptors `files`, which stay open until its group has ended."""
+    """Start a program that does not end its own children, and reads nothing. `kill_group` and the end of this process
+    kill its whole group. The program inherits the descriptors `files`, which stay open until its group has ended."""
     # The guard watches the input: `kill_group` closes it.
     return _start([*_GUARD, "kill", "0", *command], log, environment, stdin=subprocess.PIPE, pass_fds=files)
 
 
 class Guarded:
-    """A program that does not end its own children, and has pipes of its own. The caller starts `command`, which
-    becomes the program in the same process, in a session of its own and with the descriptors `files`. `close` kills
-    everything that the program started, and so does the end of this process."""
+    """A program that does not end its own children, and whose pipes the caller makes. The caller starts `command` in a
+    new session, with the descriptors `files`, and `command` becomes the program in the same process. `close` and the
+    end of this process kill all processes that the program started."""
 
     def __init__(self, command: Sequence[str]) -> None:
         watched, self._held = os.pipe()
@@ -91,8 +92,8 @@ def _start(
 
 
 def opened_log(log: Path) -> BinaryIO:
-    """The log, to append to. Where it cannot be opened, as on a full disk, the output is discarded: the process starts
-    without its log."""
+    """Open the log to append to it. If it cannot be opened, as on a full disk, returns /dev/null, so that the process
+    can start."""
     try:
         return log.open("ab")
     except OSError as error:
@@ -109,7 +110,7 @@ def kill_group(process: subprocess.Popen[Any]) -> None:
 
 
 def kill_group_soon(process: subprocess.Popen[Any]) -> None:
-    """The same without waiting: a process that hangs in the kernel may never end."""
+    """Do the same as `kill_group`, without waiting: a process that hangs in the kernel may never end."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
@@ -124,7 +125,7 @@ def group_has_ended(group: int) -> bool:
 
 
 def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
-    """The end of a log after its first `start` bytes; empty if there is no log."""
+    """Return the last `count` lines of a log after its first `start` bytes. Empty if there is no log."""
     if not log.exists():
         return ""
     with log.open(errors="replace") as file:
@@ -133,12 +134,12 @@ def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
 
 
 def ending_with_parent(command: Sequence[str], number: signal.Signals, cpus: frozenset[int] = frozenset()) -> list[str]:
-    """A command that becomes `command` in the same process. The kernel sends it `number` when the thread that started
-    it ends. It runs on `cpus` alone, if there are any. If the kernel is not Linux, it is `command` itself.
-
-    Raises FileNotFoundError: there is no such program.
+    """Return a command that becomes `command` in the same process, and runs only on `cpus` if there are any. The kernel
+    sends it the signal `number` when the thread that started it ends. Without Linux, returns `command` itself. Raises
+    FileNotFoundError: the program does not exist.
     """
-    # A child of a process with threads may not run Python between fork and exec (preexec_fn): it hung, or crashed.
+    # A child of a process with threads may not run Python between fork and exec (preexec_fn): such children hung, or
+    # crashed.
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
     if sys.platform != "linux":

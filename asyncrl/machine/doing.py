@@ -1,4 +1,4 @@
-"""The present work of a process: the phase of its main thread, and long work with the time that is left.
+"""The present work of a process: the phase of its main thread, and long work with the remaining time.
 
 The process writes it to the file ROLE.doing, next to its heartbeat, for views of the run. Nothing else depends on it.
 """
@@ -16,9 +16,9 @@ SUFFIX = ".doing"
 
 
 class Doing(msgspec.Struct, frozen=True):
-    """The `phase` of the main thread and when it began, in seconds since 1970; `work`, such as "loading the model: 12
-    of 30 GB, 20 s left", or empty where there is none. `silent` names a part of the process that has given no sign of
-    life since `silent_since`, such as a rank of the learner; empty where there is none."""
+    """The `phase` of the main thread, which began at `since`, in seconds since 1970. `work` is long work, such as
+    "loading the model: 12 of 30 GB, 20 s left", or empty. `silent` names a part of the process, such as a rank of the
+    learner, that has sent no heartbeat since `silent_since`, or is empty."""
 
     phase: str
     since: float
@@ -27,7 +27,8 @@ class Doing(msgspec.Struct, frozen=True):
     silent_since: float = 0.0
 
     def write(self, heartbeat: Path) -> None:
-        """Write it next to the file of a heartbeat. A reader sees all of it, or the one before. Raises OSError."""
+        """Write this next to the file of a heartbeat. A reader sees either the whole new content or the old one. Raises
+        OSError."""
         path = _beside(heartbeat)
         partial = partial_name(path)
         partial.write_bytes(msgspec.json.encode(self))
@@ -35,14 +36,14 @@ class Doing(msgspec.Struct, frozen=True):
 
 
 def read_doing(heartbeat: Path) -> Doing | None:
-    """The work of the process with this heartbeat; None: it has not written it."""
+    """Return the work of the process with this heartbeat, or None if the process has written none."""
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode(_beside(heartbeat).read_bytes(), type=Doing)
     return None
 
 
 def forget_doing(heartbeat: Path) -> None:
-    """Remove what an earlier process with this heartbeat did. Raises OSError."""
+    """Remove the file that an earlier process with this heartbeat wrote. Raises OSError."""
     _beside(heartbeat).unlink(missing_ok=True)
 
 

@@ -1,5 +1,5 @@
-"""Writes files atomically, on a disk that may be full; and makes folders that stay only if they are used. A log
-never fails its process."""
+"""Writes files atomically, waits while a disk is full, and removes folders that stayed empty. A process never fails
+because its log cannot be written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 def partial_name(path: Path) -> Path:
-    """The name under which `path` is written before it takes its own: hidden, and the same at every try."""
+    """Return the hidden name under which `path` is written before it is renamed. Every try has the same name."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -41,7 +41,7 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
     OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
-    # A killed process may have left one that others may read.
+    # A killed process may have left a file that other users may read.
     partial.unlink(missing_ok=True)
     with open(partial, "wb", opener=_open_private if private else None) as file:
         file.writelines([content.encode()] if isinstance(content, str) else content)
@@ -56,12 +56,12 @@ def _open_private(path: str, flags: int) -> int:
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """A folder and its parents, as far as they are missing, the innermost first."""
+    """Return the folder and its parents that are missing, the innermost first."""
     return [each for each in (folder, *folder.parents) if not each.exists()]
 
 
 def remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders up to the first one that is not empty, or is missing."""
+    """Remove folders in order, until one is not empty or is missing."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
@@ -77,7 +77,7 @@ def sync(path: Path) -> None:
 
 
 def when_there_is_room(write: Callable[[], T], stop: threading.Event, what: str, retry_s: float = RETRY_S) -> T:
-    """Call `write`, again every `retry_s` seconds for as long as the disk is full, and return its result.
+    """Call `write`, and return its result. As long as the disk is full, try again every `retry_s` seconds.
 
     Raises StoppedError: `stop` was set meanwhile; and the other errors of `write`.
     """
@@ -110,15 +110,15 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path, metadata: Mapping[st
 
 def share(path: Path) -> None:
     """Let all users who may read the folder of a file read the file, too: safetensors lets only the owner read."""
-    # Some file systems, such as those in front of an object store, change no modes.
+    # Some file systems, such as object stores, cannot change modes.
     with suppress(OSError):
         path.chmod(path.stat().st_mode | path.parent.stat().st_mode & 0o044)
 
 
 @contextmanager
 def as_os_errors(path: Path) -> Iterator[None]:
-    """Turn safetensors' own error for a failure of the operating system into the OSError that caused it. It names the
-    file."""
+    """Turn safetensors' own error for a failure of the operating system into the OSError that caused it, with the name
+    of the file."""
     try:
         yield
     except SafetensorError as error:
@@ -129,8 +129,8 @@ def as_os_errors(path: Path) -> Iterator[None]:
 
 
 class LossyText(io.TextIOBase):
-    """An unbuffered text stream to the open file `descriptor`, without the secrets that show in a text. Text that
-    cannot be written is lost; the next text that can be written says how many writes were."""
+    """An unbuffered text stream to the open file `descriptor`, which masks secrets. Text that cannot be written is
+    lost. The next successful write also tells how many writes were lost."""
 
     encoding = "utf-8"
 

@@ -5,14 +5,14 @@
 
 These rules hold:
 
-- Never both. A rank first locks its own file exclusively, and then looks for an actor's shared lock on the servers'
-  file. An actor first locks the servers' file, and then looks for ranks. So at most one of them finds the other's file
-  free.
-- The learner comes first: actors wait for it as soon as it asks.
-- The lock of a process ends with it, however it dies. Servers inherit the lock of their actor, and so do their guards
-  (guard.py). So it outlives the actor until the last process of its servers has ended.
+- Learner and servers never use the GPUs at once. A rank first locks its own file exclusively, and then looks for an
+  actor's shared lock on the servers' file. An actor first locks the servers' file, and then looks for ranks. So at most
+  one of them finds the other's file free.
+- The learner comes first: as soon as it asks, actors wait.
+- The lock of a process ends with the process, however it dies. Servers and their guards (guard.py) inherit the lock of
+  their actor. So the lock lasts until the last process of the actor's servers has ended.
 
-All processes are on one machine, or at least agree on the locks of the folder.
+All processes are on one machine, or the folder's file system shares locks between machines.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ class LearnerLock:
         self._servers = _opened(folder / SERVERS)
 
     def ask(self) -> None:
-        """Want the GPUs from now on. No actor that has not got them gets them until `give_back`."""
-        # An actor that looks at it has it for some microseconds.
+        """Request the GPUs. From now until `give_back`, no actor can take them."""
+        # An actor that tests this lock holds it for some microseconds.
         fcntl.flock(self._own, fcntl.LOCK_EX)
 
     def is_ours(self) -> bool:
-        """True if no actor has the GPUs. Call it after every rank has asked."""
+        """True if no actor has the GPUs. Call this after every rank has asked."""
         if not _try(self._servers, fcntl.LOCK_EX):
             return False
         fcntl.flock(self._servers, fcntl.LOCK_UN)
         return True
 
     def give_back(self, version: int) -> None:
-        """Let the servers use the GPUs, once they can have this version."""
+        """Let the servers use the GPUs. Call this when they can load `version`."""
         os.pwrite(self._own, f"{version:020d}".encode(), 0)
         fcntl.flock(self._own, fcntl.LOCK_UN)
 
@@ -68,8 +68,9 @@ class ServersLock:
         return self._own
 
     def take(self) -> bool:
-        """Take the GPUs, unless a rank wants them, or no version was published yet. True if they are ours."""
-        # The learner's rank 0 has this lock for some microseconds when it looks at it.
+        """Take the GPUs, unless a rank wants them, or no version was published yet. Returns True if this actor has the
+        GPUs."""
+        # The learner's rank 0 holds this lock for some microseconds when it tests it.
         if self.version() < 0 or not _try(self._own, fcntl.LOCK_SH):
             return False
         if self.is_wanted():
@@ -86,11 +87,11 @@ class ServersLock:
         return False
 
     def give_back(self) -> None:
-        """Give the GPUs back. No server may use one any more."""
+        """Give the GPUs back, once no server uses them."""
         fcntl.flock(self._own, fcntl.LOCK_UN)
 
     def version(self) -> int:
-        """The version that the learner's rank 0 published before it gave the GPUs back last; -1 before the first."""
+        """Return the version that the learner's rank 0 gave with its last `give_back`, or -1 before the first."""
         with suppress(ValueError):
             return int(os.pread(self._ranks[0], 20, 0))
         return -1
@@ -101,7 +102,7 @@ class ServersLock:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor that programs do not inherit."""
+    """Open a descriptor that programs do not inherit."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

@@ -1,5 +1,5 @@
-"""The use of the GPUs that this process sees, as their driver (NVML) tells it. It counts other processes, too. It needs
-no CUDA context, which would take memory."""
+"""The use of the GPUs that this process sees, by all processes, as the driver (NVML) reports it. Reading it needs no
+CUDA context, which would take memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from asyncrl.machine.numa import BY_ADDRESS, GPU_VARIABLE, ORDER_VARIABLE, visib
 
 
 class GpuUse(NamedTuple):
-    """Bytes that all processes take on all GPUs together, and the share of the last moment in which kernels ran, as a
-    mean over the GPUs. It is None if the driver does not report it, as for a part of a GPU (MIG)."""
+    """`taken` is the bytes that all processes take on all GPUs together. `utilisation` is the share of recent time in
+    which kernels ran, as a mean over the GPUs. None: the driver does not report it, as for a part of a GPU (MIG)."""
 
     taken: int
     utilisation: float | None
@@ -21,7 +21,7 @@ class GpuUse(NamedTuple):
 class VisibleGpus:
     """The GPUs that CUDA_VISIBLE_DEVICES in `environment` names, or all of this machine. `nvml` is the module pynvml.
 
-    Raises pynvml.NVMLError: the driver does not answer, or it knows no such GPU.
+    Raises pynvml.NVMLError: the driver does not answer, or does not know a named GPU.
     """
 
     def __init__(self, nvml: Any, environment: Mapping[str, str] = os.environ) -> None:
@@ -30,7 +30,7 @@ class VisibleGpus:
         self._handles = self._named(environment)
 
     def read(self) -> GpuUse | None:
-        """The use now; None if there are no GPUs. Raises pynvml.NVMLError."""
+        """Return the use now, or None if there are no GPUs. Raises pynvml.NVMLError."""
         if not self._handles:
             return None
         taken = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(each).used) for each in self._handles)
@@ -52,6 +52,6 @@ class VisibleGpus:
         names = visible_gpus(environment[GPU_VARIABLE])
         by_address = environment.get(ORDER_VARIABLE) == BY_ADDRESS
         if any(map(str.isdecimal, names)) and not by_address and len({*map(nvml.nvmlDeviceGetName, every)}) > 1:
-            # CUDA numbers GPUs of different models by their speed, which NVML does not tell.
+            # CUDA numbers GPUs of different models by their speed, which NVML does not report.
             return []
         return [every[int(name)] if name.isdecimal() else nvml.nvmlDeviceGetHandleByUUID(name) for name in names]

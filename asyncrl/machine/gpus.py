@@ -15,7 +15,7 @@ PROGRAM_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class GpuFact:
-    """A GPU as its driver describes it; memory is in MiB."""
+    """A GPU as its driver describes it. Memory is in MiB."""
 
     name: str
     memory: int
@@ -24,7 +24,7 @@ class GpuFact:
 
 
 def driver_gpus() -> tuple[list[GpuFact], str, str]:
-    """The GPUs that the driver shows, its version, and why it shows none."""
+    """Return the GPUs that the driver shows, the driver's version, and the reason if it shows none."""
     command = ["nvidia-smi", f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
     if shutil.which(command[0]) is None:
         return [], "", "there is no nvidia-smi"

@@ -1,19 +1,19 @@
 """The program through which this package starts each child that must end with its parent, however the parent ends.
 
-It becomes COMMAND, in the process that was started:
+The program becomes COMMAND in the same process:
 
 - `guard.py signal NUMBER PARENT CPUS COMMAND ...`: the kernel sends COMMAND the signal NUMBER when the thread that
   started it ends. This is for programs that end their own children: the roles and the ranks.
-- `guard.py kill WATCHED COMMAND ...`: COMMAND leads a group of processes. A guard outside of that group kills it when
-  the descriptor WATCHED ends. The starter holds the other end of that pipe, so it ends with the starter, too. This is
-  for programs that do not end their children: servers, agents, tools, containers.
+- `guard.py kill WATCHED COMMAND ...`: COMMAND leads a group of processes. A guard outside of that group kills the group
+  when the pipe with the descriptor WATCHED ends. The starter holds the other end of the pipe, which thus ends with the
+  starter. This is for programs that do not end their children: servers, agents, tools, containers.
 
-The guard kills what COMMAND has started in other groups, too. It knows these processes by a mark in their environment.
-It stays until the last of them has ended, and keeps the files that it has inherited open. So a lock on GPUs lasts as
-long as any such process may have memory there.
+The guard also kills processes that COMMAND started in other groups. It knows these processes by a mark in their
+environment. It stays until the last of them has ended, and keeps its inherited files open. So a lock on GPUs lasts as
+long as any such process may have memory on them.
 
-This file imports nothing of asyncrl, since COMMAND may be of another Python with an environment of its own. A program
-of a policy has another guard, `sandbox/child/watching.py`, since that one also confines it.
+This file imports no other file of asyncrl, since COMMAND may run in another Python environment. A program that a policy
+wrote has another guard, `sandbox/child/watching.py`, which also confines it.
 """
 
 import os
@@ -62,7 +62,7 @@ def become(command: list[str]) -> NoReturn:
 
 def be_signalled(number: int, parent: int) -> None:
     """Have the kernel send this process a signal when the thread that started it ends."""
-    import ctypes  # The other way needs none of it.
+    import ctypes  # Only this mode needs it.
 
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
     # The kernel does not notice a parent that ended before the call.
@@ -71,15 +71,16 @@ def be_signalled(number: int, parent: int) -> None:
 
 
 def bind(cpus: list[int]) -> None:
-    """Run on `cpus` alone. Without any, or if they were taken from this process a moment ago, run anywhere."""
+    """Run on `cpus` alone. If there are none, or this process may no longer use them, run anywhere."""
     with suppress(OSError):
         if cpus:
             os.sched_setaffinity(0, cpus)
 
 
 def be_guarded(watched: int) -> None:
-    """Leave a guard that kills the group of this process. If WATCHED is the input, the program reads nothing."""
-    # Slurm sends these, by which it asks a role to stop, to the role's children, too.
+    """Start a guard that kills the group of this process. If `watched` is standard input, the program reads from
+    /dev/null."""
+    # Slurm asks a role to stop by these signals, and sends them to the role's children, too.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     mark = os.urandom(16).hex()
@@ -100,20 +101,21 @@ def read_nothing(*files: int) -> None:
 
 
 def leave_guard(group: int, mark: str, watched: int) -> None:
-    """Start a guard that is neither in the group nor a child of this process, so that nothing kills it with these."""
+    """Start a guard that is neither in the group nor a child of this process, so that it is not killed with them."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
     os.setsid()
     if os.fork() == 0:
-        # The program's pipes end with the program.
+        # The guard must not keep the program's pipes open.
         read_nothing(*({0, 1, 2} - {watched}))
         guard(group, mark, watched)
     os._exit(0)
 
 
 def guard(group: int, mark: str, watched: int) -> None:
-    """Wait for the end of WATCHED. Then kill the group and all that has the mark, and return once they have ended."""
+    """Wait for the end of `watched`. Then kill the group and all processes with the mark, and return once they have
+    ended."""
     # A scheduler sends these to all processes of a job at its end, while the parent still runs.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
@@ -128,7 +130,7 @@ def guard(group: int, mark: str, watched: int) -> None:
 
 
 def kill_marked(mark: str) -> bool:
-    """Kill the processes that started with the mark in their environment. True if there were any."""
+    """Kill the processes that started with the mark in their environment. Returns True if there were any."""
     found = list(marked(mark.encode()))
     for pid in found:
         with suppress(ProcessLookupError):
@@ -137,7 +139,7 @@ def kill_marked(mark: str) -> bool:
 
 
 def marked(mark: bytes) -> Iterator[int]:
-    """The ids of the processes that started with the mark in their environment."""
+    """Yield the ids of the processes that started with the mark in their environment."""
     for file in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):  # It has ended, or is another user's.
             if mark in file.read_bytes():
@@ -147,7 +149,7 @@ def marked(mark: bytes) -> Iterator[int]:
 def runs(group: int) -> bool:
     """True if a process of the group runs. A zombie has ended if all of its threads have."""
     if not Path("/proc/self/stat").exists():
-        return False  # The kernel is not Linux, and so has none of the GPUs that this is for.
+        return False  # Only GPUs need this wait, and only Linux has them.
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = file.read_text(errors="replace").rpartition(")")[2].split()

@@ -1,10 +1,10 @@
-"""Memory of the host for the contents of a GPU.
+"""Host memory for the contents of a GPU.
 
-`OnHost` moves contents there for a while, so that other processes can have the GPU's memory. It empties the storages of
-the tensors in place. Views and shards of them, and optimizers that know them, stay as they are. The tensors may not be
-read until the contents are back.
+`OnHost` moves contents to the host for a while, so that other processes can use the GPU's memory. It empties the
+storages of the tensors in place, so views, shards and optimizers of these tensors need no change. The tensors may not
+be read until the contents are back.
 
-`pinned` is memory for a copy, such as one that is written to a file.
+`pinned` allocates memory for a copy, such as a checkpoint.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 28
-"""Torch rounds pinned memory up to a power of two, so that pieces of one waste little."""
+"""The size of pinned pieces: a power of two, since torch rounds pinned memory up to one."""
 
 
 PORTABLE = 1
-"""The driver's flag of memory that all GPUs may copy into at full speed."""
+"""The driver's flag for memory that all GPUs may copy into at full speed."""
 
 
 def pinned(tensor: Tensor) -> Tensor:
-    """Memory for a copy of a GPU's `tensor`, into which the current GPU copies several times faster than into other
-    memory.
+    """Allocate pinned memory for a copy of a GPU's `tensor`. The current GPU copies into it several times faster than
+    into other memory.
 
-    It has no more than the size of the tensor: torch's own would have the next power of two. The system gives the pages
-    before the driver pins them, since kernels of other threads wait while that works. Where the driver refuses, it is
-    memory as any other: `is_pinned` tells, and copies are slower.
+    It has no more than the size of the tensor: torch's own pinned memory would have the next power of two. The pages
+    are written before the driver pins them, since kernels of other threads wait for the driver. If the driver refuses,
+    the memory is not pinned (`is_pinned`), and copies are slower.
     """
     buffer = pages(tensor)
     if not buffer.nbytes:
@@ -52,22 +52,23 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def _forget_failure() -> None:
-    """The driver tells the next kernel of the failure, too, which has nothing to do with it."""
+    """Clear the driver's error, which it reports once more at the next kernel."""
     try:
         torch.zeros(1, device="cuda")
     except RuntimeError as error:
-        logger.debug("the driver said again: %s", error)
+        logger.debug("the driver reported again: %s", error)
 
 
 def pages(tensor: Tensor) -> Tensor:
-    """Host memory like the tensor's, which shares no page with other memory: no page may be pinned twice."""
+    """Allocate host memory like the tensor's. It shares no page with other memory, since no page may be pinned
+    twice."""
     memory = torch.frombuffer(mmap(-1, max(1, tensor.nbytes)), dtype=torch.uint8)
     return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
 
 class OnHost:
-    """The contents of storages on `device`, in memory of the host that is kept for the next time: pinned where the
-    device is a GPU."""
+    """Moves contents of storages on `device` to host memory and back. The host memory is kept for later moves, and is
+    pinned if the device is a GPU."""
 
     def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._device = device
@@ -76,8 +77,8 @@ class OnHost:
         self._taken: list[tuple[torch.UntypedStorage, int]] = []
 
     def take(self, tensors: Iterable[Tensor]) -> int:
-        """Bring the contents of the tensors that are on the device to the host, and free their memory. Returns the
-        bytes. Call `put_back` before the next one."""
+        """Move the contents of tensors on the device to the host, and free their memory. Returns the number of bytes.
+        Call `put_back` before the next `take`."""
         assert not self._taken
         storages = {each.data_ptr(): each for tensor in tensors for each in _storages(tensor, self._device)}
         self._taken = [(each, each.nbytes()) for each in storages.values() if each.resizable()]
@@ -91,7 +92,7 @@ class OnHost:
         return sum(size for _, size in self._taken)
 
     def put_back(self) -> None:
-        """Bring the contents back to where they were."""
+        """Move the contents back to the device."""
         for storage, size in self._taken:
             storage.resize_(size)
         for own, host in self._pieces():
@@ -100,7 +101,7 @@ class OnHost:
         self._taken = []
 
     def _pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Pieces of the storages, uint8[n], each with its place on the host."""
+        """Yield pieces of the storages, uint8[n], each with its host memory."""
         start = 0
         for storage, size in self._taken:
             whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
@@ -122,7 +123,7 @@ class OnHost:
 
 
 def _storages(tensor: Tensor, device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """The storages of a tensor that are on the device: of a shard, or of the parts of a quantized tensor."""
+    """Yield the storages of a tensor that are on the device: of a shard, or of the parts of a quantized tensor."""
     tensor = tensor.detach()
     if hasattr(tensor, "__tensor_flatten__"):
         for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):

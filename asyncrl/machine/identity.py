@@ -1,4 +1,4 @@
-"""The identity of a process: after the end of one, another may have its process id."""
+"""The identity of a process. Its process id may be used again after its end."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _STATE, _THREADS, _BEGAN = 0, 17, 19
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process: the `kernel` that counts its `pid`, and when it `began` by that kernel's clock. Another start of the
-    machine is another kernel, and so is another namespace of process ids."""
+    """A process: its `pid`, the `kernel` that gave the pid, and the time at which the process `began`. Another boot of
+    the machine and another namespace of process ids count as another kernel."""
 
     kernel: str
     pid: int
@@ -26,28 +26,28 @@ class ProcessIdentity:
 
     @staticmethod
     def of(pid: int) -> ProcessIdentity | None:
-        """The process that has this id here; None: none has it, or it has ended."""
+        """Return the process that has this id here, or None if there is none or it has ended."""
         began = _began(pid)
         return ProcessIdentity(this_kernel(), pid, began) if began is not None else None
 
     @property
     def is_here(self) -> bool:
-        """True if this process can look at it."""
+        """True if the current process can see this one."""
         return self.kernel == this_kernel()
 
     @property
     def is_alive(self) -> bool:
-        """True if it runs here. A zombie has ended if all of its threads have."""
+        """True if the process runs here. A zombie has ended if all of its threads have."""
         return self.is_here and _began(self.pid) == self.began
 
     def ask_to_end(self) -> None:
-        """Send it SIGTERM, if it runs here."""
+        """Send SIGTERM to the process, if it runs here."""
         if self.is_alive:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
-        """Kill it, if it runs here, its children, and the processes of the group that it leads."""
+        """Kill the process, its descendants, and the group that it leads, if the process runs here."""
         if not self.is_alive:
             return
         for each in self.descendants():
@@ -58,7 +58,7 @@ class ProcessIdentity:
             (os.killpg if leads else os.kill)(self.pid, signal.SIGKILL)
 
     def descendants(self) -> list[ProcessIdentity]:
-        """The children of the process, and theirs."""
+        """Return the children of the process, their children, and so on."""
         try:
             children = psutil.Process(self.pid).children(recursive=True) if self.is_alive else []
         except psutil.Error:
@@ -67,7 +67,7 @@ class ProcessIdentity:
 
 
 def this_kernel() -> str:
-    """A name that all processes which this one sees have in common: their ids are of one series."""
+    """Return a name that this process shares with all processes whose ids it can see."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
@@ -76,7 +76,7 @@ def this_kernel() -> str:
 
 
 def boot_of(kernel: str) -> str:
-    """The part of the name that the kernels of all namespaces of a machine share, from its start to its end."""
+    """Return the part of the name that all namespaces of a machine share until it boots again."""
     return kernel.partition("/")[0]
 
 
@@ -88,13 +88,13 @@ def _began(pid: int) -> str | None:
     except FileNotFoundError:
         return _began_elsewhere(pid) if not Path("/proc/self/stat").exists() else None
     fields = text.rpartition(")")[2].split()
-    # A process that was killed is a zombie as soon as its main thread has ended; until its last one has, it keeps ports
-    # and locks.
+    # A killed process is a zombie once its main thread has ended. It keeps ports and locks until its last thread has
+    # ended.
     return None if fields[_STATE] in "ZX" and int(fields[_THREADS]) <= 1 else fields[_BEGAN]
 
 
 def _began_elsewhere(pid: int) -> str | None:
-    """The same where the kernel is not Linux."""
+    """Do the same as `_began` if the kernel is not Linux."""
     try:
         process = psutil.Process(pid)
         return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())

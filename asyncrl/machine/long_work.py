@@ -1,6 +1,6 @@
 """Progress of work that may take long: a bar on a terminal, or a line every LINE_S seconds elsewhere.
 
-It shows the time that is left if the amount is known, or else the time so far. Work that is done sooner writes no line.
+It shows the remaining time if the amount is known, or else the elapsed time. Work of less than LINE_S writes no line.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class LongWork:
 
     @property
     def left_s(self) -> float | None:
-        """The seconds that are left at the mean speed so far; None: it is not known."""
+        """The remaining seconds at the mean speed so far. None: they are not known."""
         if not self.done or not self.total:
             return None
         return max(0.0, self.total - self.done) * self.seconds / self.done
 
     @property
     def text(self) -> str:
-        """Such as "loading the model: 12 of 30 GB, 20 s left"."""
+        """The progress, such as "loading the model: 12 of 30 GB, 20 s left"."""
         of = f" of {_amount(self.total)}" if self.total else ""
         left = "" if self.left_s is None else f", {duration(self.left_s)} left"
         return f"{self._what}: {_amount(self.done)}{of} {self._unit}{left}"
@@ -71,10 +71,10 @@ def long_work(
     console: Console | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Advance]:
-    """Within the block, call the given function with each amount that is done.
+    """Show the progress of the block, which calls the yielded function with each finished amount.
 
-    The lines go to `say`, else to the log. A `console` that is a terminal, or else standard error, has a bar instead.
-    With the `activity` of a role, views of the run show the work, and there is no bar.
+    Lines go to `say`, or else to the log. If `console` (None: standard error) is a terminal, it has a bar instead. With
+    the `activity` of a role, views of the run show the work, and there is no bar.
     """
     work = LongWork(what, total, unit, clock)
     with ExitStack() as stack:
@@ -91,11 +91,11 @@ def long_work(
 
 
 def tracked(items: Iterable[T], what: str, total: float, unit: str, activity: Activity | None = None) -> Iterator[T]:
-    """The items, while progress is shown, of which each counts 1."""
+    """Yield the items, and show progress, in which each item counts 1."""
     rest = iter(items)
     with long_work(what, total, unit, activity) as advance, suppress(StopIteration):
         while True:
-            # Nothing here keeps an item, which may be large, while the next is made.
+            # No variable here keeps an item, which may be large, while the next is made.
             yield next(rest)
             advance(1)
 
@@ -108,7 +108,8 @@ def unmeasured_work(
     every_s: float = LINE_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[None]:
-    """The block works at `what` without a word, as libraries do: a thread says every `every_s` seconds for how long."""
+    """Show progress of a block that works at `what` and reports none. A thread writes the elapsed time every `every_s`
+    seconds."""
     began, ended = clock(), threading.Event()
     before = activity.work if activity is not None else ""
 
@@ -147,7 +148,7 @@ def _shown_in(activity: Activity, work: LongWork) -> Iterator[None]:
 
 
 def _lines(work: LongWork, say: Callable[[str], None]) -> Callable[[], None]:
-    """A function that says how far the work is, if it is time."""
+    """Return a function that writes the progress, at most every LINE_S seconds."""
     said_s = 0.0
 
     def show() -> None:
@@ -161,8 +162,8 @@ def _lines(work: LongWork, say: Callable[[str], None]) -> Callable[[], None]:
 
 @contextmanager
 def _bar(work: LongWork, console: Console | None) -> Iterator[Callable[[], None] | None]:
-    """A function that draws how far the work is; None where there is no terminal."""
-    # Only where it is needed: processes that show nothing start faster without it.
+    """Yield a function that draws the progress, or None without a terminal."""
+    # Imported only here: processes that show no bar start faster without it.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 

@@ -1,7 +1,7 @@
 """The CPUs that are near to a GPU.
 
 On a machine of several NUMA nodes, each GPU is attached to one node. Memory that a CPU of another node touched first
-comes to the GPU by a detour. Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its
+reaches the GPU more slowly. Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its
 GPUs as PCI devices.
 """
 
@@ -19,18 +19,17 @@ ROOT = Path("/")
 
 
 def visible_gpus(value: str) -> list[str]:
-    """The GPUs that a value of CUDA_VISIBLE_DEVICES names. As CUDA does, this stops at the first word that names no
-    GPU, such as -1, or NoDevFiles of an older Slurm."""
+    """Return the GPUs that a value of CUDA_VISIBLE_DEVICES names. As CUDA does, this stops at the first word that names
+    no GPU, such as -1, or NoDevFiles of an older Slurm."""
     words = [word.strip() for word in value.split(",")]
     return list(takewhile(lambda word: word.isdecimal() or word.startswith(("GPU-", "MIG-")), words))
 
 
 def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root: Path = ROOT) -> frozenset[int]:
-    """The CPUs of this process to which a child with this `environment` is better bound: those that are near to any of
-    the GPUs that it sees, or to the `only`-th of them.
-
-    Empty where that helps nothing or is not known: it sees no GPU, all CPUs are near, fewer are near than it has
-    threads, or nothing says which GPU is meant. `root` has the folders `proc` and `sys` of Linux.
+    """Return the CPUs of this process to which a child with this `environment` should be bound: the CPUs near to any
+    GPU that the child sees, or only near to GPU number `only` of these. Empty if that does not help or is not known:
+    the child sees no GPU, all CPUs are near, fewer are near than the child has threads, or a GPU cannot be identified.
+    `root` has the folders `proc` and `sys` of Linux.
     """
     visible = visible_gpus(environment.get(GPU_VARIABLE, ""))
     if only is not None:
@@ -45,13 +44,13 @@ def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root
 
 
 def _addresses(visible: Sequence[str], by_address: bool, root: Path) -> list[str]:
-    """The PCI addresses of GPUs that numbers or UUIDs name; none if one of them is not known."""
+    """Return the PCI addresses of GPUs that numbers or UUIDs name. Empty if one of the GPUs is not known."""
     try:
         folders = sorted((root / "proc/driver/nvidia/gpus").iterdir())
         facts = {folder.name: _facts(folder / "information") for folder in folders}
     except OSError:
         return []
-    # CUDA numbers GPUs of different models by their speed, and equal ones by their address.
+    # CUDA numbers GPUs of different models by their speed, and GPUs of one model by their address.
     numbered = by_address or len({each.get("Model") for each in facts.values()}) <= 1
     names = {str(number): address for number, address in enumerate(facts)} if numbered else {}
     names |= {each["GPU UUID"]: address for address, each in facts.items() if "GPU UUID" in each}
@@ -65,7 +64,7 @@ def _facts(file: Path) -> dict[str, str]:
 
 
 def _local_cpus(address: str, root: Path) -> frozenset[int]:
-    """The CPUs near to a PCI device; none if Linux does not tell."""
+    """Return the CPUs near to a PCI device. Empty if Linux does not tell."""
     try:
         return parse_cpus((root / "sys/bus/pci/devices" / address.lower() / "local_cpulist").read_text())
     except (OSError, ValueError):
@@ -73,13 +72,14 @@ def _local_cpus(address: str, root: Path) -> frozenset[int]:
 
 
 def parse_cpus(text: str) -> frozenset[int]:
-    """The numbers in a list as Linux writes it, such as `0-3,8`. Raises ValueError: it is no such list."""
+    """Return the numbers in a list as Linux writes it, such as `0-3,8`. Raises ValueError: the text is not such a
+    list."""
     spans = (part.partition("-") for part in text.strip().split(",") if part)
     return frozenset(number for first, _, last in spans for number in range(int(first), int(last or first) + 1))
 
 
 def format_cpus(cpus: frozenset[int]) -> str:
-    """The opposite of `parse_cpus`."""
+    """Write CPUs as a list that `parse_cpus` reads."""
     spans: list[list[int]] = []
     for cpu in sorted(cpus):
         if spans and spans[-1][1] == cpu - 1:

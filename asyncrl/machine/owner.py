@@ -1,4 +1,5 @@
-"""The process that owns a folder: its name is in a file there, which it has locked."""
+"""The process that owns a folder. A file there has the process's host and pid, and the process keeps the file
+locked."""
 
 from __future__ import annotations
 
@@ -16,16 +17,15 @@ OWNER_FILE = "supervised"
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that runs a folder."""
+    """The process that owns the folder of a run."""
 
     host: str
     pid: int
 
 
 def owner_of(run_dir: Path) -> Owner | None:
-    """The process that runs the folder; None if there is none. One on another host counts until it has ended in order.
-
-    Raises OSError: its name cannot be read, as in the folder of another user, or is damaged.
+    """Return the process that owns the folder, or None. An owner on another host counts until it has ended regularly.
+    Raises OSError: the file cannot be read, as in the folder of another user, or is damaged.
     """
     try:
         with (run_dir / OWNER_FILE).open() as lock:

@@ -1,4 +1,4 @@
-"""Free ports of this machine, and what a role does about a port that another program has taken."""
+"""Finds free ports of this machine, and waits for a port that another program has taken."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 LOOPBACK = "127.0.0.1"
 PORTS = range(10000, 32768)
-"""Above the well-known ports, and below those that Linux gives to connections by default."""
+"""The ports above the well-known ones, and below the ones that Linux gives to connections by default."""
 TRIES = 1000
 MOST_OF_COMMAND = 200
 TAKEN_S = 10.0
@@ -32,7 +32,8 @@ LOOK_S = 0.5
 
 
 def free_ports(count: int, ports: range = PORTS) -> int:
-    """The first of `count` consecutive ports within `ports` that are free now. Raises UnavailableError: there are none.
+    """Return the first of `count` consecutive ports within `ports` that are free now. Raises UnavailableError: there
+    are none.
 
     The kernel gives none of the default `ports` to an outgoing connection while a slow server starts, as long as
     net.ipv4.ip_local_port_range is Linux's default.
@@ -57,8 +58,8 @@ def try_port(host: str, port: int) -> None:
 
 
 def who_listens(port: int) -> str:
-    """A clause that names the process of this machine which listens at a port; empty: there is none, or this process
-    may not see it."""
+    """Return a clause that names the process that listens at a port of this machine. Empty if there is none, or if this
+    process may not see it."""
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:
@@ -75,8 +76,8 @@ class TakenPort:
         self._first: float | None = None
 
     def failed(self, error: Exception) -> None:
-        """A try has failed; another may follow in LOOK_S. Raises ConfigError after TAKEN_S: to start the role again,
-        which others wait for, would not help."""
+        """Record a failed try. Another may follow after LOOK_S. Raises ConfigError after TAKEN_S: a restart of the
+        role, for which other roles wait, would not help."""
         if self._first is None:
             self._first = self._clock()
             logger.warning("%s: %s; trying again for %g s", self._setting, error, TAKEN_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import gc
 import logging
@@ -16,13 +17,13 @@ log = logging.getLogger(__name__)
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 MAX_MMAP_THRESHOLD = 32 << 20
-"""The names of two settings of glibc's malloc.h, and the largest value of the second."""
+"""Two settings of glibc's malloc.h, and the largest value of M_MMAP_THRESHOLD."""
 STOP_S = 12.0
-"""A supervised process that has not ended so long after a SIGTERM is killed. A clean stop takes a second or two."""
+"""A supervised process is killed if it has not ended this long after a SIGTERM. A clean stop takes a second or two."""
 STOP_OF_STEP = signal.SIGUSR1
-"""Asks a process to stop as SIGTERM does, where srun is in between: on SIGTERM, srun kills the process."""
+"""The signal that asks a process to stop under srun. On SIGTERM, srun would kill the process."""
 DRAIN = signal.SIGUSR2
-"""Asks a process to finish its present work and to end."""
+"""The signal that asks a process to finish its present work and to end."""
 SHOW_CURSOR = b"\x1b[?25h"
 """The escape sequence that shows the cursor of a terminal again, which a live table hides."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
@@ -30,7 +31,8 @@ WORKER_VARIABLE = "ASYNCRL_WORKER"
 
 
 def worker_name(kind: str) -> str:
-    """This process's name: the one that the supervisor gave it, which survives restarts, or host and process id."""
+    """Return this process's name. The supervisor gives it, and it stays the same after restarts. Without a supervisor
+    it is made of host and process id."""
     return os.environ.get(WORKER_VARIABLE) or f"{kind}-{socket.gethostname()}-{os.getpid()}"
 
 
@@ -40,22 +42,22 @@ def is_supervised() -> bool:
 
 
 def incarnation() -> str:
-    """A new name for this start of the process."""
+    """Return a new name for this start of the process."""
     return uuid.uuid4().hex
 
 
 def stop_on_signals() -> threading.Event:
-    """An event that SIGTERM, STOP_OF_STEP and Ctrl-C set. A second Ctrl-C ends the process at once."""
+    """Return an event that SIGTERM, STOP_OF_STEP and Ctrl-C set. A second Ctrl-C ends the process at once."""
     stop, handled = threading.Event(), set[int]()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if handled and number == signal.SIGINT:
-            # Nothing that is being done holds this up. What this process has started ends with it, or is asked to.
+            # Does not wait for running work. Child processes end with this process, or are asked to end.
             os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"asyncrl: ended at once on a second Ctrl-C\n")
             os._exit(128 + signal.SIGINT)
         handled.add(number)
         log.info("stopping on %s", signal.Signals(number).name)
-        stop.set()
+        set_in_handler(stop)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
@@ -79,10 +81,19 @@ def set_at_once(event: threading.Event) -> None:
 
 
 def event_on(number: signal.Signals) -> threading.Event:
-    """An event that a signal sets."""
+    """Return an event that a signal sets."""
     event = threading.Event()
-    signal.signal(number, lambda *_: event.set())
+    signal.signal(number, lambda *_: set_in_handler(event))
     return event
+
+
+def set_in_handler(event: threading.Event) -> None:
+    """Have another thread set `event`, on behalf of the handler of a signal. The main thread, which runs the handler,
+    may be within `event.wait` and hold the event's lock, for which `event.set` would wait for ever."""
+    try:
+        _thread.start_new_thread(event.set, ())
+    except RuntimeError:  # The interpreter ends: there are no more threads.
+        event.set()
 
 
 def keep_freed_memory(trim_bytes: int = 64 << 20) -> None:
@@ -98,8 +109,8 @@ def keep_freed_memory(trim_bytes: int = 64 << 20) -> None:
 
 
 def freeze_heap() -> None:
-    """Leave all objects that exist now out of garbage collections. Call it once everything is loaded: the modules of
-    torch and transformers alone have hundreds of thousands of objects, and collections would look at each again."""
+    """Exclude all objects that exist now from garbage collections. Call this once everything is loaded: the modules of
+    torch and transformers alone have hundreds of thousands of objects, and every collection would visit them again."""
     gc.collect()
     gc.freeze()
 
@@ -107,7 +118,7 @@ def freeze_heap() -> None:
 def limit_threads(threads: int | None) -> None:
     """Give torch `threads` threads that sleep while they wait: spinning ones starve the other roles of a small machine.
 
-    None: as many as OMP_NUM_THREADS says, which a launcher sets, or one. Must be called before torch is imported.
+    None: the number in OMP_NUM_THREADS, which a launcher sets, or one. Must be called before torch is imported.
     """
     threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

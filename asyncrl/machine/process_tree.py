@@ -13,15 +13,16 @@ CHILDREN_S = 10.0
 
 
 class HostUse(NamedTuple):
-    """Processor seconds so far, and resident bytes now. Pages that several processes share count for each."""
+    """Processor seconds so far, and resident bytes now. Pages that several processes share count once for each
+    process."""
 
     cpu_s: float
     resident: int
 
 
 class ProcessTree:
-    """A process, by default this one, with its children and theirs. The list is renewed every CHILDREN_S; `clock` gives
-    seconds.
+    """A process, by default this one, with its children, their children, and so on. The list is renewed every
+    CHILDREN_S. `clock` gives seconds.
     """
 
     def __init__(self, pid: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +32,7 @@ class ProcessTree:
         self._next = clock()
 
     def read(self) -> HostUse:
-        """The use of all of them now. Raises psutil.Error: the process itself has ended."""
+        """Return the total use of all these processes now. Raises psutil.Error: the process itself has ended."""
         if self._clock() >= self._next:
             self._next = self._clock() + CHILDREN_S
             self._children = self._root.children(recursive=True)
@@ -42,7 +43,7 @@ class ProcessTree:
 
 def _read(process: psutil.Process) -> HostUse:
     with process.oneshot():
-        # Also the seconds of its children that have ended.
+        # Includes the seconds of its children that have ended.
         return HostUse(sum(process.cpu_times()[:4]), process.memory_info().rss)
 
 

@@ -1,4 +1,4 @@
-"""The end of a program that asyncio started, which asyncio itself does not tell."""
+"""Reports the end of a program that asyncio started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from asyncio.subprocess import SubprocessStreamProtocol
 
 
 class ProgramProtocol(SubprocessStreamProtocol):
-    """Tells when the program itself has ended, too: `Process.wait` waits for all processes that hold its pipes."""
+    """Sets `exited` once the program itself has ended. `Process.wait` also waits for all processes that hold its
+    pipes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, chunk: int) -> None:
         super().__init__(limit=chunk, loop=loop)

@@ -1,11 +1,11 @@
 """Folders of remote stores, such as s3://bucket/model: copied to this host once, atomically.
 
-- A process that needs a folder locks its place on this host. The others wait, and then find the copy.
-- Files become complete one by one under a hidden name, which becomes the copy's name with the last of them. After a
-kill the next process keeps the complete files and copies the rest.
-- A copy belongs to what the store lists: names, sizes and tags (ETags, checksums or times of change). Each file must
-  have its size, and the listing must be the same before and after. If it changes later, the folder is copied again, and
-  the old copy stays for the processes that read it.
+- A process that needs a folder locks the place of its copy on this host. Other processes wait, and then find the copy.
+- Files are copied one by one into a hidden folder, which is renamed after the last file. After a kill the next process
+  keeps the complete files and copies the rest.
+- A copy belongs to one listing of the store: names, sizes and tags (ETags, checksums or times of change). Each file
+  must have its listed size, and the listing must be the same before and after the copy. If the listing changes later,
+  the folder is copied again, and the old copy stays for the processes that read it.
 - While the store cannot be listed, the newest copy is used.
 """
 
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PLACE = "~/.cache/asyncrl/models"
 ATTEMPTS = 3
-"""Copies of a folder that changes meanwhile."""
+"""The most tries to copy a folder that changes meanwhile."""
 MB = 1e6
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PARTIAL = ".partial-"
@@ -52,9 +52,9 @@ class _File:
 
 
 def local_copy(url: str, place: str | None = None) -> Path:
-    """A copy on this host of the remote folder `url`, in a folder of `place`. Downloads it where there is none.
-
-    Raises ConfigError: the store cannot be reached and there is no copy, the folder is empty, or it cannot be written.
+    """Return a copy on this host of the remote folder `url`, in a folder of `place`. Downloads it if there is none.
+    Raises ConfigError: the store cannot be reached and there is no copy, the folder is empty, or the copy cannot be
+    written.
     """
     home = _home(url, place)
     try:
@@ -62,7 +62,7 @@ def local_copy(url: str, place: str | None = None) -> Path:
         listed = _listed(system, base)
     except ConfigError:
         raise
-    # Each kind of store raises errors of its own.
+    # Each kind of store raises its own errors.
     except Exception as error:
         if (known := known_copy(url, place)) is not None:
             logger.warning("%s cannot be listed (%s); this host's copy of it is used", url, error)
@@ -83,13 +83,13 @@ def local_copy(url: str, place: str | None = None) -> Path:
 
 
 def known_copy(url: str, place: str | None = None) -> Path | None:
-    """The newest copy of `url` on this host, without a request to the store."""
+    """Return the newest copy of `url` on this host, or None, without a request to the store."""
     copies = [each for each in _home(url, place).glob("*") if each.is_dir() and not each.name.startswith(".")]
     return max(copies, key=lambda copy: copy.stat().st_mtime_ns, default=None)
 
 
 def read_remote(url: str) -> str:
-    """The text of one file of a remote store. Raises OSError: it cannot be read."""
+    """Read the text of one file of a remote store. Raises OSError: it cannot be read."""
     try:
         system, path = _opened(url)
         return str(system.cat_file(path).decode())
@@ -98,7 +98,7 @@ def read_remote(url: str) -> str:
 
 
 def _opened(url: str) -> tuple[Any, str]:
-    # Only where it is needed: most processes read local folders.
+    # Imported only here, since most processes read local folders.
     from fsspec.core import url_to_fs
 
     system, path = url_to_fs(url)
@@ -115,8 +115,8 @@ def _short_hash(text: str) -> str:
 
 
 def _listed(system: Any, base: str) -> dict[str, _File]:
-    """The files below `base` by their paths in it, without hidden ones and without the empty files that some stores
-    keep for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
+    """List the files below `base` by their paths in it, without hidden files and the empty files that some stores keep
+    for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
     """
     system.invalidate_cache()
     found, prefix = {}, f"{base.strip('/')}/".lstrip("/")
@@ -141,7 +141,7 @@ def _digest(listed: Mapping[str, _File]) -> str:
 
 @contextmanager
 def _locked(file: Path, url: str) -> Iterator[None]:
-    """The kernel frees the lock when a process dies for any reason."""
+    """Hold a lock during the block. The kernel frees it when the process dies for any reason."""
     with file.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,7 +176,7 @@ def _copied(url: str, system: Any, base: str, home: Path) -> Path:
 
 
 def _fetch(system: Any, source: str, target: Path, file: _File, advance: Advance) -> None:
-    """Copy one file, unless it is there. Raises ConfigError: it has another size than the store lists."""
+    """Copy one file, unless it was copied already. Raises ConfigError: its size differs from the store's listing."""
     if target.exists() and target.stat().st_size == file.size:
         advance(file.size / MB)
         return

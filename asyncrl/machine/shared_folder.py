@@ -1,4 +1,4 @@
-"""The test that several machines share a folder: one writes a file into it, and the others look for that."""
+"""Tests that several machines share a folder: one machine writes a file into it, and the other machines look for it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ POLL_S = 0.1
 
 @contextmanager
 def canary(folder: Path) -> Iterator[Path]:
-    """Make a new file in a folder, which is made if it is missing. Afterwards the file is removed with the answers to
-    it. Folders that were made for it, and are empty, are removed, too. Raises OSError: the folder cannot be written."""
+    """Make a new file in a folder, which is created if it is missing. The end of the block removes the file, the
+    answers to it, and empty folders that were created for it. Raises OSError: the folder cannot be written."""
     made = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f".canary-{uuid4().hex}"
@@ -32,7 +32,7 @@ def canary(folder: Path) -> Iterator[Path]:
 
 
 def sees(file: Path, wait_s: float = SEEN_S) -> bool:
-    """True if this machine sees a canary that another one has made, within `wait_s`."""
+    """True if this machine sees a canary of another machine within `wait_s`."""
     deadline = time.monotonic() + wait_s
     while not (seen := file.exists()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -40,5 +40,5 @@ def sees(file: Path, wait_s: float = SEEN_S) -> bool:
 
 
 def answer_to(file: Path, index: int) -> Path:
-    """The file that the `index`-th machine writes next to a canary that it sees: the other direction."""
+    """Return the file that machine number `index` writes next to a canary that it sees, to test the other direction."""
     return file.with_name(f"{file.name}-{index}")

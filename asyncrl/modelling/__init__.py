@@ -1,15 +1,15 @@
 """The knowledge about Hugging Face models that several rooms share: files, shapes, attention, log-probs.
 
-It keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. These give the same results:
+This room keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. These give the same results:
 
 - packed and unpacked sequences: packed_attention.py
 - a group of ranks that divides the tokens of a pass, and one rank: context.py
 - logits in chunks and as a whole: logprobs.py
 
-Of the ninth promise it keeps the names under which weights travel: weight_format.py.
+For promise 9, weight_format.py defines the names under which weights are published.
 
-Files in reading order: opening.py (a model's configuration), shapes.py, weight_format.py, attention.py (whether our
-attention fits a model), packed_layout.py, packed_attention.py, logprobs.py. Some models also need routing.py and
+Files in reading order: opening.py (a model's configuration), shapes.py, weight_format.py, attention.py (which models
+may get asyncrl's attention), packed_layout.py, packed_attention.py, logprobs.py. Some models also need routing.py and
 routers.py (experts), vision.py and images.py, adapters.py (LoRA) or freezing.py.
 
 You may add kernels, families of routers and of image models, and rules for freezing, each with its test of equality.

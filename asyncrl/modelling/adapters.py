@@ -1,7 +1,7 @@
 """LoRA adapters in a Hugging Face model: their tensors, and the updates of matrices that they make.
 
-peft replaces a linear layer by one of its own, which keeps the first one as `base_layer`. The names here are those that
-the model has without adapters. peft itself is not imported: its layers are recognised by their attributes.
+peft replaces a linear layer by its own layer, which keeps the original as `base_layer`. The names here are the names
+that the model has without adapters. peft is not imported: its layers are recognised by their attributes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LowRankUpdate:
     def added_to(self, rows: Tensor, is_shard: bool) -> Tensor:
         """Merge the adapter into a matrix, in float32. All ranks call this together, since `down` is gathered.
 
-        `rows` are the whole matrix, or this rank's shard of it: the same rows as in the shard of `up`.
+        `rows` are the whole matrix, or this rank's shard of it, which has the same rows as the shard of `up`.
         """
         up, down = self.up.detach(), whole_tensor(self.down.detach())
         up = up.to_local() if is_shard and isinstance(up, DTensor) else whole_tensor(up)
@@ -47,9 +47,9 @@ def adapted_layers(model: nn.Module) -> dict[str, Any]:
 
 
 def base_parameters(model: nn.Module, remove_duplicate: bool = True) -> dict[str, nn.Parameter]:
-    """The parameters of a model without its adapters, by the names that they have without adapters.
+    """The parameters of a model except its adapters', by the names that the model without adapters gives them.
 
-    Tied parameters are there once, under their first name, unless `remove_duplicate` is false.
+    Tied parameters appear once, under their first name, unless `remove_duplicate` is false.
     """
     own = {id(each) for each in adapter_parameters(model).values()}
     renamed = {f"{name}.base_layer": name for name in adapted_layers(model)}
@@ -64,7 +64,7 @@ def base_parameters(model: nn.Module, remove_duplicate: bool = True) -> dict[str
 def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters of the adapters, by names such as `layers.0.mlp.up_proj.lora_A.weight`.
 
-    These are the names in peft's files without their prefix.
+    These are the names in peft's files, without peft's prefix.
     """
     return {
         f"{name}.{part}.weight": getattr(layer, part)[ADAPTER].weight
@@ -74,7 +74,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
-    """The updates by the adapters, by the name of the matrix."""
+    """The adapters' updates, by the name of the updated matrix."""
     return {
         f"{name}.weight": LowRankUpdate(
             layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, float(layer.scaling[ADAPTER])
@@ -87,7 +87,7 @@ def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Switch the adapters off within the context. Use it without gradients."""
     layers = adapted_layers(model).values()
-    # peft's own method also changes which parameters get gradients, and FSDP remembers the ones of its first pass.
+    # Not by peft's method: it also changes which parameters get gradients, and FSDP relies on those of its first pass.
     for layer in layers:
         layer._disable_adapters = True
     try:
@@ -98,7 +98,7 @@ def without_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def unknown_tensors(model: nn.Module, given: Mapping[str, Tensor]) -> list[str]:
-    """The sorted names of adapters' tensors that are only in `model` or only in `given`, or differ in shape."""
+    """The sorted names of adapter tensors that only one of `model` and `given` has, or that differ in shape."""
     own = {name: tuple(each.shape) for name, each in adapter_parameters(model).items()}
     other = {name: tuple(each.shape) for name, each in given.items()}
     return sorted({name for name, _ in own.items() ^ other.items()})

@@ -1,11 +1,11 @@
-"""The inspection of a model's attention: whether ours may replace it.
+"""Inspects a model's attention, to decide if asyncrl's attention may replace it.
 
 The learner and the embedded engine replace the attention of a Hugging Face model with their own, which must give the
 same result. A model shows its kind of attention by the arguments that it passes and the masks that it builds.
 `inspect_attention` records both in a pass over four tokens. A mask is a function of two positions, so it can be
 evaluated at any length.
 
-An argument or a mask that is not known here is refused.
+Arguments and masks that this file does not know are refused.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TOKENS = 4
 _ROWS = 64
 _PLAIN = frozenset({"dropout", "scaling", "sliding_window", "is_causal", "position_ids", "use_cache"})
 _PLAIN |= {"output_router_logits", "output_attentions", "output_hidden_states"}
-"""Arguments that each of our attentions obeys, or that change nothing in it."""
+"""Arguments that all of asyncrl's attentions obey, or that have no effect on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """One attention of a model: its layer, its window (None: all tokens), heads and width of its keys and values."""
+    """One attention of a model: its layer, its window (None: all tokens), and (heads, width) of its keys and values."""
 
     layer: int
     window: int | None
@@ -45,9 +45,9 @@ def inspect_attention(
 ) -> list[LayerAttention]:
     """Record the attentions of the causal language model `model`, in the order of a forward pass.
 
-    They hold for passes over at most `length` tokens. The pass runs on `device`, by default the device of the model's
-    parameters. Afterwards the model needs another `set_attn_implementation`. `allowed` has further arguments that are
-    accepted, such as `softcap`, a cap of the scores, or `s_aux`, attention sinks.
+    The result is valid for passes over at most `length` tokens. The recording pass runs on `device`, by default the
+    device of the model's parameters. Afterwards the model needs a new `set_attn_implementation`. `allowed` has further
+    arguments that are accepted, such as `softcap`, a cap of the scores, or `s_aux`, attention sinks.
 
     Raises ConfigError: a layer has no attention (state-space and linear attention, convolutions), or its attention
     does more than look back causally over all tokens or a window of them.
@@ -73,8 +73,8 @@ def inspect_attention(
 
 
 class _Inspection:
-    """The attentions found so far in one forward pass; given to each of them as an argument. FSDP copies arguments that
-    are dataclasses, so this is none."""
+    """The attentions found so far in one forward pass. Each attention gets this object as an argument. It is no
+    dataclass, since FSDP would copy one."""
 
     def __init__(self, length: int, allowed: Collection[str]) -> None:
         self.length = length
@@ -87,13 +87,13 @@ class _Inspection:
         if unknown := sorted(given - _PLAIN - set(self.allowed)):
             raise ConfigError(f"the attention of layer {layer} takes {', '.join(unknown)}")
         if mask is None and not _is_causal(module, options):
-            raise ConfigError(f"layer {layer} sees tokens that follow")
+            raise ConfigError(f"layer {layer} sees later tokens")
         window = min(options.get("sliding_window") or self.length, self.length)
         shown = window if mask is None else self._shown(mask)
         if shown is None:
             raise ConfigError(
-                f"layer {layer} has a mask of its own, neither causal nor a sliding window, within {self.length} "
-                "tokens (chunked attention is such a one)"
+                f"layer {layer} has a mask that is neither causal nor a sliding window within {self.length} tokens, "
+                "as in chunked attention"
             )
         if shown != window:
             raise ConfigError(f"layer {layer} masks all but {shown} tokens, and passes a sliding window of {window}")
@@ -145,10 +145,10 @@ def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.devic
 
 
 def longest_plain(config: Any) -> int:
-    """The longest input whose positions are encoded as in a shorter one; sys.maxsize if that holds for all inputs.
+    """The longest input whose positions are encoded as those of shorter inputs; sys.maxsize if there is no such limit.
 
-    With rotary embeddings of type longrope a whole pass is encoded differently once one of its sequences is longer than
-    the original length. The result is 0 for dynamic ones: transformers scales them by the longest input, servers
+    With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
+    than the original length. For dynamic ones the result is 0: transformers scales them by the longest input, servers
     always.
     """
     config = config.get_text_config()
@@ -165,21 +165,21 @@ def longest_plain(config: Any) -> int:
 
 
 def check_positions(config: Any, length: int) -> None:
-    """Raises ConfigError: an input of `length` tokens may encode positions differently than a shorter one."""
+    """Raises ConfigError: an input of `length` tokens may encode positions differently from a shorter input."""
     if length > (longest := longest_plain(config)):
         raise ConfigError(
             "its rotary embeddings (longrope or dynamic) depend on the longest sequence of a pass"
-            + (f" where one has more than {longest} tokens, and {length} are needed" if longest else "")
+            + (f" if a sequence has more than {longest} tokens, and {length} are needed" if longest else "")
         )
 
 
 @torch.no_grad()
 def check_same_logits(expected: Tensor, got: Tensor, dtype: torch.dtype, reason: str) -> None:
-    """Raises ConfigError with `reason`: two sets of logits [N, V] differ by more than rounding in `dtype` explains."""
+    """Raises ConfigError with `reason`: two sets of logits [N, V] differ by more than rounding errors of `dtype`."""
     first, second = expected.float().log_softmax(-1), got.float().log_softmax(-1)
     divergence = float((first.exp() * (first - second)).sum(-1).max())
     if dtype == torch.float16 and not bool(got.isfinite().all()):
-        raise ConfigError("its numbers overflow float16; set model.dtype=bfloat16")
+        raise ConfigError("its values overflow float16; set model.dtype=bfloat16")
     if not divergence < (1e-5 if dtype == torch.float32 else 0.05):
         raise ConfigError(f"{reason}: KL to its own forward is {divergence:.2g}")
 

@@ -1,14 +1,14 @@
 """Context parallelism: the ranks of a group divide the tokens of a forward pass into equal parts.
 
-Everything in a model except attention works on each token alone. Before attention the ranks exchange: each gets all
-tokens of its share of the heads instead of all heads of its tokens. Afterwards they exchange back (DeepSpeed Ulysses,
-https://arxiv.org/abs/2309.14509). If the heads cannot be divided equally, each rank gathers the keys and values of all
-tokens for its own queries.
+Everything in a model except attention works on each token alone. Before attention, an exchange gives each rank all
+tokens of its share of the heads, instead of all heads of its tokens. Afterwards the ranks exchange back (DeepSpeed
+Ulysses, https://arxiv.org/abs/2309.14509). If the heads cannot be divided equally, each rank gathers the keys and
+values of all tokens for its queries.
 
-With tensor parallelism the ranks of a group divide the matrices of the layers, too: attention and MLPs have all tokens
-of the pass, and this rank's heads and neurons (see learner/model/tensor_ranks.py).
+With tensor parallelism the ranks of a group also divide the matrices of the layers: attention and MLPs compute all
+tokens of the pass, for this rank's heads and neurons (see learner/model/tensor_ranks.py).
 
-torch.compile sees operators, which know the process group by its name.
+The exchanges are custom operators for torch.compile. They get the name of the process group, not the group.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 
 def process_group(name: str) -> dist.ProcessGroup:
-    """The group that torch knows by this name."""
-    # Operators take no objects; torch's functional collectives find groups by their names, too.
+    """The process group of torch with this name."""
+    # Operators cannot take objects. torch's functional collectives also find groups by their names.
     return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
 class ContextGroup(NamedTuple):
-    """The `size` ranks that compute the same passes together, and this one's `rank` among them. `name` is torch's name
-    of their process group."""
+    """A group of `size` ranks that compute passes together. `rank` is this process's rank in the group; `name` is
+    torch's name of the process group."""
 
     name: str
     size: int
     rank: int
     divides_layers: bool = False
-    """True if they divide the matrices of the layers, too."""
+    """True if the ranks also divide the matrices of the layers."""
 
     def rows(self, tokens: int) -> slice:
         """This rank's slice of a pass of `tokens` tokens, a multiple of `size`."""
@@ -45,7 +45,7 @@ class ContextGroup(NamedTuple):
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def largest(self, value: float) -> float:
-        """The largest value of the group's ranks, which all call this."""
+        """The largest of the ranks' values. All ranks of the group must call this together."""
         values = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(values, dist.ReduceOp.MAX, group=process_group(self.name))
         return float(values)
@@ -78,8 +78,8 @@ class ContextGroup(NamedTuple):
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """Exchange query, key and value [U / size, heads, D] of this rank's tokens and all heads.
 
-        Returns all U tokens for this rank's heads: [U, heads of the rank, D]. If the ranks cannot divide the
-        heads of keys equally, these are repeated until they can.
+        Returns all U tokens for this rank's heads: [U, heads of the rank, D]. If the key heads cannot be divided
+        equally among the ranks, they are repeated until they can.
         """
         repeats = 1
         # torch.compile does not know functions such as lcm.
@@ -103,9 +103,10 @@ class ContextGroup(NamedTuple):
         return received.transpose(0, 1).flatten(1, 2)
 
     def collect(self, values: Tensor, places: Tensor, count: int) -> Tensor:
-        """Collect the values [P] of each rank, at its `places` int64[P], into [count]. No two ranks share a place."""
-        # All ranks have the whole and compute the same from it. So the gradient by a rank's values is that by the whole
-        # at its places.
+        """Collect the values [P] of each rank into [count]: the rank's values are put at its `places` int64[P], which
+        no other rank has."""
+        # All ranks have the result and compute the same from it. So the gradient by a rank's values is the gradient by
+        # the result, at the rank's places.
         collected: Tensor = _Collected.apply(values, places, count, self.name)
         return collected
 
@@ -127,7 +128,7 @@ class _Collected(torch.autograd.Function):
 
 @torch.library.custom_op("asyncrl::exchange", mutates_args=())
 def exchange(values: Tensor, group: str) -> Tensor:
-    """Send each rank of the group its part of `values` [size, ...]; returns the parts that they send to this one."""
+    """Send each rank of the group its part of `values` [size, ...]. Returns the parts that they send to this rank."""
     received = torch.empty_like(values)
     dist.all_to_all_single(received, values, group=process_group(group))
     return received
@@ -151,9 +152,9 @@ exchange.register_autograd(_exchange_back, setup_context=_save_group)
 
 @torch.library.custom_op("asyncrl::gather_parts", mutates_args=())
 def gather_parts(values: Tensor, group: str, size: int) -> Tensor:
-    """The values [size * u, ...] of all ranks of the group, from those [u, ...] of each."""
+    """Concatenate the values [u, ...] of all ranks of the group to [size * u, ...]."""
     gathered = values.new_empty(_times(values, size))
-    # The first name is used by torch 2.13 and newer.
+    # torch 2.13 and newer have the first name.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered, values.contiguous(), group=process_group(group))
     return gathered

@@ -1,8 +1,8 @@
 """cuDNN's attention over sequences of any lengths in one call, through the package nvidia-cudnn-frontend.
 
-The tensors are packed: a sequence begins at the row where the one before it ends. A kernel is prepared for a number of
-sequences and for the length of the longest. That takes about 50 ms, and the kernel serves all passes with no more and
-no longer sequences. So the callers round both up.
+The tensors are packed: each sequence begins at the row where the sequence before it ends. Preparing a kernel takes
+about 50 ms. It is prepared for a number of sequences and a length of the longest one, and also serves passes with fewer
+or shorter sequences. So callers round both numbers up, to need few kernels.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ UIDS = {
         1,
     )
 }
-"""The number by which cuDNN knows each tensor."""
+"""The number of each tensor in cuDNN."""
 MOST_NUMBERS = 2**31 - 1
-"""The largest tensor: offsets in it are int32."""
+"""The most elements of a tensor, since offsets in it are int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The case that a kernel is prepared for. `sequences`, their `queries` and `keys`, and `tokens` are upper limits.
+    """The case for which a kernel is prepared. `sequences`, the `queries` and `keys` of a sequence, and `tokens` are
 
-    Each token sees the `window` latest ones.
+    upper limits. Each token sees the `window` latest tokens (None: all).
     """
 
     device: int
@@ -63,7 +63,7 @@ class CudnnKernel:
 
     def run(self, ends: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Read and write contiguous tensors [rows, heads, width] and `normalisers` float32[rows, heads], by the names
-        in `UIDS`. Rows after the last of `ends` int32[2, sequences + 1] are left as they are."""
+        in `UIDS`. Rows after the last of `ends` int32[2, sequences + 1] are not written."""
         import cudnn
 
         problem, device = self.problem, ends.device
@@ -83,10 +83,10 @@ class CudnnKernel:
 
 
 def find_kernel(problem: Problem, backward: bool) -> CudnnKernel | None:
-    """Find the kernel that writes `output` and `normalisers`, or the one that writes the gradients.
+    """Find the kernel that writes `output` and `normalisers`, or with `backward` the kernel that writes the gradients.
 
-    None if cuDNN has none, if its package is missing, or if training must repeat bit for bit. In the forward pass a
-    sequence's queries are the last of its keys; in the backward pass it has as many of both.
+    None if cuDNN has no such kernel, if its package is missing, or if training must repeat bit for bit. In the forward
+    pass, a sequence's queries are the last of its keys. In the backward pass, it must have as many queries as keys.
     """
     too_large = problem.tokens * problem.heads * problem.width > MOST_NUMBERS
     if too_large or torch.are_deterministic_algorithms_enabled():
@@ -104,7 +104,7 @@ def _prepared(problem: Problem, backward: bool, thread: int) -> CudnnKernel | No
     try:
         builder = _Builder(problem, cudnn, _handle(problem.device, thread))
         return CudnnKernel(problem, builder.backward() if backward else builder.forward())
-    # Its own error if something is not supported, and the errors of other versions of the package.
+    # cuDNN's error for something that is not supported, and the errors of other versions of the package.
     except (
         getattr(cudnn, "cudnnGraphNotSupportedError", RuntimeError),
         RuntimeError,
@@ -117,7 +117,7 @@ def _prepared(problem: Problem, backward: bool, thread: int) -> CudnnKernel | No
 
 @cache
 def _handle(device: int, thread: int) -> Any:
-    """cuDNN's handle of one thread, which no other one may use at the same time."""
+    """cuDNN's handle of one thread. Threads must not share a handle."""
     import cudnn
 
     with torch.cuda.device(device):
@@ -185,7 +185,7 @@ class _Builder:
             stats=normalisers,
             max_total_seq_len_q=problem.tokens,
             max_total_seq_len_kv=problem.tokens,
-            # The other alignment has a kernel of less than half the speed.
+            # With BOTTOM_RIGHT the kernel has less than half the speed.
             diagonal_alignment=self.cudnn.diagonal_alignment.TOP_LEFT,
             **self._options(),
         )
@@ -226,7 +226,7 @@ class _Builder:
         tensor.set_ragged_offset(self.starts[side])
 
     def _of_rows(self, side: str, heads: int) -> tuple[list[int], list[int]]:
-        """Dimensions and strides of [sequences, heads, longest, width] that lies in memory as [rows, heads, width]."""
+        """Dimensions and strides of [sequences, heads, longest, width], stored in memory as [rows, heads, width]."""
         problem = self.problem
         longest = problem.queries if side == "query" else problem.keys
         row = heads * problem.width

@@ -1,4 +1,4 @@
-"""A description of a device, for the log of the role that chose it."""
+"""Describes a device for the logs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import torch
 
 
 def described(device: torch.device | str) -> str:
-    """Describe the device: of a GPU its number on this machine, its name and its free memory.
+    """Describe the device: for a GPU its number on this machine, its name and its free memory.
 
-    The number on the machine does not depend on CUDA_VISIBLE_DEVICES.
+    The number is the same for every value of CUDA_VISIBLE_DEVICES.
     """
     device = torch.device(device)
     if device.type != "cuda":

@@ -1,6 +1,6 @@
-"""The tokens that end a turn in addition to the chat template's. Imports no torch.
+"""The tokens that end a turn in addition to the chat template's end token. Imports no torch.
 
-Several models (Qwen3, Gemma 3, Phi) list some in `generation_config.json`, and every server ends a turn at them.
+Several models (Qwen3, Gemma 3, Phi) list such tokens in `generation_config.json`, and every server ends a turn at them.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
             f"{', '.join(map(repr, sorted(added)))}"
         )
     listed = _listed(model)
-    # A configuration that was not made for the tokenizer has a default here, such as 2, which may be a word.
+    # A file that was not made for the tokenizer may have a default, such as 2, which is a word of the tokenizer.
     if words := sorted(set(listed) - set(added.values())):
         logger.warning(
-            "%s of model.path=%s lists the end tokens %s, which are words to the tokenizer; they end no turn",
+            "%s of model.path=%s lists the end tokens %s, which are words of the tokenizer, so they do not end turns",
             FILE,
             model.path,
             words,
@@ -44,7 +44,7 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
 
 
 def _listed(model: ModelConfig) -> list[int]:
-    """The `eos_token_id` of the file: one id, or several; empty if a model has no such file."""
+    """The ids in the file's `eos_token_id`; empty if the model has no such file."""
     from transformers.utils.hub import cached_file
 
     source = source_of(model)
@@ -52,12 +52,12 @@ def _listed(model: ModelConfig) -> list[int]:
         found = cached_file(source.path, FILE, revision=source.revision, _raise_exceptions_for_missing_entries=False)
         values = {} if found is None else json.loads(Path(found).read_text())
         ends = values.get("eos_token_id")
-    # The hub and files of unknown origin may raise any error.
+    # The hub and malformed files may raise any error.
     except Exception as error:
         raise ConfigError(f"model.path={model.path}: its {FILE} cannot be read: {error}") from error
     ids = [] if ends is None else ends if isinstance(ends, list) else [ends]
     if not all(type(each) is int for each in ids):
         raise ConfigError(
-            f"model.path={model.path}: {FILE} has eos_token_id={ends!r:.100}; it must be an id, or a list"
+            f"model.path={model.path}: {FILE} has eos_token_id={ends!r:.100}; it must be an id, or a list of ids"
         )
     return ids

@@ -1,4 +1,4 @@
-"""The FLOPs that a model needs, and those that a device does in a second."""
+"""The FLOPs that a model needs, and the FLOP/s of a device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from torch import nn
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""The names of the number of a layer's experts in configurations; `num_experts_per_tok` of them work on a token."""
+"""The names, in configurations, of the number of a layer's experts. A token uses `num_experts_per_tok` of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
     """The FLOPs of a forward pass without recomputation.
 
-    Matrices need `per_token`. Attention needs `per_pair` of a token and one that it sees, by the window of the layers
-    (None: all tokens before).
+    Matrices need `per_token` for each token. Attention needs `per_pair`, by the layers' window (None: all earlier
+    tokens), for each pair of a token and a token that it sees.
     """
 
     per_token: float
@@ -35,7 +35,7 @@ class ForwardFlops:
     def of(module: nn.Module, config: Any) -> ForwardFlops:
         """Count the FLOPs of a module around the model of the Hugging Face `config`, sharded or not.
 
-        A weight of a matrix costs 2 FLOPs a token. Experts count as far as they work on a token. Embeddings cost
+        A weight of a matrix costs 2 FLOPs for each token. Only the experts that a token uses count. Embeddings cost
         nothing, but a head that is tied to them counts.
         """
         config = config.get_text_config()
@@ -59,7 +59,7 @@ class ForwardFlops:
 
 
 def _weights(module: nn.Module, config: Any) -> float:
-    """The weights of matrices that work on a token."""
+    """The number of matrix weights that a token uses."""
     experts = next((count for name in EXPERTS if (count := getattr(config, name, None))), 1)
     share = (getattr(config, "num_experts_per_tok", None) or experts) / experts
     counted: dict[int, float] = {}
@@ -81,7 +81,7 @@ def _windows(config: Any) -> list[int | None]:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of a large product of random matrices, the median of many. The device must be idle."""
+    """Measure the FLOP/s of large products of random matrices, as a median. The device must be idle."""
     size, runs = (8192, 20) if device.type == "cuda" else (1024, 5)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []

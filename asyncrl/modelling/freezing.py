@@ -1,8 +1,8 @@
-"""Freezing of a model's parameters, by rules that know how models are built and by patterns of names.
+"""Freezes parameters of a model, chosen by rules (such as `moe_router`) and by patterns of names.
 
-A frozen parameter gets no gradient and has no moments in the optimizer. The names are as in the Hugging Face model in
-memory (`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one: a rule that
-takes one of their names freezes both.
+A frozen parameter gets no gradient and has no moments in the optimizer. Names are those of the Hugging Face model in
+memory (`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one parameter: a rule
+or pattern that matches one of their names freezes them all.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
 
 @dataclass(frozen=True, slots=True)
 class FrozenPart:
-    """The `count` elements in `tensors` parameters of the modules called `module`; `*` in it is any layer."""
+    """`count` frozen elements, in `tensors` parameters of the modules named `module`. In names, `*` is any layer."""
 
     module: str
     tensors: int
@@ -40,7 +40,7 @@ class FrozenPart:
 def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[FrozenPart]:
     """Freeze parameters of a Hugging Face `model` that is not sharded yet; log and return them.
 
-    `wanted`, the value of the option `key`, has the rules and patterns that name them.
+    `wanted`, the value of the option `key`, has the rules and patterns.
 
     Raises ConfigError: see `frozen_names`.
     """
@@ -57,9 +57,9 @@ def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool =
 
 
 def frozen_names(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[str]:
-    """The names of the parameters that `wanted` freezes, in the order of the model; tied ones under their first name.
+    """The names of the parameters that `wanted` freezes, in the model's order. Tied ones have their first name.
 
-    Raises ConfigError: one of `wanted` freezes nothing, or together they freeze everything and not `may_be_all`.
+    Raises ConfigError: one of `wanted` freezes nothing, or without `may_be_all` they freeze all parameters.
     """
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     own = {name: first[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}
@@ -89,8 +89,8 @@ def _nothing(model: nn.Module, each: str) -> str:
 
 
 def _verl_moe(model: nn.Module) -> Iterator[str]:
-    """The parameters that `moe_freeze_all` of verl's fork freezes. It misses routers that are called `gate`, and the
-    experts' `gate_proj` if they are not stacked."""
+    """The parameters that `moe_freeze_all` of verl's fork freezes. It misses routers named `gate`, and the `gate_proj`
+    of experts that are not stacked."""
     for name, _ in _all(model):
         taken = any(part in name for part in _VERL_PARTS) or name.endswith(".router.weight")
         if taken and "gate_proj" not in name:
@@ -98,7 +98,7 @@ def _verl_moe(model: nn.Module) -> Iterator[str]:
 
 
 def _moe_all(model: nn.Module) -> Iterator[str]:
-    """The parameters of all modules that have `experts`."""
+    """The parameters of all modules with a submodule `experts`."""
     blocks = [name for name, module in model.named_modules() if isinstance(getattr(module, "experts", None), nn.Module)]
     for name, _ in _all(model):
         if any(name.startswith(f"{block}.") for block in blocks):
@@ -110,7 +110,7 @@ def _moe_experts(model: nn.Module) -> Iterator[str]:
 
 
 def _moe_router(model: nn.Module) -> Iterator[str]:
-    """The other parameters of modules with experts: those that choose experts, and those that weigh a shared one."""
+    """The parameters of modules with experts, except the experts': routers, and the gates of shared experts."""
     return (name for name in _moe_all(model) if not _is_expert(name))
 
 
@@ -145,7 +145,7 @@ RULES: Mapping[str, Callable[[Any], Iterator[str]]] = {
     "vision": _vision,
     "embeddings": _embeddings,
 }
-"""The rules; each gives names of parameters to freeze."""
+"""The rules. Each yields names of parameters to freeze."""
 
 
 def _by_module(parameters: Mapping[str, nn.Parameter]) -> list[FrozenPart]:

@@ -1,8 +1,8 @@
-"""Causal attention over packed sequences by the kernels for GPUs, in half precision, and its gradients.
+"""Causal attention over packed sequences, and its gradients, by GPU kernels in half precision.
 
-cuDNN takes all sequences of a pass at once, of any lengths. It is called through its own Python package, since torch
-builds a new cuDNN graph for each call of this kind. If cuDNN has no kernel, torch's variable-length kernel is used. On
-an H200 with 16 and 8 heads of 128, sequences of heavy-tailed lengths ran at 496 TFLOP/s forward and 403 backward with
+cuDNN computes all sequences of a pass, of any lengths, in one call. It is called through its own Python package, since
+torch builds a new cuDNN graph for each such call. If cuDNN has no kernel, torch's variable-length kernel is used. On an
+H200 with 16 and 8 heads of 128, sequences of heavy-tailed lengths ran at 496 TFLOP/s forward and 403 backward with
 cuDNN, and at 279 and 244 with torch's kernel.
 """
 
@@ -18,11 +18,11 @@ from asyncrl.modelling.packed_layout import power_of_two
 from asyncrl.modelling.plain_attention import Gradients
 
 WIDEST = 256
-"""The widest head that the kernels take."""
+"""The largest head width that the kernels support."""
 
 
 def have_kernels(query: Tensor, value: Tensor) -> bool:
-    """True if these kernels take heads of [..., D] like these."""
+    """True if the kernels support the device, dtype and head width of these tensors [..., D]."""
     width = query.shape[-1]
     half = query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
     return half and width == value.shape[-1] and width <= WIDEST and width % 8 == 0
@@ -42,7 +42,7 @@ class GpuAttention:
     window: int | None
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """The output [U, heads, D], and the logarithms float32[U, heads] of its normalisers; 0 on padding."""
+        """The output [U, heads, D], and the logarithms float32[U, heads] of the softmax normalisers; 0 on padding."""
         kernel = find_kernel(self._problem(), backward=False)
         if kernel is None:
             return self._flash()
@@ -55,9 +55,9 @@ class GpuAttention:
     def backward(self, of_output: Tensor, output: Tensor, normalisers: Tensor) -> Gradients:
         """The gradients by query, key and value, from the gradient [U, heads, D] by the output; 0 on padding.
 
-        `output` and `normalisers` are those that `forward` returned.
+        `output` and `normalisers` must be the result of `forward`.
         """
-        # In cuDNN's fast backward pass the mask is aligned at the first query and the first key.
+        # cuDNN's fast backward pass aligns the mask at the first query and the first key, so they must be equally many.
         kernel = find_kernel(self._problem(), backward=True) if torch.equal(*self.bounds) else None
         if kernel is None:
             return self._flash_backward(of_output, output, normalisers)
@@ -99,7 +99,7 @@ class GpuAttention:
 
     def _flash(self) -> tuple[Tensor, Tensor]:
         queries, keys = self.bounds[:, -1].tolist()
-        # The kernel's mask is aligned at the last query and the last key.
+        # The kernel aligns the mask at the last query and the last key.
         output, normalisers, *_ = torch.ops.aten._flash_attention_forward(
             self.query[:queries],
             self.key[:keys],
@@ -140,7 +140,7 @@ class GpuAttention:
 
 
 def _rounded(tokens: int) -> int:
-    """Round up by at most an eighth, so that there are few such numbers."""
+    """Round up by at most an eighth, so that few different numbers, and so few kernels, occur."""
     step = max(1, power_of_two(tokens) // 8)
     return -(-tokens // step) * step
 

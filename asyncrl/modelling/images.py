@@ -1,8 +1,7 @@
-"""Image files, which are read as untrusted input.
+"""Reads image files, which are untrusted input.
 
-A file is PNG, JPEG or WebP; other decoders are never called. Its header tells its number of pixels, and a file with too
-many is refused before it is unpacked. Only the first picture of an animation is used, and a camera's orientation is
-ignored, as by servers.
+A file must be PNG, JPEG or WebP; no other decoder is ever called. A file whose header has too many pixels is refused
+before it is unpacked. As on servers, only an animation's first picture is used, and a camera's orientation is ignored.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 TAKEN = ImagesConfig(max_mb=math.inf, max_pixels=sys.maxsize)
-"""The limits for images in trajectories, none: an actor accepted them, and a resumed run may have lower limits."""
+"""No limits, for images in trajectories: an actor has accepted them already, perhaps under higher limits than now."""
 NO_PILLOW = "images need Pillow: install asyncrl[vision]"
 
 
 class BadImageError(InvariantError):
-    """The bytes are no image, or the image is too large."""
+    """The bytes are not an image, or the image is too large."""
 
 
 def digest_of(data: bytes) -> bytes:
@@ -40,7 +39,7 @@ def digest_of(data: bytes) -> bytes:
 def read_image(data: bytes, limits: ImagesConfig) -> Image:
     """Read the picture in a file's bytes, in RGB.
 
-    Raises BadImageError: it is no picture, or is too large. ConfigError: Pillow is not installed.
+    Raises BadImageError: the file is not a picture, or is too large. ConfigError: Pillow is not installed.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -57,7 +56,7 @@ def read_image(data: bytes, limits: ImagesConfig) -> Image:
                 )
             return image.convert("RGB")
     except UnidentifiedImageError as error:
-        raise BadImageError(f"bytes that should be an image are none of {', '.join(FORMATS)}") from error
+        raise BadImageError(f"an image is in none of the formats {', '.join(FORMATS)}") from error
     # Decoders raise many kinds of errors for damaged files.
     except (OSError, ValueError, SyntaxError, EOFError, ArithmeticError, Image.DecompressionBombError) as error:
         if isinstance(error, BadImageError):
@@ -67,7 +66,7 @@ def read_image(data: bytes, limits: ImagesConfig) -> Image:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageReader:
-    """Reads image files as the `processor` of a Hugging Face model does, within `limits`."""
+    """Reads image files with the `processor` of a Hugging Face model, within `limits`."""
 
     processor: Any
     limits: ImagesConfig
@@ -79,7 +78,7 @@ class ImageReader:
 
         try:
             source = source_of(model)
-            # The other backend needs torchvision, and rounds otherwise.
+            # The backend of torchvision needs another package, and rounds differently.
             processor = AutoImageProcessor.from_pretrained(source.path, backend="pil", **source.options)
         except ImportError as error:
             raise ConfigError(NO_PILLOW) from error

@@ -1,11 +1,11 @@
 """Log-probs and entropies of tokens from hidden states, without keeping logits [N, V].
 
-Logits exist for one chunk of tokens at a time. The forward pass keeps each token's normaliser, with which the backward
-pass computes the probabilities again. With d_v = [v is the target] the gradients by a logit z_v are
+Logits exist for one chunk of tokens at a time. The forward pass keeps each token's normaliser, from which the backward
+pass computes the probabilities again. With d_v = 1 for the target and 0 otherwise, the gradients by a logit z_v are
 
     d log p / d z_v = d_v - p_v        d entropy / d z_v = -p_v (log p_v + entropy)
 
-each divided by the temperature. The gradient by the target's own logit is computed from its log-prob, since 1 - p of a
+each divided by the temperature. The gradient by the target's logit is computed from the log-prob, since 1 - p of a
 likely token would lose its digits in bfloat16.
 """
 
@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 CHUNK_LOGITS = 1 << 26
 """The logits of one chunk: 256 MiB in float32."""
 FUSED_LOGITS = 1 << 28
-"""The same for compiled functions, which overwrite logits in bfloat16: about 1,800 tokens of 152k logits."""
+"""The logits of one chunk for compiled functions, which overwrite logits in bfloat16: 1,800 tokens of 152k logits."""
 
 
 def token_logprobs(
@@ -38,7 +38,7 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """The log-probs float[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float[M] or None.
 
-    With a `cap` the logits are capped first (see `capped`). They are computed in the dtype of `hidden`, and normalised
+    With a `cap` the logits are capped first (see `capped`). Logits are computed in the dtype of `hidden` and normalised
     in float32 or better, in chunks of at most `chunk_logits`. The gradient of the head is summed in float32 or better.
     `compiled` fuses the operations after the logits.
     """
@@ -56,8 +56,8 @@ def collision_probabilities(
 ) -> Tensor:
     """The probabilities float[M] that two draws under head(hidden [M, D]) / temperature are the same token.
 
-    Each is the sum over the vocabulary of the squared probabilities. The arguments are as in `token_logprobs`; there is
-    no gradient.
+    Each is the sum over the vocabulary of the squared probabilities, without gradient. For the arguments see
+    `token_logprobs`.
     """
     wide = torch.promote_types(hidden.dtype, torch.float32)
     result = hidden.new_empty(len(hidden), dtype=wide)
@@ -135,14 +135,14 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Cap logits as some models do: cap tanh(logits / cap). Without a cap they stay as they are."""
+    """Cap logits as some models do: cap * tanh(logits / cap). `cap` None: return them unchanged."""
     return logits if cap is None else cap * (logits / cap).tanh()
 
 
 def _statistics(
     logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool, cap: float | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The log-probs of the targets, normalisers, and entropies if they are wanted; all [M]."""
+    """The log-probs of the targets, the normalisers, and with `with_entropy` the entropies; each [M]."""
     scaled = capped(logits.to(torch.promote_types(logits.dtype, torch.float32)), cap) / temperature
     normalisers = scaled.logsumexp(-1)
     logprobs = scaled.gather(-1, targets[:, None])[:, 0] - normalisers
@@ -184,7 +184,7 @@ def _gradient(
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a function on first use: the import takes a second, and most processes on a CPU never need it."""
+    """Compile a function on first use: the import takes a second, and most processes on a CPU never compile."""
     return torch.compile(function, dynamic=True)
 
 

@@ -17,7 +17,7 @@ from asyncrl.modelling.vision import sees_images
 def open_config(model: ModelConfig) -> Any:
     """The Hugging Face configuration of `model`, with `model.override_config`.
 
-    Raises ConfigError: it cannot be read, or see `override`.
+    Raises ConfigError: the configuration cannot be read; and see `override`.
     """
     config = stored_config(model)
     if not model.override_config:
@@ -30,13 +30,14 @@ def stored_config(model: ModelConfig) -> Any:
     source = source_of(model)
     try:
         return AutoConfig.from_pretrained(source.path, **source.options)
-    # The checks of configurations raise many kinds of errors.
+    # transformers' checks of configurations raise many kinds of errors.
     except Exception as error:
         raise ConfigError(f"model.path={model.path}: transformers cannot read its configuration: {error}") from error
 
 
 def reads_images(engine: str, model: ModelConfig) -> bool:
-    """True if `model` reads images and engines of that kind take them. Raises ConfigError: see `open_config`."""
+    """True if `model` reads images and engines of the kind `engine` take them. Raises ConfigError: see
+    `open_config`."""
     return engine == "sglang" and sees_images(open_config(model))
 
 
@@ -46,9 +47,9 @@ def server_overrides(model: ModelConfig) -> dict[str, Any]:
 
 
 def beside(model: ModelConfig, path: str | None, freeze: list[str] | None = None) -> ModelConfig:
-    """The settings of a model that is trained together with the policy and starts at `path`; null: as the policy.
+    """The settings of a model that is trained together with the policy and starts from `path` (None: the policy's).
 
-    Only the policy's own files get its overrides and its revision.
+    With another path, the policy's overrides and revision do not apply.
     """
     freeze = [] if freeze is None else freeze
     if path is None:

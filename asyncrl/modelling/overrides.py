@@ -1,7 +1,7 @@
 """`model.override_config`: a run's changes to fields of the model's Hugging Face configuration.
 
-Every role that opens the model applies them in the same way, servers get them as `engine_overrides`, and the exported
-config.json has them. They may change the use of the weights, but not their names and shapes.
+Every role that opens the model applies the changes in the same way, servers get them as `engine_overrides`, and the
+exported config.json has them. They may change how weights are used, but not the weights' names and shapes.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ KEY = "model.override_config"
 ROPE = "rope_parameters"
 _FORBIDDEN = {
     **dict.fromkeys(("dtype", "torch_dtype"), "set model.dtype"),
-    **dict.fromkeys(("model_type", "architectures", "auto_map"), "they say which code runs the model; keep them"),
-    **dict.fromkeys(("transformers_version", "_name_or_path"), "transformers writes them itself"),
+    **dict.fromkeys(("model_type", "architectures", "auto_map"), "it decides which code runs the model; keep it"),
+    **dict.fromkeys(("transformers_version", "_name_or_path"), "transformers writes it itself; leave it out"),
     **dict.fromkeys(
-        ("return_dict", "output_hidden_states", "output_attentions"), "they say what a call returns; leave them out"
+        ("return_dict", "output_hidden_states", "output_attentions"), "it changes the result of a call; leave it out"
     ),
 }
 
 
 def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = False) -> Any:
-    """Copy the Hugging Face `config`, with other values for the `given` fields.
+    """Copy the Hugging Face `config`, with the values `given` for some fields.
 
-    Names of nested fields are mappings within mappings, or joined by dots. Raises ConfigError for one of these reasons:
+    Nested fields are written as nested mappings, or as names joined by dots. Raises ConfigError for these reasons:
 
-    - the configuration has no such field, or transformers refuses the value
+    - the configuration lacks a field, or transformers refuses a value
     - a number is not finite
-    - a token would have no experts, or more than there are
+    - a token would use no experts, or more experts than a layer has
     - the weights would have other names or shapes
     """
     changes = engine_overrides(config, given)
@@ -67,7 +67,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _check_experts(config: Any, text: str) -> None:
-    """Raises ConfigError: a token goes to no expert, or to more than there are."""
+    """Raises ConfigError: a token goes to no expert, or to more experts than a layer has."""
     config = config.get_text_config()
     chosen = getattr(config, "num_experts_per_tok", None)
     number = next((found for name in EXPERTS if (found := getattr(config, name, None))), None)
@@ -76,9 +76,9 @@ def _check_experts(config: Any, text: str) -> None:
 
 
 def engine_overrides(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `given` overrides in the form for servers. Raises ConfigError: `config` has no such field.
+    """Return the `given` overrides in the form for servers. Raises ConfigError: `config` lacks a field.
 
-    Fields have their names in config.json, and mappings, such as rope_parameters, are whole.
+    Fields have the names of config.json, and mappings such as rope_parameters have all their entries.
     """
     found: dict[str, Any] = {}
     _collect(config, _nested(given), found, "")
@@ -95,7 +95,7 @@ def _nested(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`values` with the `changes`; mappings in both are merged."""
+    """`values` with the `changes`, which are merged into nested mappings."""
     merged = dict(values)
     for name, value in changes.items():
         both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
@@ -110,13 +110,15 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
         if own in _FORBIDDEN:
             raise ConfigError(f"{KEY}.{prefix}{name}: {_FORBIDDEN[own]}")
         if own not in values:
-            # `rope_theta` and others are found by their last name.
+            # Nested fields such as `rope_theta` are also suggested by the last part of their name.
             near = did_you_mean(name, [*_dotted(config), *config.attribute_map])
             raise ConfigError(f"{KEY}.{prefix}{name}: a {config.model_type} configuration has no such field{near}")
         inner = getattr(config, own)
         if isinstance(inner, PreTrainedConfig):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{KEY}.{prefix}{name}={value}: it has fields; name one of them after a dot")
+                raise ConfigError(
+                    f"{KEY}.{prefix}{name}={value}: this is a section; name one of its fields after a dot"
+                )
             _collect(inner, value, found.setdefault(own, {}), f"{prefix}{name}.")
         elif isinstance(value, Mapping) and isinstance(values[own], Mapping):
             _check_entries(values[own], value, f"{prefix}{name}.", own == ROPE)
@@ -126,7 +128,8 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
 
 
 def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: str, rope: bool) -> None:
-    """Raises ConfigError: a mapping has no such entry. Rotary embeddings of another type may have more entries."""
+    """Raises ConfigError: a mapping lacks an entry. With `rope`, all entries of rotary embeddings are allowed, since
+    those of another type may have more entries."""
     known = [*map(str, values), *(RopeParameters.__annotations__ if rope else ())]
     for name, value in given.items():
         if known and str(name) not in known:
@@ -151,9 +154,9 @@ def _check_same_weights(config: Any, changed: Any, text: str, trust_remote_code:
     if wrong := [name for name in {**before, **after} if before.get(name) != after.get(name)]:
         first = wrong[0]
         raise ConfigError(
-            f"{text}: {len(wrong)} tensors of the model would not be those of its weight files; the first is {first}: "
-            f"{_shape(after, first)} instead of {_shape(before, first)}. Leave out fields that change which weights "
-            "there are"
+            f"{text}: {len(wrong)} tensors of the model would differ from its weight files; the first is {first}: "
+            f"{_shape(after, first)} instead of {_shape(before, first)}. Leave out fields that change names or shapes "
+            "of weights"
         )
 
 

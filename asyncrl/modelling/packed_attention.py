@@ -1,12 +1,12 @@
 """Causal attention over packed sequences, which replaces a Hugging Face model's attention as `PACKED`.
 
-A mask over N packed tokens costs O(N^2); here each sequence attends to itself only. On GPUs in half precision a kernel
-takes all sequences of a pass at once; otherwise they go one by one. Measured on one CPU thread with a 1.7M-parameter
-model and sequences of 60 to 240 tokens, forward and backward: 5.4k tokens/s, against 4.8k with padded attention, 3.7k
-with everything padded, and 3.1k and 2.0k with masks over 1024 and 2048 packed tokens.
+A mask over N packed tokens costs O(N^2); here each sequence attends only to itself. On GPUs in half precision one
+kernel computes all sequences of a pass; otherwise they are computed one by one. Measured on one CPU thread with a
+1.7M-parameter model and sequences of 60 to 240 tokens, forward and backward: 5.4k tokens/s, against 4.8k with padded
+attention, 3.7k with everything padded, and 3.1k and 2.0k with masks over 1024 and 2048 packed tokens.
 
-torch.compile sees one operator, which gets the lengths as a tensor on the host. A compiled layer is therefore one
-graph, which serves all lengths.
+For torch.compile, the attention is one operator, which gets the lengths as a tensor on the host. So a compiled layer is
+one graph, which serves all lengths.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from asyncrl.modelling.plain_attention import ScoreRule, attend_plainly, differe
 
 PACKED = "asyncrl_packed"
 EXTRAS = ("softcap", "s_aux")
-"""The further arguments that it takes, for attentions that cap scores or have sinks."""
+"""The further arguments that `packed_attention` takes, for models that cap scores or have sinks."""
 
 
 def packed_attention(
@@ -43,9 +43,9 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention [1, U, heads, D] of query [1, heads, U, D] over key and value [1, kv heads, U, D].
 
-    It is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use it for models that
-    `inspect_attention` accepts with `EXTRAS`. If the layout has a `group`, the tokens are this rank's part. If
-    that group divides the layers, they are all tokens, and the heads are this rank's.
+    The result is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use it only for models
+    that `inspect_attention` accepts with `EXTRAS`. If the layout has a `group`, the tokens are this rank's part of the
+    pass. If that group divides the layers, the tokens are all of the pass, and the heads are this rank's.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
     group = None if layout.group is None or layout.group.divides_layers else layout.group
@@ -60,7 +60,7 @@ def packed_attention(
 
 
 def _attend_by(layout: PackedLayout, rows: Sequence[Tensor], rule: ScoreRule) -> Tensor:
-    """Attention [U, heads, D] of query [U, heads, D] over key and value [K, kv heads, D], the `rows`."""
+    """Attention [U, heads, D]. `rows` are query [U, heads, D], and key and value [K, kv heads, D]."""
     query, key, value = rows
     if torch.compiler.is_compiling() or have_kernels(query, value) or not rule.is_usual:
         places, options = (layout.bounds, layout.ends, layout.paths), (rule.scaling, rule.window, rule.softcap)
@@ -85,8 +85,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Compute attention [U, heads, D] of query [U, heads, D] over key and value [U, kv heads, D].
 
-    Returns also the normalisers, which the backward pass of the kernels for GPUs needs. `bounds`, `ends` and `paths`
-    come from a `PackedLayout`; the other arguments are as in `ScoreRule`.
+    Also returns the normalisers, which the backward pass of the GPU kernels needs. `bounds`, `ends` and `paths` come
+    from a `PackedLayout`; for the remaining arguments see `ScoreRule`.
     """
     key, value = _on_paths(key, paths), _on_paths(value, paths)
     if not _take_kernels(query, value, softcap):
@@ -95,7 +95,7 @@ def attend(
     output, normalisers = GpuAttention(query, key, value, bounds, ends, scaling, window).forward()
     if sinks is None:
         return output, normalisers
-    # A sink is a key whose value is 0. With its part in normalisers and output, the kernels' gradients are right.
+    # A sink is a key whose value is 0. Normalisers and output get its share, which makes the kernels' gradients right.
     whole = normalisers.logaddexp(sinks.float())
     return (output * (normalisers - whole).exp()[..., None]).to(output.dtype), whole
 
@@ -139,7 +139,7 @@ def _differentiate(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the gradients by query, key, value and sinks from the gradient by the output of `attend`.
 
-    Without sinks the last one is empty.
+    Without sinks, their gradient is empty.
     """
     count, key, value = len(key), _on_paths(key, paths), _on_paths(value, paths)
     of_sinks = query.new_zeros(
@@ -205,7 +205,7 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """Select the rows of the keys of all sequences."""
+    """Select the key rows of all sequences. `paths` None: they are the rows of `values`."""
     return values if paths is None else values.index_select(0, paths)
 
 

@@ -1,4 +1,4 @@
-"""The layout of a packed pass: the places of its sequences among its queries and keys."""
+"""The layout of a packed pass: the positions of its sequences among its queries and keys."""
 
 from __future__ import annotations
 
@@ -19,20 +19,19 @@ def power_of_two(number: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class PackedLayout:
-    """The layout of S sequences in a pass, which tells which token attends to which.
+    """The layout of S sequences in a pass, which defines which token attends to which.
 
     A sequence has a query for each of its tokens in the pass, and a key for each of its tokens up to the last query.
-    So its queries are the last of its keys.
+    So its queries belong to the last of its keys.
 
-    - `bounds` int64[2, S + 1]: the bounds of the sequences among the pass's queries, and among its keys. They stay on
-    the
-      host. Tokens after the last bound are padding.
-    - `ends` int32[2, B + 1]: the same for the device. Empty sequences at the end bring their number to a power of two,
-      since kernels for GPUs are prepared for a number of sequences.
+    - `bounds` int64[2, S + 1], on the host: the bounds of the sequences among the pass's queries, and among its keys.
+      Tokens after the last bound are padding.
+    - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end to make the number of
+      sequences a power of two, since GPU kernels are prepared for a number of sequences.
     - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass.
-      Otherwise each token is query and key of its sequence.
-    - `group`, if its ranks divide the tokens of the pass: each rank computes its part of them. `own` is the layout of
-      this rank's queries over the keys of the whole pass; None if attention has all tokens.
+      None: each token is query and key of its sequence.
+    - `group`, if ranks divide the tokens of the pass: each rank computes its part of the tokens. `own` is the layout of
+      this rank's queries over the keys of the whole pass; None if attention on this rank has all tokens.
     """
 
     bounds: Tensor
@@ -43,7 +42,7 @@ class PackedLayout:
 
     @classmethod
     def of(cls, queries: Sequence[int], keys: Sequence[int] | None = None, paths: Tensor | None = None) -> PackedLayout:
-        """Make the layout, on the host, of sequences that follow each other."""
+        """Make the layout, on the host, of consecutive sequences with these numbers of queries and keys."""
         sides = [(0, *accumulate(side)) for side in (queries, queries if keys is None else keys)]
         missing = power_of_two(len(queries)) - len(queries)
         ends = [(*side, *side[-1:] * missing) for side in sides]
@@ -54,7 +53,7 @@ class PackedLayout:
         return replace(self, group=group, own=None if group.divides_layers else self._of_queries(group.rows(tokens)))
 
     def _of_queries(self, rows: slice) -> PackedLayout:
-        """The layout of the queries in `rows`. A sequence that continues after them has no keys there either."""
+        """The layout of the queries in `rows`. Keys after a sequence's last query in `rows` are left out."""
         every = torch.arange(int(self.bounds[1, -1])) if self.paths is None else self.paths
         queries, keys, paths = [], [], []
         ours, theirs = (pairwise(side) for side in self.bounds.tolist())
@@ -66,7 +65,7 @@ class PackedLayout:
                 keys.append(len(seen))
                 paths.append(seen)
         if not queries:
-            # The kernels need a sequence. All of these rows are padding, and the result for this one is not used.
+            # All rows are padding. The kernels need a sequence, so it gets one, whose result is not used.
             return PackedLayout.of([1], [1], every[:1])
         return PackedLayout.of(queries, keys, torch.cat(paths))
 
@@ -81,5 +80,5 @@ class PackedLayout:
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to `device`; the host does not wait for the copy."""
+    """Copy a host tensor to `device`. The host does not wait for the copy."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

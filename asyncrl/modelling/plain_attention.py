@@ -1,7 +1,7 @@
-"""Causal attention of one sequence, and its gradients, in plain torch on any device: some queries at a time.
+"""Causal attention of one sequence, and its gradients, in plain torch on any device, by blocks of queries.
 
-It also has two options that torch's kernels lack. A soft cap c makes c tanh(s / c) of a score s. A sink is one more
-score of a head, which takes its share of the softmax and adds nothing to the output.
+It has two options that torch's kernels lack. A soft cap c replaces a score s by c * tanh(s / c). A sink is an
+additional score of a head, which takes its share of the softmax and adds nothing to the output.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
-"""The queries at a time if attention has a mask, a cap or sinks, and in the backward pass."""
+"""The number of queries of a block. Used if attention has a window, a cap or sinks, and in the backward pass."""
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """The gradients by query, key and value."""
@@ -22,9 +22,9 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """The rule for scores: products of query and key are scaled by `scaling` (None: as usual) and capped at `softcap`.
+    """The rule for scores: products of query and key are scaled by `scaling` (None: D ** -0.5) and capped at `softcap`.
 
-    A query sees at most the `window` latest keys, and each head has one of the `sinks` [heads].
+    A query sees at most the `window` latest keys (None: all), and each head has one of the `sinks` [heads].
     """
 
     scaling: float | None
@@ -34,14 +34,14 @@ class ScoreRule:
 
     @property
     def is_usual(self) -> bool:
-        """True if torch's kernels can do it."""
+        """True if torch's kernels support the rule."""
         return self.softcap is None and self.sinks is None
 
 
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
     """Compute attention [Q, heads, D] of query [Q, heads, D] over key and value [K, kv heads, D].
 
-    The queries are the last of the keys.
+    The queries belong to the last Q keys.
     """
     if not rule.is_usual:
         blocks = _Blocks.of(query, key, value, rule)
@@ -54,7 +54,7 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -
         output = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=gqa)
         return output[0].transpose(0, 1)
     outputs = []
-    # Hidden keys cost as much as others, so each block gets only the keys that it may see.
+    # Masked keys cost as much as visible keys, so each block gets only the keys that it may see.
     for block, seen in _blocks(queries, keys, window):
         rows, others = q[:, :, block.start - keys + queries : block.stop - keys + queries], _slice(seen)
         mask = ~_hidden(block, seen, window, query.device)
@@ -69,9 +69,9 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -
 def differentiate_plainly(
     of_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, rule: ScoreRule
 ) -> tuple[Gradients, Tensor | None]:
-    """Compute the gradients by query, key and value, and by the sinks, from that by the output of `attend_plainly`.
+    """Compute the gradients by query, key, value and sinks (None without sinks), from the gradient `of_output` by the
 
-    The softmax is computed again.
+    output of `attend_plainly`. The softmax is computed again.
     """
     blocks = _Blocks.of(query, key, value, rule)
     q, k, v = blocks.query, blocks.key, blocks.value
@@ -123,8 +123,8 @@ class _Blocks:
     def shares(self, block: range, seen: range) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute the softmax [heads, queries, keys].
 
-        Returns also the derivative of the capped scores by the uncapped ones, if there is a cap, and the sinks' part of
-        the softmax [heads, queries, 1], if there are sinks.
+        Also returns the derivative of the capped scores by the uncapped scores (None without a cap), and the sinks'
+        part of the softmax [heads, queries, 1] (None without sinks).
         """
         cap, sinks, slope, sunk = self.rule.softcap, self.rule.sinks, None, None
         scores = self.query[:, self.rows(block)] @ self.key[:, _slice(seen)].mT * self.scale
@@ -144,7 +144,7 @@ def _slice(positions: range) -> slice:
 
 
 def _blocks(queries: int, keys: int, window: int | None) -> Iterator[tuple[range, range]]:
-    """Yield the positions of `BLOCK` queries at a time, and of all keys that they see."""
+    """Yield the positions of up to `BLOCK` queries, and of all keys that they see, block by block."""
     for start in range(keys - queries, keys, BLOCK):
         stop = min(start + BLOCK, keys)
         yield range(start, stop), range(0 if window is None else max(0, start - window + 1), stop)

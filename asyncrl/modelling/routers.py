@@ -1,10 +1,10 @@
 """The routers of mixtures of experts, in float32 for every dtype of the model.
 
-A router ranks experts by differences that bfloat16 rounds away. In bfloat16 it would send tokens to other experts than
-the same weights do in an engine. Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers already.
+A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
+tokens to different experts with the same weights. Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers
 
-Here the others do: logits, softmax, choice and weights. The router's weights are rounded to the model's dtype before,
-as engines get them; the product itself is not.
+already. This file does so for more families: logits, softmax, choice and weights of experts. The router's weights are
+rounded to the model's dtype first, as engines receive them; their product with the states is not rounded.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Routed = tuple[Tensor, Tensor, Tensor]
-"""The output of a router for T tokens: logits [T, experts]; weights and numbers [T, top_k] of the chosen experts."""
+"""The output of a router for T tokens: logits [T, experts], and weights and indices [T, top_k] of the chosen
+experts."""
 
 
 @dataclass(frozen=True, slots=True)
 class RouterFamily:
     """The routers of a family.
 
-    `probabilities` turns logits [T, experts] into a distribution over the experts. `routes` is the class with which
-    they route in float32; None: they do so themselves.
+    `probabilities` turns logits [T, experts] into a distribution over the experts. `routes` is the class that makes the
+    routers compute in float32; None: they do so in transformers.
     """
 
     probabilities: Callable[[Tensor], Tensor]
@@ -33,19 +34,19 @@ class RouterFamily:
 
 
 def family_of(module: nn.Module) -> str:
-    """The family of a module if it is a router of transformers, else an empty text."""
+    """The family of a router of transformers; "" for any other module."""
     path = type(module).__module__.split(".")
     is_router = path[:2] == ["transformers", "models"] and type(module).__name__.lower().endswith("topkrouter")
     return path[2] if is_router else ""
 
 
 def routers_of(model: nn.Module) -> list[nn.Module]:
-    """The routers in `model`, in its order, whose family is one of `ROUTERS`."""
+    """The routers in `model` whose family is in `ROUTERS`, in the model's order."""
     return [module for module in model.modules() if family_of(module) in ROUTERS]
 
 
 def route_in_float32(model: nn.Module) -> None:
-    """Have the routers of a Hugging Face `model` compute in float32, if their family is one of `ROUTERS`."""
+    """Make the routers of a Hugging Face `model` compute in float32, if their family is in `ROUTERS`."""
     routers = routers_of(model)
     for family in {family_of(each) for each in routers}:
         if (routes := ROUTERS[family].routes) is not None:
@@ -53,9 +54,9 @@ def route_in_float32(model: nn.Module) -> None:
 
 
 def extend(modules: Iterable[nn.Module], behaviour: type) -> None:
-    """Give modules the methods of `behaviour`, whose `super()` are their own."""
-    # All modules of a kind get one class with the old name: torch.compile makes one graph for layers of the same class,
-    # but one for each layer if methods are replaced in the modules themselves.
+    """Give modules the methods of `behaviour`, which override the modules' methods and may call them by `super()`."""
+    # All modules of a class get the same new class, with the old name. So torch.compile makes one graph for all layers.
+    # If methods were replaced in the modules, it would make one graph for each layer.
     made: dict[type, type] = {}
     for module in modules:
         kind = type(module)
@@ -81,7 +82,7 @@ def _logits(router: Any, states: Tensor) -> Tensor:
 
 
 class _SoftmaxThenChoose:
-    """The weights are the probabilities of the chosen experts, divided by their sum if the model says so."""
+    """The weights are the probabilities of the chosen experts, divided by their sum with `norm_topk_prob`."""
 
     norm_topk_prob = True
     top_k: int
@@ -95,7 +96,7 @@ class _SoftmaxThenChoose:
 
 
 class _ChooseThenSoftmax:
-    """The weights are a softmax over the logits of the chosen experts alone."""
+    """The weights are a softmax over the logits of only the chosen experts."""
 
     top_k: int
 
@@ -110,4 +111,4 @@ ROUTERS: Mapping[str, RouterFamily] = {
     "gpt_oss": RouterFamily(_softmax, _ChooseThenSoftmax),
     **dict.fromkeys(("deepseek_v3", "glm4_moe"), RouterFamily(_sigmoid, None)),
 }
-"""The families, by the folder of transformers that has the class of the router."""
+"""The families, by the folder in transformers/models that defines the router."""

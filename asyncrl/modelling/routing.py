@@ -1,8 +1,8 @@
-"""The experts of a mixture's tokens, as an engine records them for the learner.
+"""The experts that an engine chose for each token of a mixture of experts, recorded for the learner.
 
-Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so the same
-weights send some tokens to other experts. That changes log-probs far more than rounding does. Training with the
-engine's choice of experts has no such difference.
+Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so with the same
+weights they send some tokens to different experts. This changes log-probs far more than rounding itself. Training with
+the engine's choice of experts avoids the difference.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ class RoutingError(ValueError):
 
 @dataclass(frozen=True)
 class RoutingShape:
-    """The routers of a model of `depth` layers: those in `layers` choose `top_k` of `experts` experts.
+    """The routers of a model of `depth` layers: the routers of `layers` choose `top_k` of `experts` experts.
 
-    A token's experts are packed into one row of `width` bytes: `top_k` numbers for each layer. A number has one byte,
-    or two for more than 255 experts, the lower one first. If a token's experts are not known, all of its bytes are 255.
+    A token's experts are packed into one row of `width` bytes: `top_k` expert numbers for each layer in `layers`. A
+    number has one byte, or for more than 255 experts two bytes (little-endian). If a token's experts are unknown, all
+    its bytes are 255.
     """
 
     layers: tuple[int, ...]
@@ -56,11 +57,11 @@ class RoutingShape:
 
     @property
     def width(self) -> int:
-        """The bytes of a token."""
+        """The number of bytes for a token."""
         return len(self.layers) * self.top_k * self.dtype.itemsize
 
     def missing(self, count: int) -> NDArray[np.uint8]:
-        """The rows uint8[count, width] of tokens whose experts are not known."""
+        """Rows uint8[count, width] for tokens whose experts are unknown."""
         return np.full((count, self.width), 255, np.uint8)
 
     def pack(self, experts: NDArray[Any]) -> NDArray[np.uint8]:
@@ -71,11 +72,13 @@ class RoutingShape:
     def unpack(self, rows: NDArray[np.uint8]) -> NDArray[np.int16] | NDArray[np.int32]:
         """Unpack rows uint8[T, width] into experts [T, layers with a router, top_k]; unknown experts are -1.
 
-        They are int16, or int32 for more than 255 experts. Raises RoutingError: rows have another width, an expert's
-        number is too high, or a layer has one twice.
+        The result is int16, or int32 for more than 255 experts. Raises RoutingError: rows have another width, an
+        expert's number is too high, or a layer has the same expert twice.
         """
         if rows.ndim != 2 or rows.shape[1] != self.width:
-            raise RoutingError(f"experts take {list(rows.shape)[1:]} bytes a token, those of the model {self.width}")
+            raise RoutingError(
+                f"experts take {list(rows.shape)[1:]} bytes a token; for the model it must be {self.width}"
+            )
         packed = np.ascontiguousarray(rows).view(self.dtype)
         known = (rows != 255).any(1)
         found: Any = packed.astype(np.int16 if self.dtype.itemsize == 1 else np.int32)
@@ -85,7 +88,7 @@ class RoutingShape:
         return found  # type: ignore[no-any-return]
 
     def check(self, experts: NDArray[Any]) -> None:
-        """Raises RoutingError: experts [T, layers, top_k] have a number that is too low or too high, or one twice."""
+        """Raises RoutingError: experts [T, layers, top_k] have a number out of range, or a layer has one twice."""
         if not experts.size:
             return
         if experts.min() < 0 or experts.max() >= self.experts:
@@ -98,19 +101,19 @@ class RoutingShape:
 
 
 def routing_shape(config: Any) -> RoutingShape:
-    """The routers of models of this Hugging Face configuration. Raises ConfigError: it is no mixture whose experts can
-    be replayed."""
+    """The routers of models of this Hugging Face configuration. Raises ConfigError: the model is not a mixture of
+    experts, or its experts cannot be replayed."""
     config = config.get_text_config()
     family = FAMILIES.get(config.model_type)
     if family is None:
         raise ConfigError(
-            f"the experts of a {config.model_type} model cannot be replayed; families are "
+            f"the experts of a {config.model_type} model cannot be replayed; supported families are "
             f"{', '.join(sorted(FAMILIES))}; leave out engine.return_routed_experts and learner.router_replay"
         )
     depth = int(config.num_hidden_layers)
     layers = tuple(layer for layer in range(depth) if family.routes(config, layer))
     if not layers:
-        raise ConfigError("no layer of this model has experts, so that none can be replayed")
+        raise ConfigError("no layer of this model has experts that could be replayed")
     return RoutingShape(layers, depth, family.experts(config), int(config.num_experts_per_tok))
 
 
@@ -123,7 +126,7 @@ def routers_of(model: nn.Module, config: Any) -> list[nn.Module]:
 def weights_at(family: str) -> Weigh:
     """A function from a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T, top_k].
 
-    For a router's own choice the result equals its forward pass bit for bit.
+    If the experts are the router's own choice, the result equals its forward pass bit for bit.
     """
     return FAMILIES[family].weigh
 

@@ -21,22 +21,23 @@ from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import WeightFormat
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""The names of weight files, in transformers' order; large models have an index and several files."""
+"""The names of weight files, in the order in which transformers looks for them. Large models have an index and several
+files."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShapes:
-    """`tensors` are the published ones (see weight_format.py); `vocabulary` counts token ids."""
+    """The shapes of the published `tensors` (see weight_format.py), and the number of token ids."""
 
     tensors: Mapping[str, tuple[int, ...]]
     vocabulary: int
 
 
 def model_shapes(model: ModelConfig) -> ModelShapes:
-    """Read the shapes on which learner and engines must agree, for the model that `model` names; no weights are read.
+    """Read the shapes of `model` on which learner and engines must agree. No weights are read.
 
-    Raises ConfigError: it is no causal language model of transformers, or a tensor that would be pushed is not in its
-    weight files. Servers load these files, and would not know the tensor.
+    Raises ConfigError: it is not a causal language model of transformers, or a tensor that would be pushed is not in
+    its weight files. Servers load these files, and so would not know the tensor.
     """
     empty = empty_model(model)
     source = source_of(model)
@@ -46,15 +47,16 @@ def model_shapes(model: ModelConfig) -> ModelShapes:
         first = wrong[0]
         raise ConfigError(
             f"model.path={model.path}: {len(wrong)} tensors would be pushed that its weight files do not have, and a "
-            f"server would pass over them; the first is {first} {pushed[first]}, the files have "
-            f"{stored.get(first, 'none of that name')}. Load it with transformers, save it with save_pretrained, and "
-            "name that folder"
+            f"server would ignore them; the first is {first} {pushed[first]}, the files have "
+            f"{stored.get(first, 'none of that name')}. Load the model with transformers, save it with "
+            "save_pretrained, and set model.path to the new folder"
         )
     return ModelShapes(pushed, int(empty.config.get_text_config().vocab_size))
 
 
 def empty_model(model: ModelConfig) -> Any:
-    """The causal language model that `model` names, without weights. Raises ConfigError: transformers has none."""
+    """The causal language model that `model` names, without weights. Raises ConfigError: transformers cannot make
+    it."""
     try:
         config = open_config(model)
         with torch.device("meta"):
@@ -66,7 +68,7 @@ def empty_model(model: ModelConfig) -> Any:
 def stored_shapes(path: str, revision: str | None = None) -> dict[str, tuple[int, ...]]:
     """Read names and shapes from the headers of the weight files of the folder or hub model `path`.
 
-    A hub model is read at `revision`. Raises ConfigError: there are no files, or they cannot be read.
+    A hub model is read at `revision`. Raises ConfigError: the model has no weight files, or they cannot be read.
     """
     try:
         found = _in_folder(Path(path) if Path(path).is_dir() else _cached(path, revision))
@@ -81,7 +83,7 @@ def stored_shapes(path: str, revision: str | None = None) -> dict[str, tuple[int
 
 
 def weight_files(model: ModelConfig) -> list[Path]:
-    """The safetensors files of the model that `model` names, if this host has them; nothing is fetched."""
+    """The safetensors files of `model` on this host; [] if it has none. Nothing is downloaded."""
     try:
         source = local_source(model)
         folder = Path(source.path) if Path(source.path).is_dir() else _cached(source.path, source.revision)

@@ -1,4 +1,4 @@
-"""The place of a model's files, which the configuration's `model` section names. Imports no torch."""
+"""Finds a model's files, which the configuration's section `model` names. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.machine.remote_folder import is_url, known_copy, local_copy
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """The place of a model's files: `path` is a folder of this host, or a name on the hub with its `revision`."""
+    """The source of a model's files: `path` is a folder of this host, or a name on the hub with its `revision`."""
 
     path: str
     revision: str | None
@@ -19,20 +19,20 @@ class ModelSource:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The other arguments of every `from_pretrained`, after the path."""
+        """The arguments of every `from_pretrained` after the path."""
         return {"revision": self.revision or "main", "trust_remote_code": self.trust_remote_code}
 
 
 def source_of(model: ModelConfig) -> ModelSource:
-    """The place of the files of `model`. A URL is copied to this host once. Raises ConfigError: see `local_copy`."""
+    """The source of the files of `model`. A URL is copied to this host once. Raises ConfigError: see `local_copy`."""
     path = str(local_copy(model.path, model.copies)) if is_url(model.path) else model.path
     return ModelSource(path, model.revision, model.trust_remote_code)
 
 
 def local_source(model: ModelConfig) -> ModelSource:
-    """The same without copying a URL. Raises FileNotFoundError: this host has no copy."""
+    """Like `source_of`, but without copying a URL. Raises FileNotFoundError: this host has no copy."""
     if not is_url(model.path):
         return source_of(model)
     if (copy := known_copy(model.path, model.copies)) is None:
-        raise FileNotFoundError("this machine has no copy of it")
+        raise FileNotFoundError("this machine has no copy of the model")
     return ModelSource(str(copy), None, model.trust_remote_code)

@@ -1,6 +1,6 @@
 """The tokenizer of the policy, from its files or `model.tokenizer`, with `model.chat_template`.
 
-Imports no torch: processes that judge text need none."""
+Imports no torch, since processes that judge text do not need it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 def open_tokenizer(model: ModelConfig, local_only: bool = False, warn: bool = False) -> Any:
     """Open the tokenizer of the policy. Raises ConfigError: it cannot be loaded.
 
-    It pads with its end token if it has no padding token, and logs that with `warn`. With `local_only` nothing is
+    A tokenizer without a padding token pads with its end token; `warn` logs this. With `local_only` nothing is
     downloaded, and no remote store is used.
     """
     # Imported here, since transformers takes seconds to load.
@@ -31,7 +31,7 @@ def open_tokenizer(model: ModelConfig, local_only: bool = False, warn: bool = Fa
         tokenizer: Any = AutoTokenizer.from_pretrained(source.path, local_files_only=local_only, **source.options)
     except ConfigError:
         raise
-    # transformers raises many kinds of errors for files of unknown origin.
+    # transformers raises many kinds of errors for malformed files.
     except Exception as error:
         raise ConfigError(f"{key}={path}: its tokenizer cannot be loaded: {error}") from error
     if model.chat_template is not None:
@@ -55,7 +55,7 @@ def check_vocabulary(model: ModelConfig, tokenizer: Any, rows: int) -> None:
     if largest >= rows:
         key, path = _named(model)
         raise ConfigError(
-            f"{key}={path}: its tokenizer gives {token!r} the id {largest}, and the embedding of "
+            f"{key}={path}: its tokenizer gives {token!r} the id {largest}, but the embedding of "
             f"model.path={model.path} ends at {rows - 1}; name the tokenizer that the model was trained with"
         )
 
@@ -71,12 +71,12 @@ def _source(model: ModelConfig, local_only: bool) -> ModelSource:
 
 
 def _template(given: str) -> str:
-    """The text of a chat template, which is given as text or as a file."""
+    """The text of a chat template; `given` is the text or the path of a file."""
     if "{" in given or "\n" in given:
         return given
     try:
         return Path(given).read_text()
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.chat_template={given}: this is no template, which would have braces, and no file: {error}"
+            f"model.chat_template={given}: this is neither a template, which has braces, nor a readable file: {error}"
         ) from error

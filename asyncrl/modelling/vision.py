@@ -3,8 +3,9 @@
 An image processor cuts an image into patches, in a grid of times, rows and columns. The model's vision tower merges
 squares of patches into features, one for each placeholder token of the image.
 
-In the families here a text token has the same position in all three dimensions, and an image's token has the position
-of its square. The text after an image continues after the longer side of the image.
+In these families, a rotary position has three dimensions. A text token has the same number in all three, and an image's
+token has the time, row and column of its square. The text after an image continues after the image's longer side.
+
 Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (multimodal rotary position embedding).
 """
 
@@ -35,7 +36,8 @@ Grid = tuple[int, int, int]
 
 
 class ImagePatches(NamedTuple):
-    """The output of the processor for an image: `patches` float32[times * rows * columns, W] of `grid`."""
+    """The output of the processor for an image: `patches` float32[times * rows * columns, W], in the order of
+    `grid`."""
 
     patches: Tensor
     grid: Grid
@@ -45,8 +47,8 @@ class ImagePatches(NamedTuple):
 class VisionShape:
     """The form of images among a model's tokens.
 
-    `image_token` is the id of each placeholder, a square of `merge` by `merge` patches is one feature, and a patch has
-    `width` numbers. `video_token` is the placeholder of videos, which are not supported.
+    `image_token` is the id of each placeholder. A square of `merge` by `merge` patches becomes one feature, and a patch
+    has `width` numbers. `video_token` is the placeholder of videos, which are not supported.
     """
 
     image_token: int
@@ -60,7 +62,9 @@ class VisionShape:
         return times * (rows // self.merge) * (columns // self.merge)
 
     def places(self, length: int, spans: Sequence[tuple[int, int]], grids: Sequence[Grid]) -> NDArray[np.int64]:
-        """The rotary positions int64[3, length] of a sequence whose images are in the token `spans`, in their order."""
+        """The rotary positions int64[3, length] of a sequence whose images, with these `grids`, are at the token
+        `spans`.
+        """
         parts, position, done = [], 0, 0
         for (start, end), (times, rows, columns) in zip(spans, grids, strict=True):
             parts.append(_line(position, start - done))
@@ -78,7 +82,8 @@ def _line(start: int, count: int) -> NDArray[np.int64]:
 
 
 def sees_images(config: Any) -> bool:
-    """True if the only model of transformers for this Hugging Face configuration reads images."""
+    """True if transformers has a model that reads images, and no text-only model, for this Hugging Face
+    configuration."""
     kind = type(config)
     return kind in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and kind not in MODEL_FOR_CAUSAL_LM_MAPPING
 
@@ -89,15 +94,15 @@ def auto_class(config: Any) -> Any:
 
 
 def vision_shape(config: Any) -> VisionShape | None:
-    """The images of models of this Hugging Face configuration; None if they read none.
+    """The form of images in models of this Hugging Face configuration; None if the models read no images.
 
-    Raises ConfigError: the images of this family are not known here.
+    Raises ConfigError: images of this family are not supported.
     """
     if not sees_images(config):
         return None
     if config.model_type not in FAMILIES:
         raise ConfigError(
-            f"images of a {config.model_type} model cannot be trained; families are {', '.join(FAMILIES)}"
+            f"images of a {config.model_type} model cannot be trained; supported families are {', '.join(FAMILIES)}"
         )
     vision = config.vision_config
     channels = getattr(vision, "in_channels", None) or vision.in_chans
@@ -108,7 +113,7 @@ def vision_shape(config: Any) -> VisionShape | None:
 
 
 def processor_files(source: ModelSource) -> list[Path]:
-    """The files of a model that say how its images and videos are processed, downloaded if need be."""
+    """The files that configure the processing of a model's images and videos, downloaded if necessary."""
     found = (
         cached_file(source.path, name, revision=source.revision, _raise_exceptions_for_missing_entries=False)
         for name in PROCESSOR_FILES
@@ -117,6 +122,6 @@ def processor_files(source: ModelSource) -> list[Path]:
 
 
 def decoder_attention(config: Any, name: str) -> str | dict[str, str]:
-    """The argument of `set_attn_implementation` that gives the attention `name` to the decoder alone."""
-    # The vision tower keeps its own: images are no packed sequences.
+    """The argument of `set_attn_implementation` that gives the attention `name` only to the decoder."""
+    # The vision tower keeps its attention, since images are not packed sequences.
     return {"text_config": name} if sees_images(config) else name

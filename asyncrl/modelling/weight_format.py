@@ -1,11 +1,11 @@
-"""The format in which weights are published: a Hugging Face folder's.
+"""The format in which weights are published: that of a Hugging Face folder.
 
-In memory transformers may have other tensors than in files: for example it stacks the experts of a layer into one
-tensor, and separates them again when it saves. Servers know only the names in the files. So the learner publishes what
-`save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back.
+In memory, transformers may have other tensors than in files: for example it stacks the experts of a layer into one
+tensor, and separates them again when it saves. Servers know only the names in the files. So the learner publishes the
+tensors that `save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back.
 
 An embedded engine converts published tensors as `from_pretrained` would. Adapters are merged into their matrices.
-Tensors are converted in parts. A part needs no tensor of another part, so a model never has to be whole.
+Tensors are converted in parts. A part needs no tensor of another part, so a model is never gathered as a whole.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 class ConvertedTensors:
     """The names and shapes of tensors that are converted together: in the `model`, and as `published`.
 
-    `unchanged`: the one tensor keeps its contents, and is at most renamed.
+    `unchanged`: the part is one tensor, which keeps its contents and is at most renamed.
     """
 
     model: Shapes
@@ -48,7 +48,7 @@ class ConvertedTensors:
 def model_tensors(model: Any) -> dict[str, Tensor]:
     """The parameters of a Hugging Face `model` and its persistent buffers, without adapters.
 
-    Tied parameters are there once, under their first name.
+    Tied parameters appear once, under their first name.
     """
     persistent = model.state_dict().keys()
     buffers = {name: each for name, each in model.named_buffers() if name in persistent}
@@ -58,8 +58,8 @@ def model_tensors(model: Any) -> dict[str, Tensor]:
 class WeightFormat:
     """Converts the tensors of a Hugging Face `model` to their published form and back, in `parts` in the model's order.
 
-    `stored` names the tensors in the files that the model comes from. Leave it out for a model that transformers loaded
-    from files, or for one that has none. `buffer_dtypes` are the dtypes of the persistent buffers when this is made.
+    `stored` has the names of the tensors in the model's files. Leave it out if transformers has loaded the model from
+    its files, or if the model has no files. `buffer_dtypes` are the dtypes that persistent buffers had at construction.
 
     Raises ConfigError: transformers cannot convert the model back part by part.
     """
@@ -78,7 +78,7 @@ class WeightFormat:
             raise
         except Exception as error:
             raise ConfigError(
-                f"transformers cannot convert a {type(model).__name__} back to what its files have: {error!r}"
+                f"transformers cannot convert a {type(model).__name__} back to the format of its files: {error!r}"
             ) from error
 
     @property
@@ -89,16 +89,16 @@ class WeightFormat:
     def publish(self, part: ConvertedTensors, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Convert the model's `tensors` of `part` to their published form, on their device and in their dtype.
 
-        The result may share their memory.
+        The result may share memory with `tensors`.
         """
         if part.unchanged:
             return dict(zip(part.published, tensors.values(), strict=True))
         return self._revert(tensors)
 
     def restore(self, published: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Convert all `published` tensors to the model's. Unchanged tensors share their memory.
+        """Convert all `published` tensors to the model's. Unchanged tensors share memory with `published`.
 
-        Raises ConfigError: transformers does not make the model's tensors of them.
+        Raises ConfigError: transformers makes other tensors of them than the model's.
         """
         restored: dict[str, Tensor] = {}
         for part in self.parts:
@@ -119,7 +119,7 @@ class WeightFormat:
 
     def _parts(self, empty: Mapping[str, Tensor]) -> tuple[ConvertedTensors, ...]:
         whole = self._revert(empty)
-        # A tensor that is not converted comes back as the same object, perhaps under another name.
+        # transformers returns an unconverted tensor as the same object, perhaps under another name.
         names = {id(each): name for name, each in whole.items()}
         together = {name: self._revert({name: each}).keys() for name, each in empty.items() if id(each) not in names}
         parts: dict[str, ConvertedTensors] = {}
@@ -149,7 +149,7 @@ class WeightFormat:
         for name in sorted(published, key=dot_natural_key):
             target, pattern = rename_source_key(name, renamings, converters)
             if pattern is None:
-                raise ConfigError(f"transformers knows how to save {name}, and not how to load it")
+                raise ConfigError(f"transformers can save {name}, but cannot load it")
             converter = started.setdefault(target, deepcopy(sources[pattern]))
             converter.add_tensor(target, name, pattern, published[name])
         made: dict[str, Tensor] = {}
@@ -160,7 +160,8 @@ class WeightFormat:
 
 
 def _connected(name: str, together: Mapping[str, Collection[str]]) -> list[str]:
-    """The tensors that are converted with `name`: they share a published tensor with it, or with one that does."""
+    """The tensors that are converted together with `name`: they share published tensors with it, directly or through
+    further tensors."""
     found, reached = {name}, set(together[name])
     while more := {other for other in together.keys() - found if reached & set(together[other])}:
         found |= more
@@ -178,7 +179,7 @@ def _sorted(conversions: Collection[Any]) -> tuple[list[WeightRenaming], list[We
 
 
 def _conversions(model: Any) -> list[Any]:
-    """The conversions that the model was loaded with, or transformers' usual ones for a model that was not loaded."""
+    """The conversions with which the model was loaded; for a model that was not loaded, transformers' usual ones."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)
@@ -187,7 +188,7 @@ def _conversions(model: Any) -> list[Any]:
 
 
 def _used(model: Any, stored: Collection[str]) -> list[Any]:
-    """The conversions that `from_pretrained` would use and keep, for files with the tensors `stored`."""
+    """The conversions that `from_pretrained` would use, and keep on the model, for files with the tensors `stored`."""
     conversions, own = get_model_conversion_mapping(model), model.state_dict()
     renamings, converters = _sorted(conversions)
     for name in sorted(stored, key=dot_natural_key):

@@ -1,13 +1,14 @@
-"""An HTTP server whose clients show keys. Clients without one cannot keep it from those that have one.
+"""An HTTP server whose clients show keys. Clients without a key cannot keep the server from serving clients with a key.
 
 - A connection is a stranger's until one of its requests has a key, which the application tells by `shows_key`. A
   stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it keeps sending.
-- If the number of connections is at its bound, a new one closes the oldest one of a stranger. Strangers have no lower
-  bound of their own: at the start of a run thousands of agents may connect at once, and show their keys later.
-- From the end of each request with a key, a connection has `idle_s` seconds until its next one must have come whole.
-  The answer to the former must be read within the same time. Requests without a key leave this time as it is.
+- If the number of connections is at its bound, a new connection closes the oldest connection of a stranger. Strangers
+  have no separate, lower bound: at the start of a run thousands of agents may connect at once, and show their keys
+  later.
+- After each request with a key, the whole of the next one must arrive within `idle_s` seconds. The client must read the
+  answer to the first within the same time. Requests without a key do not extend this time.
 
-Bytes that are no request, and errors of the application, are logged at a bounded rate.
+Bytes that are not a request, and errors of the application, are logged at a bounded rate.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ Later = Callable[..., asyncio.TimerHandle]
 """Calls a function with arguments after seconds, as `call_later` of an event loop does."""
 
 LINGERING_S = 1.0
-"""The time for which the unused rest of a body is read. Clients that are cut off earlier do not get the answer."""
+"""The seconds for which the unused rest of a body is read. Clients that are cut off earlier do not get the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """Connections in all, and the seconds that each may take."""
+    """The most connections in total, and the seconds that a stranger's and an idle connection may take."""
 
     connections: int = 4096
     stranger_s: float = 30.0
@@ -43,8 +44,8 @@ class ConnectionBounds:
 
 
 class HttpServer:
-    """Serves `app` from `start` to `close`. `what` begins the lines about bytes that are no request. `later` is the
-    event loop's, unless another is given."""
+    """Serves `app` from `start` to `close`. Log lines about bytes that are not a request begin with `what`. `later`
+    None: the event loop's `call_later`."""
 
     def __init__(
         self,
@@ -67,9 +68,8 @@ class HttpServer:
         self._listener: asyncio.Server | None = None
 
     async def start(self, **at: Any) -> int:
-        """Answer at a `host` and `port`, or at a bound `sock`. Gives the port.
-
-        Raises OSError: it cannot listen there; it may be started again.
+        """Listen at a `host` and `port`, or at a bound `sock`. Returns the port. Raises OSError: the server cannot
+        listen there. `start` may be called again then.
         """
         loop = asyncio.get_running_loop()
         if self._runner.server is None:
@@ -87,7 +87,7 @@ class HttpServer:
 
     @property
     def connections(self) -> int:
-        """Open connections."""
+        """The number of open connections."""
         return len(self._strangers) + len(self._known)
 
     def _connection(self) -> RequestHandler:
@@ -95,7 +95,7 @@ class HttpServer:
         return _Connection(self, self._runner.server, self._logger)
 
     def admit(self, connection: _Connection) -> bool:
-        """True if there is room for a new connection."""
+        """Register a new connection. Returns False if there is no room."""
         if self.connections >= self._bounds.connections:
             if not self._strangers:
                 return False
@@ -105,29 +105,29 @@ class HttpServer:
         return True
 
     def is_stranger(self, connection: _Connection) -> bool:
-        """True if it has shown no key."""
+        """True if no request of `connection` had a key."""
         return connection in self._strangers
 
     def begin(self, connection: _Connection) -> None:
-        """A request with a key is being answered, for as long as it takes."""
+        """Record that a request with a key is being answered, which has no time limit."""
         self._stop_limit(connection)
         if connection in self._strangers:
             del self._strangers[connection]
             self._known.add(connection)
 
     def end(self, connection: _Connection) -> None:
-        """The application is done with a request."""
+        """Record that the application has answered a request."""
         if connection in self._known and connection.limit is None:
             self._limit(connection, self._bounds.idle_s)
 
     def cut(self, connection: _Connection) -> None:
-        """Close it at once; to close it in order would wait until all answers are read."""
+        """Close a connection at once. An orderly close would wait until all answers are read."""
         self.forget(connection)
         connection.force_close()
         connection.wire.abort()
 
     def forget(self, connection: _Connection) -> None:
-        """Forget a connection that is closed."""
+        """Forget a closed connection."""
         self._stop_limit(connection)
         self._strangers.pop(connection, None)
         self._known.discard(connection)
@@ -143,7 +143,8 @@ class HttpServer:
 
 
 class _Connection(RequestHandler):
-    """A connection to `owner`. `limit` is the timer that will close it; None: a request with a key is answered."""
+    """A connection to `owner`. `limit` is the timer that will close it. None: a request with a key is being
+    answered."""
 
     __slots__ = ("limit", "owner", "wire")
 
@@ -167,7 +168,7 @@ class _Connection(RequestHandler):
 
 
 def shows_key(request: web.Request) -> None:
-    """The request has a key: its connection is no stranger's, and the answer may take as long as it takes."""
+    """Record that the request has a key. Its connection is no longer a stranger's, and its answer has no time limit."""
     connection = cast(_Connection, request.protocol)
     connection.owner.begin(connection)
 
@@ -185,12 +186,13 @@ async def _one_answer_for_strangers(request: web.Request, response: web.StreamRe
     connection = cast(_Connection, request.protocol)
     if connection.owner.is_stranger(connection):
         response.force_close()
-        # aiohttp has made the headers, and would close without a word.
+        # aiohttp has made the headers already, and would close without announcing that.
         response.headers["Connection"] = "close"
 
 
 def _bounded_log(unreadable: Throttled, errors: ErrorLogger) -> logging.Logger:
-    """A logger for what aiohttp says. Anybody can send bytes that are no request, so their rate is bounded."""
+    """Return a logger for aiohttp's messages. Any client can send bytes that are not a request, so the rate of lines
+    about these is bounded."""
     logger = logging.Logger(__name__)
 
     def say(record: logging.LogRecord) -> bool:

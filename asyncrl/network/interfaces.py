@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, by which processes are reached that ZeroMQ does not connect."""
+"""The network interfaces of this machine, for connections without ZeroMQ."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from asyncrl.errors import ConfigError
 
 
 def loopback_interface() -> str:
-    """The name of the network interface that only this machine reaches: lo, or lo0."""
+    """Return the name of the loopback interface: lo, or lo0."""
     return next(name for _, name in socket.if_nameindex() if name in ("lo", "lo0"))
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to `host`. Raises OSError: there is no way."""
+    """Return this machine's address on the route to `host`. Raises OSError: there is no route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         address: str = probe.getsockname()[0]
@@ -23,8 +23,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def interface_towards(host: str, port: int) -> str:
-    """The name of the network interface that has this machine's address on the way to `host`. Raises ConfigError: there
-    is none."""
+    """Return the name of this machine's network interface on the route to `host`. Raises ConfigError: there is none."""
     try:
         address = address_towards(host, port)
     except OSError as error:

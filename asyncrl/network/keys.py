@@ -4,11 +4,11 @@ A folder of keys, `network.keys`, holds
 
 - `server.secret` and `server.public`: for the machine that runs replay and learner;
 - `client.secret`: for the roles on this machine;
-- `allowed`: the accepted clients, a line `KEY NAME` each. Every handshake reads it, so a client whose line was deleted
-  cannot connect again.
+- `allowed`: the accepted clients, a line `KEY NAME` each. Every handshake reads this file, so a client whose line was
+  deleted cannot connect again.
 
-A machine that runs only clients needs `client.secret` and `server.public`. A key is 40 characters of Z85; a secret is
-readable by its owner only.
+A machine that runs only clients needs `client.secret` and `server.public`. A key is 40 characters of Z85. Only its
+owner can read a secret.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ClientKeys:
 
 
 def server_keys(keys: str | None) -> ServerKeys | None:
-    """The keys to listen with, from the folder `network.keys`; None without one. Raises ConfigError: one is missing or
-    no secret."""
+    """Return the keys to listen with, from the folder `keys` (network.keys), or None without a folder. Raises
+    ConfigError: a key is missing, or other users can read the secret."""
     if keys is None:
         return None
     folder = Path(keys)
@@ -59,8 +59,8 @@ def server_keys(keys: str | None) -> ServerKeys | None:
 
 
 def client_keys(keys: str | None) -> ClientKeys | None:
-    """The keys to connect with, from the folder `network.keys`; None without one. Raises ConfigError: one is missing or
-    no secret."""
+    """Return the keys to connect with, from the folder `keys` (network.keys), or None without a folder. Raises
+    ConfigError: a key is missing, or other users can read the secret."""
     if keys is None:
         return None
     folder = Path(keys)
@@ -74,14 +74,15 @@ def check_keys(keys: str | None) -> None:
 
 
 def allowed_keys(path: Path) -> set[bytes]:
-    """The public keys in a list of clients. Raises ConfigError: it cannot be read, or a line is no key."""
+    """Return the public keys in a list of clients. Raises ConfigError: the list cannot be read, or a line has no
+    key."""
     lines = [line.split() for line in _read(path).splitlines()]
     # A key may begin with "#" but has no space, so a comment is "#" and a space.
     return {_key(path, line[0]) for line in lines if line and line[0] != "#"}
 
 
 def make_keys(folder: Path) -> None:
-    """Make the keys of a server, and of the clients on its own machine. Raises ConfigError: there are keys already."""
+    """Make the keys of a server, and of the clients on its own machine. Raises ConfigError: a key exists already."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     public, secret = zmq.curve_keypair()
     _write(folder / "server.secret", secret, 0o600)
@@ -91,7 +92,7 @@ def make_keys(folder: Path) -> None:
 
 
 def add_client(folder: Path, name: str) -> Path:
-    """Make the keys of one more client and allow it; returns the folder for its machine.
+    """Make the keys of one more client and allow it. Returns the folder for its machine.
 
     Raises ConfigError: `folder` has no server's keys, or the name is taken or not valid.
     """
@@ -119,7 +120,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise ConfigError(
-            f"{path} is there already; keys are never overwritten: delete it, or choose another place"
+            f"{path} exists already; keys are never overwritten: delete it, or choose another folder"
         ) from None
     with os.fdopen(descriptor, "wb") as file:
         file.write(content + b"\n")

@@ -1,6 +1,6 @@
 """Listening sockets. Each has a gate, which accepts clients whose keys are in a list and counts failed handshakes.
 
-It answers libzmq's authentication requests (ZAP, RFC 27). A handshake fails where the client has no keys, keys for
+The gate answers libzmq's authentication requests (ZAP, RFC 27). A handshake fails if the client has no keys, keys for
 another server or keys that are not in the list, or does not speak ZeroMQ.
 """
 
@@ -23,22 +23,22 @@ logger = logging.getLogger(__name__)
 
 DOMAIN = b"asyncrl"
 PEER_MESSAGES = 64
-"""Messages that wait for or from one peer. An honest client has half as many under way, since ZeroMQ reports room only
-when half of the queue was read. A slow reader takes no more memory: it loses further replies, and asks again."""
+"""The most messages that wait for or from one peer. Clients of this package have half as many outstanding, since ZeroMQ
+reports room only after half of the queue was read. A slow reader takes no more memory: it loses further replies, and
+asks again."""
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 FAILED = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not in the list of allowed clients",
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it has no keys or keys of another run, or speaks no ZeroMQ",
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "it has no keys or keys of another run, or does not speak ZeroMQ",
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: "it left in the handshake; it may have no keys",
 }
 
 
 class Listener:
-    """A ROUTER, `socket`, that is bound to `endpoint`. A message to an unknown client raises ZMQError.
-
-    Accepts the clients that `keys` allows, or every client where it is None; a context can have one listener with keys.
-    A peer that sends a frame of more than `max_message_bytes` is cut off. The gate works in a thread of its own until
-    `close`. Raises UnavailableError: the address is taken or not this machine's.
+    """`socket` is a ROUTER that is bound to `endpoint`. A message to an unknown client raises ZMQError. `keys` None:
+    every client is accepted. A context can have only one listener with keys. A peer that sends a frame of more than
+    `max_message_bytes` is cut off. The gate runs in its own thread until `close`. Raises UnavailableError: the address
+    is taken or not this machine's.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Listener:
     def _close_gate(self) -> None:
         with suppress(zmq.ZMQError):  # the context has ended
             if self._requests.last_endpoint:
-                # ZeroMQ closes a socket later on: until then the next gate of the context could not take the address.
+                # ZeroMQ closes the socket later. Until then the next gate of the context could not bind the address.
                 self._requests.unbind(ZAP_ENDPOINT)
         self._events.close(linger=0)
         self._requests.close()
@@ -124,7 +124,7 @@ class Listener:
 
 
 def _holder(endpoint: str, error: Exception) -> str:
-    """The process that has the address, if that is why it cannot be bound; else empty."""
+    """Name the process that listens at the address, if it is taken. Otherwise returns ""."""
     port = endpoint.rpartition(":")[2]
     is_taken = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
     return who_listens(int(port)) if is_taken and port.isdecimal() else ""
@@ -134,6 +134,6 @@ def require_keys(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
     """Encrypt the connections of a listening socket, and refuse clients that no gate accepts."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret
-    # Without these, ZeroMQ accepts every client with the server's public key where no gate answers.
+    # Without these, ZeroMQ accepts every client with the server's public key if no gate answers.
     socket.zap_domain = DOMAIN
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)

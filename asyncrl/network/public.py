@@ -2,10 +2,10 @@
 
 No URL, name server or page can change these rules:
 
-- A connection goes to a public address alone. The address of each socket is checked before it connects. So another
-  spelling of an address reaches nothing else, and neither does a name that resolves to another address later.
-- A redirection is a new URL: it is checked in the same way, and only as many are followed as the caller permits.
-- Nothing is sent but the request: no cookies, no credentials, no proxy of the environment.
+- A connection goes only to a public address. The address of each socket is checked before it connects, so other
+  spellings of an address and names that resolve to another address later cannot avoid the check.
+- The URL of a redirection is checked in the same way. The caller bounds the number of redirections.
+- Only the request is sent: no cookies, no credentials, no proxy of the environment.
 - The size of a body is bounded, even after decompression, and so is the total time.
 """
 
@@ -34,25 +34,25 @@ SPECIAL_IPV4 = tuple(
             *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
             *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
             *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
-            # Public, but Azure's host of a virtual machine answers there.
+            # A public address, at which the Azure host of a virtual machine answers.
             "168.63.129.16/32",
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. The reachable ones among them serve no pages. Versions
-of Python know different parts of it."""
+"""IANA's registry of special-purpose addresses, and multicast. The reachable ones among them serve no pages. The list
+is here since versions of Python know different parts of the registry."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
-"""All that is allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and most
-addresses that embed one of IPv4: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible.
+"""All addresses allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and
+most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible.
 """
 SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")))
-"""IANA's registry within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is 6to4: both hold an address of IPv4."""
+"""IANA's registry within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is 6to4: both embed an IPv4 address."""
 ISATAP = (0x5EFE, 0x0200_5EFE)
-"""The 32 bits before an address of IPv4 to which a router of a site tunnels."""
+"""The 32 bits before an embedded IPv4 address, to which a site's router tunnels."""
 
 REDIRECTIONS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429)
-"""Statuses of a server that may answer another time. So may every server with a status from 500 on."""
+"""Statuses after which a later request may succeed. All statuses from 500 on are treated in the same way."""
 
 NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 PART_BYTES = 1 << 16
@@ -69,7 +69,7 @@ Connect = Callable[[], aiohttp.BaseConnector]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The answer of a URL. `url` is the last one after all redirections."""
+    """The answer of a URL. `url` is the URL after all redirections."""
 
     url: URL
     content_type: str
@@ -78,7 +78,7 @@ class Fetched:
 
 
 def check_public(address: str) -> None:
-    """Raises RefusedError: an address is not one of the public internet."""
+    """Raises RefusedError: `address` is not an address of the public internet."""
     number = ipaddress.ip_address(address.partition("%")[0])
     if not (_is_public_ipv4(number) if isinstance(number, IPv4Address) else _is_public_ipv6(number)):
         raise RefusedError(f"nothing is fetched from {address}, which is no public address")
@@ -96,7 +96,7 @@ def _is_public_ipv6(number: IPv6Address) -> bool:
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names by `resolver`, and refuses those that lead to an address that is not public."""
+    """Resolves names by `resolver`, and refuses names that lead to an address that is not public."""
 
     def __init__(self, resolver: AbstractResolver) -> None:
         self._resolver = resolver
@@ -115,20 +115,20 @@ class PublicResolver(AbstractResolver):
 
 
 def public_socket(info: AddrInfoType) -> socket.socket:
-    """The socket of a connection. Raises RefusedError."""
+    """Make the socket of a connection. Raises RefusedError: its address is not public."""
     family, kind, protocol, _, address = info
     check_public(str(address[0]))
     return socket.socket(family, kind, protocol)
 
 
 def public_connector(resolver: AbstractResolver | None = None) -> aiohttp.TCPConnector:
-    """Connections to public addresses alone, which `resolver` finds, the host's by default."""
+    """Return a connector that connects only to public addresses. `resolver` None: the host's resolver."""
     names = PublicResolver(resolver or aiohttp.ThreadedResolver())
     return aiohttp.TCPConnector(resolver=names, use_dns_cache=False, socket_factory=public_socket)
 
 
 def _anywhere(url: URL) -> None:
-    """Every URL of the public internet."""
+    """Accept every URL."""
 
 
 async def get_public(
@@ -142,8 +142,8 @@ async def get_public(
     """Fetch a URL of at most `limit` bytes. `check` sees the URL, and the URL of each redirection.
 
     Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
-    are more redirections, or more bytes; the status is another than 200. Raises UnavailableError: the server cannot be
-    reached, took more than `timeout_s` seconds in all, or failed.
+    are more redirections, or more bytes; the status is not 200. Raises UnavailableError: the server cannot be reached,
+    took more than `timeout_s` seconds in total, or failed.
     """
     shown = f"{url!r:.200}"
     limit_s = asyncio.timeout(timeout_s)
@@ -195,7 +195,7 @@ async def _followed(
 
 
 def _check_form(url: URL) -> None:
-    """Raises RefusedError."""
+    """Raises RefusedError: the scheme is not http or https, there is no host, or there is a user or a password."""
     if url.scheme not in ("http", "https"):
         raise RefusedError(f"its scheme is {url.scheme!r}; only http and https are fetched")
     if not url.host:
@@ -205,7 +205,7 @@ def _check_form(url: URL) -> None:
 
 
 async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Raises RefusedError, UnavailableError."""
+    """Read the body of a response. Raises RefusedError, UnavailableError."""
     if response.status >= 500 or response.status in PASSING:
         raise UnavailableError(f"status {response.status}")
     if response.status != 200:
@@ -227,7 +227,7 @@ async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _unpacking(encoding: str) -> zlib._Decompress | None:
-    """The decompressor of a body; None: it is not packed. Raises RefusedError."""
+    """Return the decompressor of a body, or None if the body is not packed. Raises RefusedError."""
     if encoding in ("", "identity"):
         return None
     if encoding in ("gzip", "x-gzip"):

@@ -26,7 +26,8 @@ AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
 def connect(
     context: zmq.Context[AnySocket], endpoint: str, keys: ClientKeys | None, max_message_bytes: int = ANY_SIZE
 ) -> AnySocket:
-    """A DEALER that connects to `endpoint`, now or once a server listens there; with keys, to their server only."""
+    """Return a DEALER that connects to `endpoint` once a server listens there. With keys it connects only to their
+    server."""
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.maxmsgsize = max_message_bytes
@@ -39,7 +40,7 @@ def connect(
 
 
 def try_send(socket: zmq.Socket[bytes], frames: Sequence[Any], copy: bool = True) -> bool:
-    """Send a message without waiting. False: the connection takes none now, because it was refused or is full."""
+    """Send a message without waiting. Returns False if the connection was refused or is full."""
     try:
         socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
     except zmq.Again:
@@ -49,20 +50,21 @@ def try_send(socket: zmq.Socket[bytes], frames: Sequence[Any], copy: bool = True
 
 async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequence[Any]) -> None:
     """Send a message, and wait at most `seconds` until the connection takes it. Raises TimeoutError."""
-    # Not wait_for, which lets the loop run before a send that is done: pyzmq then misses answers now and then.
+    # Not wait_for, which lets the loop run before it returns from a finished send: pyzmq then sometimes misses answers.
     async with asyncio.timeout(seconds):
         await socket.send_multipart(frames)
 
 
 class Watch:
-    """Notices when connections of `socket` break. They break at once if a process dies and its machine lives on."""
+    """Notices when connections of `socket` break. A connection breaks at once if the peer's process dies and its
+    machine runs on."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket
         self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
 
     def broke(self) -> bool:
-        """True if one has broken since the last call."""
+        """True if a connection has broken since the last call."""
         broke = False
         while self._events.poll(0):
             self._events.recv_multipart()
@@ -70,7 +72,7 @@ class Watch:
         return broke
 
     def close(self) -> None:
-        """Call it before the socket is closed. A second call does nothing."""
+        """Stop watching. Call this before the socket is closed. A second call does nothing."""
         if not self._events.closed:
             self._socket.disable_monitor()
             self._events.close(0)

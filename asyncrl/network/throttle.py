@@ -1,4 +1,4 @@
-"""Log lines about events that others cause, at a bounded rate, so that they cannot fill the disk."""
+"""Log lines about events that clients cause, at a bounded rate, so that they cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -49,12 +49,10 @@ class Throttled:
 
 @dataclass
 class ErrorLogger:
-    """Log lines about errors of which many may be the same: the first has its traceback, the others are counted, in
-    lines at intervals that double.
-
-    Two errors are the same if their first causes have one type and were raised at one place. More than MAX_DISTINCT
-    count as the same. An error that asyncrl raised on purpose needs no traceback. For one thread only. `clock` gives
-    monotonic seconds.
+    """Logs errors that may repeat. The first of a kind is logged with its traceback. Later ones are counted, and lines
+    at doubling intervals have the count. Two errors are of one kind if their first causes have the same type and were
+    raised at the same line. All kinds after MAX_DISTINCT count as one. An AsyncrlError is logged without a traceback.
+    For one thread only. `clock` gives monotonic seconds.
     """
 
     logger: logging.Logger
@@ -62,7 +60,7 @@ class ErrorLogger:
     _seen: dict[object, _Repeated] = field(default_factory=dict, init=False)
 
     def exception(self, text: str, error: BaseException) -> None:
-        """Log `text`, which tells of `error`, or count it."""
+        """Log `text` about `error`, or count the error."""
         cause = _first_cause(error)
         place: object = _place(cause)
         if place not in self._seen and len(self._seen) >= MAX_DISTINCT:
@@ -81,7 +79,7 @@ class ErrorLogger:
 
 @dataclass
 class _Repeated:
-    """An error that was logged: how often it came since, and when the next line is due."""
+    """A kind of error that was logged: when its next line is `due`, and the `count` of errors since the last line."""
 
     due: float
     interval_s: float = FIRST_COUNT_S
@@ -95,7 +93,7 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def _place(error: BaseException) -> tuple[type[BaseException], str, int]:
-    """The type of an error and where it was raised."""
+    """Return the type of an error, and the file and line at which it was raised."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""The door to the configuration of this room: opens the reports of a process as `observe.*` says."""
+"""Opens the reports of a process as the section `observe` of the configuration sets them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from asyncrl.observe.spans import open_spans
 
 @contextmanager
 def open_reports(config: TrainConfig, name: str, endpoint: str = "") -> Iterator[Reports]:
-    """The reports of the process `name` of a run. `endpoint`: the address at which it serves, by which the clocks of
-    its clients are aligned with its own."""
+    """Open the reports of the process `name` of a run. `endpoint` is the address of a replay, whose clients align their
+    clocks with its clock."""
     with ExitStack() as stack:
         spans = open_spans(config.observe, locations.run_dir(config.run), name, endpoint)
         stack.enter_context(closing(spans))
@@ -25,7 +25,7 @@ def open_reports(config: TrainConfig, name: str, endpoint: str = "") -> Iterator
 
 
 def source_of(config: TrainConfig, role: str) -> Source:
-    """The role of a run whose metrics the sinks take."""
+    """The description of a role for its sinks."""
     return Source(
         locations.run_dir(config.run),
         role,

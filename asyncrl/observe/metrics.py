@@ -26,8 +26,8 @@ class Metrics(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The number of values in each bin: `counts` [bins]. Bin i is from `edges[i]` to `edges[i + 1]`: `edges` [bins + 1]
-    rise. Raises InvariantError: they do not fit."""
+    """The number of values in each bin: `counts` [bins]. Bin i is from `edges[i]` to `edges[i + 1]`. Raises
+    InvariantError: `edges` [bins + 1] do not ascend, or have another length."""
 
     counts: tuple[float, ...]
     edges: tuple[float, ...]
@@ -51,7 +51,7 @@ class LoggedEpisode:
 
 
 class Sink:
-    """A destination of metrics. It implements the calls that it supports: the others do nothing.
+    """A destination of metrics. A sink implements the calls that it supports; by default a call does nothing.
 
     A call may raise any exception, and `Fanout` counts it. `lost` counts the calls that the sink itself dropped.
     """
@@ -71,24 +71,24 @@ class Sink:
         """Take a sample of the episodes that a step trained."""
 
     def model(self, step: int, folder: Path) -> None:
-        """Take the model that was exported after `step` steps: the files of `folder`, which stays."""
+        """Take the model that was exported after `step` steps: the files of `folder`, which is not deleted."""
 
     def end(self) -> None:
         """Begin to close, without a wait: `close` follows."""
 
     def close(self) -> None:
-        """Take no more. A second call does nothing."""
+        """Close the sink. A second call does nothing."""
 
     def abandon(self) -> None:
-        """Release the thing that a hanging `close` waits for. Another thread calls this, before the process ends."""
+        """End the wait of a hanging `close`. Another thread calls this, before the process ends."""
 
 
 class Fanout(Sink):
     """Passes everything on to several sinks.
 
     A sink that fails never ends the process. The failed call is lost, counted as `metrics/lost` in later values, and
-    logged the first time. The same holds for a value that is neither text nor a number that fits a float; the others of
-    its row stay.
+    logged the first time. The same holds for a value that is neither text nor a number within the range of floats; the
+    rest of its row stays.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -98,7 +98,7 @@ class Fanout(Sink):
 
     @property
     def lost(self) -> int:  # type: ignore[override]
-        """Calls that a sink raised or dropped, and values that no sink can take."""
+        """The number of calls that a sink raised or dropped, and of values that no sink can take."""
         return self._refused + self._raised.count + sum(sink.lost for sink in self._sinks)
 
     def resumed(self, step: int) -> None:
@@ -108,10 +108,10 @@ class Fanout(Sink):
         plain = _plain(values)
         if refused := values.keys() - plain.keys():
             if not self._refused:
-                logger.warning("metrics are lost: %s are no numbers that fit; metrics/lost counts on", sorted(refused))
+                logger.warning("metrics are lost: %s are no valid numbers; metrics/lost counts them", sorted(refused))
             self._refused += len(refused)
         lost = self.lost
-        # A fanout around this one has counted more.
+        # An outer Fanout may have counted more, so its value comes last.
         counted = {"metrics/lost": float(lost), **plain} if lost else plain
         self._each(lambda sink: sink.log(step, counted))
 
@@ -153,7 +153,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Value]:
 
 
 class Failures:
-    """Calls of sinks that raised: counted, and logged the first time for each sink."""
+    """Counts the calls of sinks that raised, and logs the first one of each sink."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -162,9 +162,9 @@ class Failures:
     def catch(self, sink: Sink, action: Callable[[Sink], None]) -> None:
         try:
             action(sink)
-        except Exception as error:  # noqa: BLE001 - a sink is a library's or a service's, which raises what it likes
+        except Exception as error:  # noqa: BLE001 - the library of a sink may raise anything
             self.count += 1
             if id(sink) not in self._known:
                 self._known.add(id(sink))
                 name = type(sink).__name__
-                logger.warning("metrics are lost: %s failed with %r; metrics/lost counts on", name, error)
+                logger.warning("metrics are lost: %s failed with %r; metrics/lost counts further calls", name, error)

@@ -14,9 +14,9 @@ from asyncrl.observe.usage import WithUsage, usage_of_this_process
 
 
 class Reports:
-    """Opens the reports of the process that `source` names. All that it opens is closed with `stack`.
+    """Opens the reports of the process that `source` names, and closes them with `stack`.
 
-    A process opens its metrics when it needs them. The rows of the first sink have its use of the machine, too.
+    The rows of the sink that is opened first also have the process's use of the machine.
     """
 
     def __init__(self, source: Source, options: ObserveConfig, spans: Spans, stack: ExitStack) -> None:
@@ -25,8 +25,8 @@ class Reports:
         self._is_counted = False
 
     def metrics(self, name: str | None = None, console: bool = True, gpus: bool = True) -> Sink:
-        """Open the sinks of a file of metrics, by default of the process's name. `console`: the log may have them, too.
-        `gpus`: the process may have any. Raises ConfigError as `open_metrics` does."""
+        """Open the sinks of the file of metrics `name`, by default the name of the process. `console`: the metrics may
+        also go to the log. `gpus`: the process may use GPUs. Raises ConfigError as `open_metrics` does."""
         source = replace(self._source, role=name or self.name)
         sink = open_metrics(source, self._options, console)
         return self._counted(self._stack.enter_context(closing(sink)), gpus)

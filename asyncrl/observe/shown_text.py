@@ -1,4 +1,4 @@
-"""The text of an episode for people: an image is a few words there, and not a placeholder for each of its features."""
+"""The text of an episode for people, with a few words for each image instead of its placeholder tokens."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NAME_CHARS = 8
 
 
 def image_mark(name: bytes, tokens: int) -> str:
-    """An image in a text: the first digits of its digest, by which two images are told apart, and its tokens."""
+    """The words for an image: the first digits of its digest, which tell images apart, and its number of tokens."""
     return f"[image {name.hex()[:NAME_CHARS]}, {tokens} tokens]"
 
 
 def shown_text(trajectory: Trajectory, start: int, end: int, decode: Callable[[list[int]], str]) -> str:
-    """The text of the tokens [start, end). An image that begins there is its mark; an image that began before is left
-    out."""
+    """The text of the tokens [start, end). An image that begins among them is shown by its mark; an image that began
+    before is left out."""
     texts, position = [], start
     for (begin, stop), name in zip(trajectory.image_spans.tolist(), trajectory.image_names, strict=True):
         if stop <= position or begin >= end:

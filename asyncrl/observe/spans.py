@@ -1,16 +1,15 @@
-"""Spans: what a role did and when, recorded for the timeline that `asyncrl trace` makes.
+"""Spans: the activities of a role with their times, recorded for the timeline that `asyncrl trace` makes.
 
-To record a span costs a role about a microsecond: a thread of its own encodes and writes what was recorded, every
-FLUSH_S seconds. A fault of the disk never reaches the role: the spans that it costs are counted, and so are those that
-come faster than they can be written. A killed process loses the spans of the last moment.
+Recording a span costs a role about a microsecond: a thread encodes and writes the spans every FLUSH_S seconds. An error
+of the disk never reaches the role: lost spans are counted, and so are spans that come faster than they can be written.
+A killed process loses its newest spans.
 
-A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. When the file has half of the bytes
-that it may have, it becomes `ROLE.jsonl.old`, in the place of an older one, whose spans are counted as dropped. A line
-that is a list is a span: name, track, start, duration and values; times are whole microseconds, starts since 1970. A
-line that is an object is a note:
+A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. At half of the allowed bytes the file
+becomes `ROLE.jsonl.old`, and replaces an older one, whose spans count as dropped. A line with a list is a span: name,
+track, start, duration and values; times are whole microseconds, starts since 1970. A line with an object is a note:
 
-- `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, when
-  the process `started`, and how many lines were `dropped` so far.
+- `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, the
+  time at which the process `started`, and the number of lines `dropped` so far.
 - `clock`: at that time the clock of `peer`, the endpoint of a replay, was `ahead` microseconds ahead of this one. The
   measurement took `round_trip` microseconds.
 - `lost`: the number of spans that this process has not written so far.
@@ -56,8 +55,8 @@ _Span = tuple[str, str, float, float, Mapping[str, Value]]
 class Spans(Protocol):
     """Takes the spans of one process, from any thread.
 
-    A span has a name, and a track: the thing that does one span after another. Without a track it belongs to the
-    episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
+    A span has a name, and a track: a line of the timeline, on which spans follow each other. Without a track it belongs
+    to the episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
     """
 
     @property
@@ -67,7 +66,7 @@ class Spans(Protocol):
     def clock(self) -> float: ...
 
     def wall(self, at: float) -> float:
-        """Seconds since 1970 at the time `at` of `clock`; 0 where nothing is recorded."""
+        """Seconds since 1970 at the time `at` of `clock`; 0 if nothing is recorded."""
         ...
 
     def add(self, name: str, start: float, end: float, track: str = "", /, **values: Value) -> None:
@@ -75,12 +74,12 @@ class Spans(Protocol):
         ...
 
     def span(self, name: str, track: str = "", /, **values: Value) -> AbstractContextManager[dict[str, Value]]:
-        """Record the block as a span, also where it raises. The block may add values to the mapping that it gets."""
+        """Record the block as a span, even if it raises. The block may add values to the mapping that it gets."""
         ...
 
     def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:
-        """A replay at the endpoint `peer` answered at once that its `wall` is `theirs`; the request was sent, and the
-        answer received, at these times of `clock`."""
+        """Record that the replay at the endpoint `peer` answered at once that its `wall` is `theirs`. `sent` and
+        `received` are the times of the request and of the answer on `clock`."""
         ...
 
     def close(self) -> None: ...
@@ -136,7 +135,7 @@ class _Block:
 
 
 class SpanFile:
-    """A file of lines at `path` that keeps to `most_bytes`, together with the older one in the same folder."""
+    """A file of lines at `path`. Together with the older file in its folder it has at most `most_bytes`."""
 
     def __init__(self, path: Path, most_bytes: int) -> None:
         self._path = path
@@ -151,8 +150,8 @@ class SpanFile:
         return self._most_bytes // 4
 
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
-        """Append whole lines. The first ones of the process or of a file follow the lines of `begin`. Raises OSError,
-        and then removes the part of the lines that was written."""
+        """Append whole lines. The first lines of a process or of a file come after the lines that `begin` returns.
+        Raises OSError, after removing the part of the lines that was written."""
         if self._file is not None and os.fstat(self._file.fileno()).st_nlink == 0:
             self.close()  # Somebody deleted the file.
         begins = self._file is None
@@ -192,7 +191,7 @@ class SpanFile:
 
 
 def _dropped_before(line: bytes) -> int:
-    """The number of dropped lines in the first line of a file; 0 where the file is new, or its beginning damaged."""
+    """The number of dropped lines in the first line of a file; 0 if the file is new, or its beginning damaged."""
     try:
         note = json.loads(line)
     except (ValueError, RecursionError):
@@ -220,7 +219,7 @@ class ClockEstimate:
             self._since = received
 
     def take(self, now: float) -> dict[str, Value] | None:
-        """The note of a window that is over at `now`, a time of our clock."""
+        """The note of a window that is over at `now`, a time of our clock; `None` if no window is over."""
         best = self._best
         if best is None or now - self._since < self._window_s:
             return None
@@ -230,7 +229,7 @@ class ClockEstimate:
 
 
 class SpanRecorder:
-    """Writes the spans of this process to `file`, with `about` the process in its notes. `start` begins to write."""
+    """Writes the spans of this process to `file`, once `start` was called. `about` describes the process in notes."""
 
     records = True
 
@@ -307,7 +306,7 @@ class SpanRecorder:
             self._file.append(b"".join(lines), self._begin)
         except OSError as error:
             if not self._failed:
-                logger.warning("spans are lost, which a timeline will lack: %s", error)
+                logger.warning("spans are lost, and will be missing in the timeline: %s", error)
             self._failed = True
             return False
         return True
@@ -323,10 +322,10 @@ class SpanRecorder:
         return b"".join(self._encoder.encode(note) + b"\n" for note in notes)
 
     def _encoded(self, span: _Span) -> bytes:
-        """A span's line; nothing, and counted, where it has no encoding or is too long."""
+        """The line of a span. A span that has no encoding or is too long is counted as lost, and its line is empty."""
         name, track, start, end, values = span
         try:
-            # Both ends are rounded alike, so that what lies within a span stays within it.
+            # Both ends are rounded alike, so that a span within another one stays within it.
             begun, ended = _microseconds(start + self._ahead), _microseconds(end + self._ahead)
             line = self._encoder.encode((name, track, begun, max(0, ended - begun), values)) + b"\n"
             if len(line) > self._file.most_at_once:

@@ -1,6 +1,6 @@
 """The use of the machine by a role's process, in the rows of its metrics.
 
-A thread samples: a driver that hangs must not hold up the role, and a row costs no more than a few sums.
+A thread takes the samples, so that a driver that hangs does not block the role, and a row costs only a few sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
 STALE_S = 30.0
-"""An older sample says nothing about now: the next one hangs, or fails."""
+"""An older sample is not reported: the samples after it hang or fail."""
 CLOSE_S = 1.0
 
 GpuReader = Callable[[], GpuUse | None]
@@ -30,10 +30,10 @@ _HostSample = tuple[float, HostUse]
 
 
 class Usage:
-    """Samples the values that `host` reads, and the ones that the reader from `open_gpus` reads.
+    """Samples the use of the host with `host`, and of the GPUs with the reader that `open_gpus` returns.
 
-    The first sample calls `open_gpus`. After an error of GPUs they are not read again. `clock` gives seconds. Any
-    thread may read values.
+    The first sample calls `open_gpus`. After an error the GPUs are not read again. `clock` gives seconds. Any thread
+    may call `values`.
     """
 
     def __init__(
@@ -58,20 +58,20 @@ class Usage:
             host = (self._clock(), self._host())
         except (psutil.Error, OSError) as error:
             if not self._fails:
-                logger.warning("what this process takes of its machine is not measured for now: %r", error)
+                logger.warning("the CPU and memory use of this process is not measured for now: %r", error)
             self._fails = True
             return
         self._fails = False
         gpus = self._read_gpus()
         with self._lock:
-            # The one of the last row, and the newest.
+            # Keeps the sample of the last row, and the newest one.
             self._samples = [*self._samples[:1], host]
             if gpus is not None:
                 self._gpu_uses.append(gpus)
 
     def values(self) -> dict[str, float]:
-        """The values of the next row: means since the last one, and the newest memory. Without a new sample they are
-        the same again, for up to STALE_S."""
+        """The values of the next row: means since the last row, and the newest memory. Without a new sample the last
+        values come again, for up to STALE_S."""
         with self._lock:
             if len(self._samples) > 1:
                 self._values = {**_host_values(*self._samples), **_gpu_values(self._gpu_uses)}
@@ -83,7 +83,7 @@ class Usage:
             if self._open_gpus is not None:
                 self._gpus, self._open_gpus = self._open_gpus(), None
             return None if self._gpus is None else self._gpus()
-        except Exception as error:  # noqa: BLE001 - a driver's library, which raises what it likes
+        except Exception as error:  # noqa: BLE001 - a driver's library may raise anything
             logger.warning("the use of GPUs is not measured any more: %r", error)
             self._open_gpus = self._gpus = None
             return None
@@ -91,7 +91,7 @@ class Usage:
 
 def _host_values(before: _HostSample, after: _HostSample) -> dict[str, float]:
     seconds = max(after[0] - before[0], 1e-9)
-    # A child that has ended takes its seconds away until its parent has waited for it.
+    # The seconds of a child that has ended are missing until its parent has waited for it.
     used = max(0.0, after[1].cpu_s - before[1].cpu_s)
     return {"usage/cpu_cores": used / seconds, "usage/memory_gb": after[1].resident / 1e9}
 
@@ -117,8 +117,8 @@ class WithUsage(Fanout):
 
 @contextmanager
 def usage_of_this_process(gpus: bool = True) -> Iterator[Usage]:
-    """Sample the use of the machine by this process, its children and the GPUs that it sees, every SAMPLE_S. `gpus`:
-    its role may have any."""
+    """Sample the use of the machine by this process and its children, and of the GPUs that it sees, every SAMPLE_S.
+    `gpus`: the role may use GPUs."""
     usage, stop = Usage(ProcessTree().read, _open_gpus if gpus else None), threading.Event()
 
     def sample() -> None:

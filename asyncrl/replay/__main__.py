@@ -1,6 +1,6 @@
 """`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C.
 
-A replay without a supervisor also ends soon after the learner has done the last step.
+A replay that no supervisor started also ends shortly after the learner's last step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run(config: TrainConfig) -> None:
     """
     stop, activity, network = process.stop_on_signals(), Activity(), config.network
     process.keep_freed_memory()
-    gc.freeze()  # Collections need not look at what is loaded: it lives as long as the process.
+    gc.freeze()  # Garbage collections skip the loaded modules, which live as long as the process.
     keys, endpoint = (
         server_keys(network.keys),
         locations.replay_endpoints(network, config.replay.shards)[config.replay.shard],

@@ -1,8 +1,9 @@
-"""Slows tickets down while everything fails: actors whose tool is broken would otherwise use up tasks at full speed.
+"""Slows down the issue of tickets while everything fails. Else actors with a broken tool would use up tasks at full
+speed.
 
-Episodes and their scorings are counted apart, since episodes may end well while none of them can be scored. Once the
-last STREAK of either have failed, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S.
-The first success of that kind ends the slowdown.
+Episodes and scorings are counted separately, since episodes may succeed while all scorings fail. After STREAK failures
+of one kind in a row, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S. The first
+success of this kind ends the slowdown.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ EPISODES, SCORINGS = "episodes", "scorings of episodes"
 
 
 class FailureBackoff:
-    """Counts failures in a row of each kind; `newest` is the newest failure. `clock` gives monotonic seconds."""
+    """Counts the failures of each kind since its last success. `newest` describes the newest failure. `clock` gives
+    monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -31,14 +33,14 @@ class FailureBackoff:
         self._next = 0.0
 
     def succeeded(self, kind: str) -> None:
-        """One of `kind` ended well."""
+        """Note a success of `kind`."""
         self._in_a_row[kind] = 0
         if self._interval_s and max(self._in_a_row.values()) < STREAK:
             self._interval_s = 0.0
-            log.info("%s end well again: tickets are issued at full speed", kind)
+            log.info("%s succeed again: tickets are issued at full speed", kind)
 
     def failed(self, kind: str, name: str, reason: str) -> None:
-        """One of `kind`, the ticket or trajectory `name`, failed."""
+        """Note a failure of `kind`. `name` is the ticket or trajectory."""
         self._in_a_row[kind] += 1
         self.newest = f"{name}: {one_line(reason)}"
         if not self._interval_s and self._in_a_row[kind] >= STREAK:
@@ -53,13 +55,13 @@ class FailureBackoff:
         return min(want, int(self._clock() >= self._next))
 
     def issued(self) -> None:
-        """A ticket was issued that was allowed."""
+        """Note that an allowed ticket was issued."""
         if self._interval_s:
             self._next = self._clock() + self._interval_s
             self._interval_s = min(LONGEST_S, 2 * self._interval_s)
 
     def text(self) -> str:
-        """The failures and their newest reason, for people; empty while tickets are issued at full speed."""
+        """A text about the failures and the newest reason. Empty while tickets are issued at full speed."""
         if not self._interval_s:
             return ""
         kind, count = max(self._in_a_row.items(), key=lambda entry: entry[1])
@@ -69,5 +71,5 @@ class FailureBackoff:
 
 
 def one_line(reason: str) -> str:
-    """The reason without control characters: a tool's or an agent's text may hold a terminal's escape sequences."""
+    """The reason without control characters. A text of a tool or an agent may contain escape sequences of terminals."""
     return "".join(each if each.isprintable() else " " for each in reason[:SHOWN_CHARACTERS])

@@ -1,7 +1,7 @@
-"""One thread that works for another, one call at a time.
+"""A helper thread that runs one call at a time.
 
-A replay hands each of its turns over twice. With futures of the standard library a hand-over costs more processor time
-than small requests do; two queues cost a third of that.
+The replay server hands over each batch of requests and its result. With futures of the standard library this costs more
+processor time than small requests themselves. Two queues cost a third of that.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Out = TypeVar("Out")
 
 
 class CallThread(Generic[In, Out]):
-    """Calls `work` in a thread called `name`, until a `with` block ends. `busy`: a call has begun, and its result was
-    not taken yet."""
+    """Calls `work` in a thread called `name`, until the `with` block ends. `busy` is true from `begin` until `result`
+    has returned the result."""
 
     def __init__(self, work: Callable[[In], Out], name: str) -> None:
         self._work = work
@@ -38,13 +38,13 @@ class CallThread(Generic[In, Out]):
         self._thread.join()
 
     def begin(self, argument: In) -> None:
-        """Begin a call; none may be under way."""
+        """Begin a call. No other call may be running."""
         assert not self.busy
         self.busy = True
         self._calls.put((argument,))
 
     def result(self, timeout_s: float | None = None) -> Out | None:
-        """The result of the call; None: it is not there within `timeout_s`. Raises what the call has raised."""
+        """The result of the call. `None` if it is not ready within `timeout_s`. Raises the exception of the call."""
         try:
             result, error = self._results.get(timeout=timeout_s)
         except Empty:
@@ -58,5 +58,5 @@ class CallThread(Generic[In, Out]):
         while (call := self._calls.get()) is not None:
             try:
                 self._results.put((self._work(*call), None))
-            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that takes the result
+            except BaseException as error:  # noqa: BLE001 - `result` raises it
                 self._results.put((None, error))

@@ -1,4 +1,4 @@
-"""The run's configuration in the store: the newest values, and every change with its first step."""
+"""The run's configuration in the store: the newest values, and every change with the first step that uses it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def changes(tx: Transaction) -> list[ConfigChange]:
 
 
 def set_changes(tx: Transaction, recorded: list[ConfigChange]) -> None:
-    """Record these changes instead."""
+    """Replace the recorded changes."""
     tx.put("meta", CHANGES, recorded)
 
 
 def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-    """Record the values that the learner uses from now on; returns every change so far. The values of a new run are no
-    change. Secrets are not recorded, and so are no change either.
+    """Record the values that the learner uses from now on. Returns all changes so far. The values of a new run do not
+    count as changes, and neither do secrets, which are not recorded.
 
-    Raises ConfigError: these are not the values of all keys, or a run that resumes keeps some of its values.
+    Raises ConfigError: `values` are not of exactly all keys, or they change a key that a resumed run must keep.
     """
     require_values(values)
     values, before, found = recorded(values), tx.get("meta", VALUES, dict[str, Any]), changes(tx)
     if before is not None:
-        # A key that came with a newer version of asyncrl than the one that began the run is no change.
+        # A key that is new in this version of asyncrl does not count as changed.
         before = {**values, **recorded(before)}
         step = tx.count("plans")
         for key in changed_keys(before, values):

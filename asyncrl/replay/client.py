@@ -1,7 +1,7 @@
-"""The client of the replay, for actors, scorers, learner ranks and people.
+"""The client of the replay, for actors, scorers, learner ranks and commands.
 
-A call waits until the replay has answered, even if the replay restarts meanwhile. Requests are harmless to repeat, so
-each takes effect exactly once. A client belongs to one thread; make one for each thread.
+A call waits until the replay has answered, even if the replay restarts meanwhile. The client may repeat a request, but
+each takes effect only once. Each thread needs its own client.
 """
 
 from __future__ import annotations
@@ -54,23 +54,23 @@ from asyncrl.wire import (
 
 T = TypeVar("T")
 Outcome = str | RefusedError | WireError
-"""The outcome of a delivery: stored, duplicate or late, or the error with which it was refused."""
+"""The outcome of a delivery: "stored", "duplicate" or "late", or the error that refused it."""
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
-"""The bound on the number of requests whose replies are large."""
+"""The most unanswered requests with large replies."""
 RENEWALS_PER_LEASE = 4
-"""The number of renewals in the time after which a silent worker would count as dead."""
+"""The number of renewals within `replay.lease_s`."""
 
 
 class ReplayClient:
     """One connection of `worker` to the replay at `endpoint`.
 
-    `incarnation` tells one start of a worker from the next; work of an older incarnation goes to others. `stop` ends
-    waits with StoppedError. `give_up_s`, where set, ends them with UnavailableError. `keys` come from network.keys.
-    `run` is sent with every request, and the replay of another run refuses it; without `run` the replay answers only
-    read requests. A request without an answer for `retry_s` is sent again. `spans` records how far the replay's clock
-    is ahead.
+    `incarnation` identifies one start of a worker. When a worker starts again, the work of its older incarnation goes
+    to other workers. `stop` ends waits with StoppedError. After `give_up_s`, if set, a wait ends with UnavailableError.
+    `keys` come from network.keys. `run` is sent with every request, and the replay of another run refuses it. Without
+    `run`, the replay answers only read requests. A request without an answer for `retry_s` is sent again. `spans`
+    records the offset of the replay's clock.
     """
 
     def __init__(
@@ -94,21 +94,19 @@ class ReplayClient:
         self._link.close()
 
     def tickets(self, holding: Sequence[str], want: int, waiting: Sequence[str] = ()) -> list[Ticket]:
-        """Up to `want` tickets; waits about a second for the first. `holding` names the tickets of this client.
-        `waiting` names the ones whose episodes do not run, because they wait for a version or for delivery.
-        """
+        """Up to `want` tickets. Waits about a second for the first. `holding` are the tickets that this client has.
+        `waiting` are those tickets in `holding` whose episodes wait for a version or for delivery."""
         request = protocol.GetTickets(self._worker, self._incarnation, list(holding), list(waiting), want)
         return self._ask(request, protocol.TICKETS) or []
 
     def leave(self) -> None:
-        """End this start of the worker: its work goes to others at once."""
+        """Tell the replay that this incarnation ends. Its work goes to other workers at once."""
         self._send(protocol.Leave(self._worker, self._incarnation))
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
-        """Deliver a trajectory; returns once it is durable: stored, duplicate, or late (counted, not kept). `images`
-        has at least the images that it shows, by digest; they are sent if the replay lacks one of them. Raises
-        RefusedError; WireError: it cannot be encoded.
-        """
+        """Deliver a trajectory. Returns "stored" once it is durable, "duplicate", or "late" (counted, but not kept).
+        `images` has all images of the trajectory by digest. They are sent if the replay lacks one. Raises RefusedError;
+        WireError: the trajectory cannot be encoded."""
         [outcome] = self.put_all([trajectory], images)
         if isinstance(outcome, str):
             return outcome
@@ -117,9 +115,8 @@ class ReplayClient:
     def put_all(
         self, trajectories: Sequence[Trajectory], images: Mapping[bytes, bytes] = MappingProxyType({})
     ) -> list[Outcome]:
-        """Deliver several at once; returns when all are durable or refused. Each result is the one that `put` would
-        return, or the error that it would raise.
-        """
+        """Deliver several trajectories at once. Returns when all are durable or refused. Each result is the one that
+        `put` would return, or the error that `put` would raise."""
         outcomes: dict[int, Outcome] = {}
         rest = dict(enumerate(trajectories))
         while rest:
@@ -133,7 +130,7 @@ class ReplayClient:
     def _put_each(
         self, trajectories: Mapping[int, Trajectory], images: Mapping[bytes, bytes] | None = None
     ) -> dict[int, Outcome]:
-        """Send each, with all that it shows if `images` are given. Returns the outcome of each."""
+        """Send each trajectory, with its images if `images` is given. Returns the outcome of each."""
         outcomes: dict[int, Outcome] = {}
         requests = {}
         for at, trajectory in trajectories.items():
@@ -152,17 +149,17 @@ class ReplayClient:
         return outcomes
 
     def fail(self, ticket_id: str, reason: str) -> None:
-        """Give an episode up, with the reason."""
+        """Report that an episode failed, with the reason."""
         self.fail_all({ticket_id: reason})
 
     def fail_all(self, reasons: Mapping[str, str]) -> None:
-        """Give several episodes up at once, each with its reason."""
+        """Report that several episodes failed, each with its reason."""
         self._send_all([(protocol.FailEpisode(each, _for_good(reason)), ()) for each, reason in reasons.items()])
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
-        """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
-        groups, for the kind that scores groups. Waits about a second for the first.
-        """
+        """Lease trajectories that need scores of the kinds in `serves`: at most `trajectories`, with at most `tokens`
+        together. If the next kind scores whole groups, lease up to `groups` groups instead. Waits about a second for
+        the first."""
         answer = self._send(
             protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens, groups)
         )
@@ -174,26 +171,24 @@ class ReplayClient:
         self._send(protocol.RenewLease(self._worker))
 
     def label(self, labels: Sequence[Labels]) -> None:
-        """Deliver labels; returns once all are durable. If some were refused, raises the first RefusedError once the
-        others are durable.
-        """
+        """Deliver labels. Returns once all are durable. If some labels are refused, the rest is still stored, and then
+        the first RefusedError is raised."""
         request = protocol.PutLabels(self._worker, self._incarnation)
         self._send_all([(request, encode(labels_message(each))) for each in labels])
 
     def label_group(self, labels: Sequence[Labels]) -> None:
-        """Deliver the labels of a group that was leased whole, in the order of the lease; returns once all are durable.
-        Raises RefusedError: the replay took none of them."""
+        """Deliver the labels of a group that was leased whole, in the order of the lease. Returns once all are durable.
+        Raises RefusedError: the replay stored none of them."""
         frames = [join(encode(labels_message(each))) for each in labels]
         self._send_all([(protocol.PutGroupLabels(self._worker, self._incarnation), frames)])
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
-        """Give the scoring of a trajectory up for now, with the reason, or of its group if leased whole."""
+        """Report that a scoring failed, with the reason: of a trajectory, or of its group if that was leased whole."""
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, _for_good(reason)))
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-        """Record that the learner uses these values of all keys from `time`, in seconds since 1970; returns every
-        change that the run had so far. Raises ConfigError: a run that resumes keeps the values of some keys.
-        """
+        """Record that the learner uses these values of all keys from `time` on, in seconds since 1970. Returns all
+        changes of the run so far. Raises ConfigError: a value differs that a resumed run must keep."""
         try:
             return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
         except RefusedError as error:
@@ -201,23 +196,24 @@ class ReplayClient:
             raise ConfigError(str(error)) from error
 
     def require(self, needs: LabelNeeds, first: int) -> None:
-        """Have only episodes planned whose labels meet these needs, from step `first` on."""
+        """Have the replay plan only episodes whose labels meet these needs, from step `first` on."""
         self._send(protocol.RequireLabels(first, [*needs.scores], needs.unit_steps))
 
     def plan(self, step: int) -> BatchPlan | None:
-        """The plan of a learner step; waits about a second for it, then None. Raises TooManyFailuresError."""
+        """The plan of a learner step. `None` if there is none within about a second. Raises TooManyFailuresError: the
+        replay ends the run."""
         return self._ask(protocol.GetPlan(step, ahead=False), protocol.PLAN)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
-        """The plan of a step after the learner's, if there is one already; does not wait for it."""
+        """The plan of a step that the learner has not reached. `None` if there is none yet; does not wait."""
         return self._ask(protocol.GetPlan(step, ahead=True), protocol.PLAN)
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Trajectories, in the order of `ids`. Raises RefusedError: one is no longer stored."""
+        """The trajectories of `ids`, in their order. Raises RefusedError: one is no longer stored."""
         return [read_trajectory(message) for message in self._fetch("data", ids)]
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are no longer stored."""
+        """The labels of the trajectories `ids`, in their order. Raises RefusedError: some are no longer stored."""
         return [read_labels(message) for message in self._fetch("labels", ids)]
 
     def _fetch(self, table: Literal["data", "labels"], ids: Sequence[str]) -> Iterator[Message]:
@@ -226,61 +222,63 @@ class ReplayClient:
         return (_stored(frame) for answer in answers for frame in answer.frames)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of the image of this digest that a trajectory shows. Raises RefusedError: it is not there."""
+        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
         return bytes(self._send(protocol.FetchImage(trajectory, name)).frames[0])
 
     def task(self, name: str) -> Task | None:
-        """The task of which the trajectory `name` is an episode; None: the replay does not know it."""
+        """The task of the trajectory `name`. `None` if the replay does not know it."""
         return self._ask(protocol.GetTask(name), protocol.TASK)
 
     def published(self, version: int) -> None:
-        """The learner has published `version`."""
+        """Tell the replay that the learner has published `version`."""
         self._send(protocol.Published(version))
 
     def checkpointed(self, steps: int, kept: int) -> None:
-        """Note that a checkpoint covers the first `steps` steps. Every checkpoint that may still be resumed covers the
-        first `kept`, whose trajectories may be forgotten. Raises RefusedError: fewer steps were planned.
-        """
+        """Tell the replay that a checkpoint covers the first `steps` steps, and that every kept checkpoint covers the
+        first `kept` steps, whose trajectories may be deleted. Raises RefusedError: fewer steps were planned."""
         self._send(protocol.Checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
-        """Have the held-out tasks run greedily with `version` or newer; asking twice does nothing more."""
+        """Have the held-out tasks run with `version` or newer. A repeated call has no effect."""
         self._send(protocol.Evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """The result of an evaluation: outcome, accuracy, reward, count, failed; tokens, tokens of newer versions
-        (newer_tokens) and newest_version; sources, with a Tally for each data source. None while it is not complete;
-        `wait` waits about a second for it.
-        """
+        """The result of an evaluation by name: outcome, accuracy, reward, count, failed, tokens, newer_tokens (tokens
+        that newer versions sampled), newest_version, and sources with a Tally for each data source.
+
+        `None` while the evaluation is incomplete. With `wait`, waits about a second for it."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
 
     def finished(self) -> None:
-        """Tell the replay that the learner has done the last step of the run. A replay without a supervisor then ends
-        soon, and workers get RunOverError from `tickets`, `lease` and `renew`."""
+        """Tell the replay that the learner has done the last step of the run. A replay that no supervisor started then
+        ends soon, and workers get RunOverError from `tickets`, `lease` and `renew`."""
         self._send(protocol.Finished())
 
     def status(self) -> dict[str, Any]:
-        """Counters and depths."""
+        """The replay's counters, and the sizes of its tables."""
         return self._send(protocol.GetStatus()).read(protocol.VALUES)
 
     def requeue(self, ticket: str) -> str:
-        """Try a dead letter again; says how: scoring or task. Raises RefusedError."""
+        """Try a dead letter again. Returns "scoring" if its episode is scored again, or "task" if its task runs again.
+        Raises RefusedError: there is no such dead letter, or it cannot be tried again."""
         return self._send(protocol.Requeue(ticket)).read(protocol.TEXT)
 
     def discard(self, ticket: str) -> None:
-        """Forget a dead letter with its episode. Raises RefusedError."""
+        """Delete a dead letter with its episode. Raises RefusedError: there is no such dead letter."""
         self._send(protocol.Discard(ticket))
 
     def skip_plan(self, step: int, reason: str) -> int:
-        """Have a recorded plan's step train nothing; how many trajectories died with it. Raises RefusedError."""
+        """Have the step of a recorded plan train nothing. Returns the number of trajectories that became dead letters.
+        Raises RefusedError: the step has no plan, or was trained."""
         return self._send(protocol.SkipPlan(step, _for_good(reason))).read(protocol.NUMBER)
 
     def audit(self) -> dict[str, Any]:
-        """Count the accepted trajectories by state, the lost ones, and those that were planned twice."""
+        """The number of accepted trajectories by state, of lost trajectories, and of trajectories that were planned
+        twice."""
         return self._send(protocol.GetAudit()).read(protocol.VALUES)
 
     def _ask(self, request: ReplayRequest, decoder: Decoder[T]) -> T | None:
-        """The reply's body; None where the replay has nothing yet."""
+        """The reply's body. `None` if the replay has nothing to give yet."""
         answer = self._send(request)
         return answer.read(decoder) if answer.kind == OK else None
 
@@ -288,11 +286,10 @@ class ReplayClient:
         return self._send_all([(request, ())])[0]
 
     def _send_all(self, requests: Sequence[Request], credits: int = CREDITS) -> list[Answer]:
-        """The replies to requests, as the link gives them.
+        """The replies to all requests, in order.
 
-        Raises RefusedError with the replay's first reason, once all are answered; TooManyFailuresError: the replay says
-        that the run must end; RunOverError: this is a worker, and the run is done.
-        """
+        After all replies have arrived, raises the first error among them. RefusedError: the replay refused a request.
+        TooManyFailuresError: the run must end. RunOverError: a worker requested work, and the run is done."""
         answers = self._link.answers(requests, credits)
         return [_accepted(request.kind, answer) for (request, _), answer in zip(requests, answers, strict=True)]
 
@@ -310,14 +307,14 @@ def read_leases(leased: Iterable[protocol.LeasedTask], frames: Sequence[Buffer])
 
 
 def _for_good(reason: str) -> str:
-    """A reason as the replay keeps it."""
+    """A reason without secrets, cut to the replay's limit."""
     return masked_text(cut(reason, MAX_REASON_CHARS))
 
 
 def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
-    """The indices of trajectories with an image that no earlier member of their group has. The members of a group
-    mostly have the same images, which the first one sends for all. Tools may add further images to each.
-    """
+    """The indices of trajectories with an image that no earlier member of their group has. Mostly all members of a
+    group have the same images, so that the first member sends them for all. But tools may add images to single
+    members."""
     found: list[int] = []
     brought: dict[str, set[bytes]] = {}
     for at, each in trajectories.items():
@@ -329,9 +326,8 @@ def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
 
 
 def _accepted(kind: str, answer: Answer) -> Answer:
-    """The answer to a request of this kind. Raises RefusedError, TooManyFailuresError and RunOverError if the answer is
-    one.
-    """
+    """The answer, unless it reports an error. Raises RefusedError, TooManyFailuresError or RunOverError for such an
+    answer."""
     if answer.kind == OVER:
         raise RunOverError("the run is done: this process ends")
     if answer.kind == REFUSED:
@@ -342,5 +338,5 @@ def _accepted(kind: str, answer: Answer) -> Answer:
 
 
 def _stored(frame: Buffer) -> Message:
-    """The message of a trajectory or of labels as the store keeps it."""
+    """The message of a stored trajectory or of stored labels."""
     return decode(split(frame))

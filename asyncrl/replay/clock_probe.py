@@ -1,4 +1,4 @@
-"""Measures how far the clock of a replay is ahead of this process's own, for the spans of both on one timeline."""
+"""Measures the offset between the clocks of a replay and of this process, to show the spans of both on one timeline."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PROBE_S = 2.0
 
 
 class ClockProbe:
-    """One client's requests for the clock of the replay at `endpoint`. Each goes along with other requests, so that no
-    caller waits for it. If `spans` record nothing, none is ever due."""
+    """The requests of a client for the time of the replay at `endpoint`. They are sent together with other requests, so
+    that no caller waits for them. If `spans` record nothing, no request is ever due."""
 
     def __init__(self, endpoint: str, spans: Spans) -> None:
         self._endpoint = endpoint
@@ -25,17 +25,17 @@ class ClockProbe:
         return self._spans.clock() >= self._due
 
     def message(self, sequence: int) -> list[Buffer]:
-        """The request, which has this number."""
+        """The request, with the number `sequence`."""
         self._sequence, self._due = sequence, self._spans.clock() + PROBE_S
         return encode_request(GetClock(), sequence)
 
     def sends(self, sequence: int) -> None:
-        """The message of this number leaves now, perhaps once more."""
+        """Note that the message with this number is sent now. It may be a repetition."""
         if sequence == self._sequence:
             self._sent = self._spans.clock()
 
     def received(self, answer: Answer) -> None:
-        """An answer has arrived, to any request."""
+        """Note that an answer to any request has arrived."""
         if answer.sequence == self._sequence and answer.kind == OK:
             theirs = answer.read(protocol.SECONDS)
             self._spans.measured_clock(self._endpoint, self._sent, theirs, self._spans.clock())

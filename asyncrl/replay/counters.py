@@ -1,4 +1,4 @@
-"""The replay's counters and depths, for people, and an audit for tests."""
+"""The replay's counters, the sizes of its tables, and an audit for tests."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEPTHS = ("pending", "tickets", "groups", "data", "waiting", "ready", "plans", "
 
 
 def status(tx: Transaction, settings: ReplaySettings) -> dict[str, int]:
-    """Counters, depths, bytes and their limit."""
+    """All counters, the sizes of the tables, and the bytes of the store with their limit."""
     return {
         **counters(tx),
         "store_bytes": tx.live_bytes(),
@@ -36,7 +36,7 @@ def status(tx: Transaction, settings: ReplaySettings) -> dict[str, int]:
 
 
 def counters(tx: Transaction) -> dict[str, int]:
-    """Every counter, with one for each reason of a filter, and the depths of the tables."""
+    """Every counter, also one for each reason of a filter, and the number of entries in each table as `depth_TABLE`."""
     return {
         **{name: tx.counter(name) for name in COUNTERS},
         **tx.counters("filtered/"),
@@ -46,15 +46,15 @@ def counters(tx: Transaction) -> dict[str, int]:
 
 
 def _other_members(tx: Transaction) -> int:
-    """The members of the groups that wait to be scored whole, without one for each group."""
+    """The number of members of groups that wait to be scored whole, less one for each group, which the table counts."""
     groups = [GroupRecord.load(tx, name) for name in tx.queue("waiting", str, GROUP_KIND)]
     return sum(len(group.attempts) - 1 for group in groups if group is not None)
 
 
 def unreported(tx: Transaction, steps: int) -> dict[str, int]:
-    """The growth of `trained` and `tokens_trained` once the replay hears that a checkpoint covers the first `steps`
-    steps. A learner that stops saves its steps, and reports them at its next start. It is 0 if the checkpoint is none
-    of this run."""
+    """The amounts by which `trained` and `tokens_trained` will grow once a checkpoint of the first `steps` steps is
+    reported. A learner that stops saves a checkpoint, but reports it only at its next start. The amounts are 0 if the
+    checkpoint belongs to another run."""
     is_foreign = steps > tx.count("plans") or tx.counter("imported")
     planned = range(0) if is_foreign else range(tx.counter("released_steps"), steps)
     plans = [recorded_plan(tx, step) for step in planned]
@@ -68,10 +68,11 @@ def unreported(tx: Transaction, steps: int) -> dict[str, int]:
 
 
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:
-    """Every trajectory ever accepted for training, by state; `lost` are live ones without readable data,
-    `trained_twice` counts how often ids are in more than `uses` plans, `largest_lag` is the largest of any planned
-    trajectory. Plans that were skipped do not count.
-    """
+    """The number of all trajectories that were accepted for training, by state.
+
+    `lost` counts live trajectories without readable data, and accepted ones without a record. `trained_twice` counts
+    the plans of a trajectory beyond `uses`. `largest_lag` is the largest lag of a planned trajectory. Skipped plans do
+    not count."""
     states: Counter[str] = Counter()
     lost = 0
     for key, record in tx.items("trajectories", TrajectoryRecord):

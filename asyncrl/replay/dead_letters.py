@@ -1,4 +1,4 @@
-"""Dead letters: attempts that were given up, with the reason and, where there is one, the episode."""
+"""Dead letters: failed attempts, each with its reason and with its episode if that was stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.replay.transaction import Transaction
 
 
 class DeadLetters:
-    """Keeps dead letters within the bounds of the settings, each call within the caller's transaction."""
+    """Keeps dead letters, up to the limits in the settings. Each call is part of the caller's transaction."""
 
     def __init__(self, settings: ReplaySettings) -> None:
         self._max_count = settings.max_dead_letters
@@ -17,7 +17,7 @@ class DeadLetters:
         self._keeps_episodes = settings.keeps_all
 
     def add(self, tx: Transaction, ticket: str, dead: DeadLetter) -> None:
-        """Keep a dead letter, with its episode if that is stored; where there are too many, the oldest are dropped."""
+        """Keep a dead letter, with its episode if that is stored. If there are too many, delete the oldest ones."""
         dead.order = tx.append("dead_by_age", ticket)
         dead.size = len(dead.reason) + tx.size("data", ticket) + tx.size("labels", ticket)
         dead.save(tx, ticket)
@@ -30,19 +30,19 @@ class DeadLetters:
             tx.add("dead_letters_dropped")
 
     def get(self, tx: Transaction, ticket: str) -> DeadLetter:
-        """Raises RefusedError: there is no such dead letter."""
+        """The dead letter of a ticket. Raises RefusedError: it does not exist."""
         dead = DeadLetter.load(tx, ticket)
         if dead is None:
             raise RefusedError(f"there is no dead letter {ticket}; `asyncrl inspect dead-letters` lists them")
         return dead
 
     def discard(self, tx: Transaction, ticket: str) -> None:
-        """Forget a dead letter and its episode. Raises RefusedError: there is no such dead letter."""
+        """Delete a dead letter and its episode. Raises RefusedError: it does not exist."""
         self.remove(tx, ticket)
         forget(tx, ticket)
 
     def retire(self, tx: Transaction, ticket: str) -> None:
-        """Forget a dead letter, and its episode if the run does not keep all."""
+        """Delete a dead letter, and also its episode unless the run keeps all episodes."""
         self.remove(tx, ticket)
         if self._keeps_episodes:
             tx.add("kept_untrained")
@@ -50,7 +50,7 @@ class DeadLetters:
             forget(tx, ticket)
 
     def remove(self, tx: Transaction, ticket: str) -> None:
-        """Forget that an attempt was given up, but keep its episode. Raises RefusedError as `get` does."""
+        """Delete a dead letter, but keep its episode. Raises RefusedError: it does not exist."""
         dead = self.get(tx, ticket)
         tx.delete("dead", ticket)
         tx.delete("dead_by_age", dead.order)

@@ -1,7 +1,8 @@
-"""The end of a run whose roles were started by hand: the learner says that the run is done, and every worker hears it.
+"""The end of a run whose roles were started by hand: the learner reports that the run is done, and the replay tells
+every worker.
 
-Nothing of it is stored. A learner that sends a request after the end continues the run, such as one that was restarted
-with more steps.
+The end is not stored. If a learner sends a request after the end, for example after a restart with more steps, the run
+continues.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 SOONEST_S, LATEST_S = 1.0, 10.0
-"""The shortest and the longest time for which the replay serves after the end of the run. Its last replies leave within
-the first. The second is for workers that are busy."""
+"""The shortest and the longest time for which the replay serves after the end of the run. The shortest is for sending
+the last replies, the longest for workers that are busy."""
 
 
 class RunEnd:
-    """The end of the run, if it is done, and the workers that know of it. `clock` gives monotonic seconds."""
+    """Records when the run ended, and which workers know it. `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -22,24 +23,24 @@ class RunEnd:
         self._told: set[str] = set()
 
     def begin(self) -> None:
-        """The learner has done its last step. A second call changes nothing."""
+        """Note that the learner has done its last step. A second call has no effect."""
         if self._since is None:
             self._since = self._clock()
 
     def revoke(self) -> None:
-        """A learner continues the run."""
+        """Note that a learner continues the run."""
         self._since = None
         self._told.clear()
 
     def tell(self, worker: str) -> bool:
-        """Tell a worker. True if the run is done."""
+        """True if the run is done. The worker then counts as told."""
         if self._since is not None:
             self._told.add(worker)
         return self._since is not None
 
     def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
-        """True if no process still needs the replay. `workers` gives the workers that have asked lately. It is
-        called only after the end, since there may be thousands."""
+        """True if no process still needs the replay. `workers` returns the workers with recent requests. It is called
+        only after the end, since there may be thousands."""
         if self._since is None:
             return False
         waited = self._clock() - self._since

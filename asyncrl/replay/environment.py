@@ -1,4 +1,4 @@
-"""Opens LMDB files that may be damaged, and says how to mend them."""
+"""Opens LMDB files that may be damaged. Errors tell how to repair them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ OTHER_VERSION = "use the asyncrl version that wrote it, or start a new run with 
 def open_environment(
     path: Path, names: Sequence[str], multiple: Collection[str], **options: Any
 ) -> tuple[lmdb.Environment, dict[str, Any]]:
-    """Open the environment in a folder. Returns it with its tables by name; those in `multiple` take many values a key.
+    """Open the LMDB environment in a folder. Returns it and its tables by name. Tables in `multiple` have many values
+    per key.
 
     Raises StoreError: the environment cannot be opened, its file is truncated, or another version wrote it.
     """
@@ -46,8 +47,8 @@ def open_environment(
 
 @dataclass(frozen=True, slots=True)
 class ReadSnapshot:
-    """A snapshot that a process reads: the process id, its slot in LMDB's table of readers, and the newest transaction
-    in the snapshot."""
+    """A snapshot that a process is reading: the process id, its slot in LMDB's table of readers, and the newest
+    transaction in the snapshot."""
 
     pid: int
     slot: str
@@ -55,8 +56,8 @@ class ReadSnapshot:
 
 
 def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
-    """The snapshots that any process reads now."""
-    # LMDB lists them as text: a line of titles, then a line a slot, with "-" for a slot without a transaction.
+    """The snapshots that processes are reading now."""
+    # LMDB lists them as text: a line of titles, then one line per slot, with "-" for a slot without a transaction.
     lines = (line.split() for line in environment.readers().splitlines()[1:])
     return [ReadSnapshot(int(pid), slot, int(number)) for pid, slot, number in lines if number != "-"]
 
@@ -64,8 +65,8 @@ def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:
     """Refuse a truncated file: a read after its end would kill the process with a signal.
 
-    A few pages at the end may rightly be missing: LMDB does not write pages that one transaction took and freed. These
-    are added, which does not disturb a process that writes meanwhile.
+    A few missing pages at the end are no damage: LMDB does not write pages that one transaction both took and freed.
+    They are added here, which does not disturb another process that writes.
     """
     whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     missing = whole - file.stat().st_size
@@ -81,7 +82,7 @@ def _require_whole(environment: lmdb.Environment, file: Path) -> None:
 
 @contextlib.contextmanager
 def clear_errors(path: Path) -> Iterator[None]:
-    """Raises StoreError where LMDB reports damage in the folder."""
+    """Turns LMDB's errors about damage into StoreError."""
     try:
         yield
     except DAMAGE as error:

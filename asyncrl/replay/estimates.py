@@ -1,7 +1,7 @@
-"""Exact expectations of what k of the n attempts at a task give, over all subsets of k attempts, each as likely.
+"""pass@k, best@k and maj@k: exact expectations over all equally likely subsets of k of a task's n attempts.
 
-They need no random numbers. verl estimates the same by 1000 samples of k attempts with replacement; that is lower for
-pass@k and best@k, since a sample may hold an attempt twice.
+verl instead takes 1000 random samples of k attempts with replacement. Its pass@k and best@k are lower, since a sample
+may contain an attempt twice.
 """
 
 from __future__ import annotations
@@ -13,34 +13,32 @@ from math import comb
 from statistics import fmean
 
 KEPT = 4096
-"""Distributions of votes whose chances are remembered."""
+"""The number of vote distributions whose results are cached."""
 
 
 def ks(attempts: int) -> list[int]:
-    """1, 2, 4 and so on, and the number of attempts."""
+    """The values of k: 1, 2, 4 and so on, and the number of attempts."""
     return sorted({1 << power for power in range(attempts.bit_length())} | {attempts})
 
 
 def pass_at(k: int, right: int, scored: int) -> float:
-    """The chance that one of k attempts is right, of a task of which `right` of `scored` attempts are; `scored` is at
-    least k. The unbiased estimate of Evaluating Large Language Models Trained on Code, 2021."""
+    """The probability that at least one of k attempts is right, if `right` of the `scored` >= k attempts are right. The
+    unbiased estimate of Evaluating Large Language Models Trained on Code, 2021."""
     return 1 - comb(scored - right, k) / comb(scored, k)
 
 
 def best_at(k: int, values: Sequence[float]) -> float:
-    """The expected greatest value of k of the n >= k `values`. For values 0 and 1 it is pass@k."""
-    # The i-th smallest, counted from 0, is the greatest of the subsets whose other k - 1 members are among the i below.
+    """The expected largest value among k of the n >= k `values`. For values 0 and 1 it equals pass@k."""
+    # The i-th smallest value (from 0) is the largest of a subset whose other k - 1 values are among the i smaller ones.
     chances = (comb(index, k - 1) / comb(len(values), k) for index in range(len(values)))
     return sum(chance * value for chance, value in zip(chances, sorted(values), strict=True))
 
 
 def majority_at(k: int, votes: Sequence[str], values: Sequence[float]) -> float:
-    """The expected value of the answer that most of k of the n >= k attempts give. Attempts with the same vote give the
-    same answer, whose value is the mean of theirs; answers with equally many votes are equally likely chosen.
+    """The expected value of the majority answer of k of the n >= k attempts. Attempts with the same vote give the same
+    answer, and the value of an answer is the mean over its attempts. Ties are broken at random.
 
-    An attempt without a vote is empty text and votes for nothing. A subset without any vote has the mean value of its
-    members.
-    """
+    An empty vote counts for no answer. A subset without any vote has the mean value of its members."""
     if k == 1:
         return fmean(values)
     by_vote: dict[str, list[float]] = defaultdict(list)
@@ -56,16 +54,16 @@ def majority_at(k: int, votes: Sequence[str], values: Sequence[float]) -> float:
 
 @lru_cache(KEPT)
 def _chances(counts: tuple[int, ...], silent: int, k: int) -> list[float]:
-    """The chance of each answer that k attempts choose it, if `counts` attempts gave the answers and `silent` gave
-    none."""
+    """The probability of each answer to be the majority answer of k attempts. `counts` has the number of attempts with
+    each answer, and `silent` attempts gave none."""
     subsets = comb(sum(counts) + silent, k)
     chance = {count: _winning(count, counts, silent, k) / subsets for count in set(counts)}
     return [chance[count] for count in counts]
 
 
 def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
-    """The number of subsets of k in which an answer with `own` attempts has the most votes; where it shares them with
-    others, its part."""
+    """The number of subsets of k attempts in which an answer with `own` attempts has the most votes. A tie between m
+    answers counts as 1/m."""
     others = Counter(counts)
     others[own] -= 1
     total = 0.0
@@ -73,7 +71,7 @@ def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
         # The only subset has every attempt.
         return (own == max(counts)) / counts.count(own)
     for most in range(1, min(own, k) + 1):
-        # The ways to take the rest, by the number of attempts taken and the number of answers with as many votes.
+        # The ways to choose the other attempts, by the number chosen so far and the number of tied answers.
         ways: dict[tuple[int, int], int] = {
             (taken, 0): comb(silent, taken) for taken in range(min(silent, k - most) + 1)
         }
@@ -86,7 +84,8 @@ def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
 
 
 def _with_one_more(ways: dict[tuple[int, int], int], count: int, most: int, room: int) -> dict[tuple[int, int], int]:
-    """The ways with one more answer of `count` attempts, of which at most `most` are taken, and `room` in all."""
+    """The ways after one more answer of `count` attempts: at most `most` of them are chosen, and at most `room`
+    attempts in total."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     for (taken, ties), number in ways.items():
         for more in range(min(count, most, room - taken) + 1):

@@ -1,5 +1,5 @@
-"""Evaluations: the held-out tasks, run once or several times for a policy version. They take no part in admission and
-training."""
+"""Evaluations run the held-out tasks once or several times with a policy version. They do not count in admission, and
+are not trained."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from asyncrl.types import Purpose, Trajectory
 
 PAGE = 1000
 SAMPLED_EVALUATIONS = 3
-"""The latest evaluations that keep a sample of episodes with their data: the learner may still read the one before
-last.
+"""The number of latest evaluations that keep a sample of episodes with their data. The learner may still read an
+earlier sample than the latest.
 """
 
 
@@ -28,10 +28,9 @@ def start(
     version: int,
     open_group: Callable[[Transaction, str, GroupRecord], None],
 ) -> None:
-    """Open one group of one member for each attempt at each held-out task of this shard; a second call does nothing.
+    """Open a group with one member for each attempt at each held-out task of this shard. A second call has no effect.
 
-    Attempts are groups of their own, since one that fails for good must not end the others.
-    """
+    Every attempt has its own group, so that an attempt that fails finally does not end the other attempts."""
     if EvaluationRecord.load(tx, version) is not None:
         return
     if not settings.keeps_all:
@@ -45,7 +44,7 @@ def start(
 
 
 def count_episode(tx: Transaction, version: int, trajectory: Trajectory) -> None:
-    """Count by which versions an episode of the evaluation of `version` was sampled."""
+    """Add an episode's tokens, and the versions that sampled them, to the evaluation of `version`."""
     evaluation = EvaluationRecord.of(tx, version)
     evaluation.tokens += trajectory.sampled_tokens
     evaluation.newer_tokens += int(np.count_nonzero(trajectory.versions > version))
@@ -54,8 +53,8 @@ def count_episode(tx: Transaction, version: int, trajectory: Trajectory) -> None
 
 
 def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) -> None:
-    """Count one attempt at a held-out task as done by a labelled episode, or as failed: it has no score and no weight
-    then."""
+    """Count one attempt at a held-out task as done, with the scores of its labelled `episode`. `None`: the attempt
+    failed, and does not count in the means."""
     evaluation = EvaluationRecord.of(tx, version)
     evaluation.done += 1
     if episode is None:
@@ -68,8 +67,8 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
 
 
 def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: GroupRecord, episode: str) -> bool:
-    """True if the data of an episode that is done stays for people to read. The sample is spread evenly over the
-    held-out tasks, and the same in each evaluation: the first attempt at each."""
+    """True if the data of a finished episode is kept for reading. The sample has the first attempts at the same tasks
+    in each evaluation, spread evenly over the held-out tasks."""
     tasks, shard, shards = len(settings.held_out), settings.shard, settings.shards
     own, wanted = len(range(shard, tasks, shards)), len(range(shard, settings.evaluation_sample, shards))
     place = (record.row - shard) // shards
@@ -82,9 +81,9 @@ def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: G
 
 
 def _forget_samples(tx: Transaction) -> None:
-    """Forget the data of older samples, so that one more has room."""
+    """Delete the data of older samples, to make room for one more."""
     found = tx.items(EvaluationRecord.table, EvaluationRecord)
-    # Keys are in the order of the versions.
+    # The keys are ordered by version.
     sampled = [int.from_bytes(key, "big") for key, evaluation in found if evaluation.sample]
     for version in sampled[: 1 - SAMPLED_EVALUATIONS]:
         evaluation = EvaluationRecord.of(tx, version)
@@ -95,10 +94,9 @@ def _forget_samples(tx: Transaction) -> None:
 
 
 def result(tx: Transaction, version: int, attempts: int) -> dict[str, Any] | None:
-    """The result of a complete evaluation with `attempts` attempts a task; None while it is incomplete. `outcome` and
-    `reward` are means over the attempts that were scored, and `accuracy` is the share of these whose outcome is 1 or
-    more; `sources` has a Tally for each data source, and `sample` the ids of episodes to read.
-    """
+    """The result of an evaluation with `attempts` attempts per task. `None` while it is incomplete. `outcome` and
+    `reward` are means over the scored attempts. `accuracy` is the share of scored attempts with an outcome of at least
+    1. `sources` has a Tally for each data source, and `sample` the ids of the kept episodes."""
     evaluation = EvaluationRecord.load(tx, version)
     if evaluation is None or evaluation.done < evaluation.total:
         return None
@@ -118,7 +116,7 @@ def result(tx: Transaction, version: int, attempts: int) -> dict[str, Any] | Non
 
 
 def _scored(tx: Transaction, version: int) -> Iterator[tuple[int, TrajectoryRecord]]:
-    """The scored attempts of an evaluation, with the rows of their tasks."""
+    """The scored attempts of an evaluation, each with the row of its task."""
     prefix, after = ids.evaluation_prefix(version), ""
     while page := TrajectoryRecord.page(tx, prefix, after, PAGE, backwards=False):
         for _, record in page:

@@ -1,12 +1,12 @@
-"""Decides when so much fails that the run must end: a run whose tool, agent or rule is broken may run unwatched.
+"""Ends a run in which too much fails, such as an unwatched run with a broken tool, agent or rule.
 
-Episodes and scorings are judged apart, with a limit each. A run ends in two cases:
+Episodes and scorings have separate limits. A run ends in two cases:
 
-* None of its first FEWEST or more ended well, START_S have passed since the first failure, and several groups had
-  failures. A single group may be a bad task, so it has SINGLE_GROUP_S. Nothing is decided while one runs for longer
-  than any that failed: it may yet end well. After one that ended well, in this process or an earlier one of the run,
-  this case is over: a later outage does not end a run.
-* `max_share`, where set: at least this share of the last WINDOW failed, at every moment of the last WINDOW_S.
+* At the start: at least FEWEST failed, none succeeded, and START_S have passed since the first failure. If all failures
+  are of one group, its task may be bad, so SINGLE_GROUP_S must pass. The run does not end while an episode or scoring
+  has been running longer than any failed one, since it may still succeed. After the first success, also in an earlier
+  process of the run, this case cannot occur: a later outage does not end a run.
+* If `max_share` is set: at least this share of the last WINDOW failed, at every moment of the last WINDOW_S.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ADVICE = (
 
 
 class FailureLimit:
-    """Counts the failures of one `kind`, which is a word for people. `clock` gives monotonic seconds."""
+    """Counts the failures of one `kind`, a name for messages. `clock` gives monotonic seconds."""
 
     def __init__(self, kind: str, clock: Callable[[], float], max_share: float | None = None) -> None:
         self._kind = kind
@@ -47,25 +47,25 @@ class FailureLimit:
         self._newest = ""
 
     def resume(self, ended_well: int) -> None:
-        """Start from the number that ended well in earlier processes of the run."""
+        """Note the number of successes in earlier processes of the run."""
         self._one_ended_well |= ended_well > 0
 
     def began(self, name: str) -> None:
-        """The ticket or trajectory `name` was given to an actor or scorer."""
+        """Note that an actor or scorer got the ticket or trajectory `name`."""
         self._running[name] = self._clock()
 
     def left(self, name: str) -> None:
-        """The ticket or trajectory `name` was taken back, or ended without a result."""
+        """Note that the ticket or trajectory `name` was taken back, or ended without a result."""
         self._running.pop(name, None)
 
     def succeeded(self, name: str) -> None:
-        """The ticket or trajectory `name` ended well."""
+        """Note that the ticket or trajectory `name` succeeded."""
         self.left(name)
         self._one_ended_well = True
         self._judge(failed=False)
 
     def failed(self, name: str, group: str, reason: str) -> None:
-        """The ticket or trajectory `name`, a member of `group`, failed."""
+        """Note that the ticket or trajectory `name`, a member of `group`, failed."""
         now = self._clock()
         self._longest_failed_s = max(self._longest_failed_s, now - self._running.pop(name, now))
         if not self._failures:
@@ -83,11 +83,11 @@ class FailureLimit:
             self._over_since = self._clock()
 
     def _share(self) -> float:
-        """The share of the window that failed; 0 while it has too few."""
+        """The failed share of the window. 0 while the window has fewer than FEWEST_IN_WINDOW entries."""
         return sum(self._window) / len(self._window) if len(self._window) >= FEWEST_IN_WINDOW else 0.0
 
     def verdict(self) -> str:
-        """The reason why the run must end, for people; empty while it may continue."""
+        """The reason why the run must end, as text. Empty while the run may continue."""
         if self._none_ends_well():
             return f"none of the first {self._failures} {self._kind} ended well; the newest failure is {self._newest}"
         if self._over_since is not None and self._clock() - self._over_since >= WINDOW_S:
@@ -108,7 +108,7 @@ class FailureLimit:
 
 
 def check_all(limits: Mapping[str, FailureLimit]) -> None:
-    """Raises TooManyFailuresError: one of the limits says that the run must end."""
+    """Raises TooManyFailuresError: according to one of the limits, the run must end."""
     for limit in limits.values():
         if verdict := limit.verdict():
             raise TooManyFailuresError(f"{verdict}\n{ADVICE}")

@@ -1,9 +1,9 @@
-"""The feed: which task comes next. Its whole state is in the store, so a restart continues at the same task.
+"""The feed chooses the next task. Its whole state is in the store, so that a restart continues at the same task.
 
-The feed goes through every source in epochs, each shuffled by the run's seed. With weights, a draw chooses the source
-first. With several shards, shard i feeds the rows whose number modulo the shards is i: one shard knows the success rate
-of a task. A difficulty band passes over tasks that the policy solves always or never, by their running success
-rate, and tries them again every `revisit` epochs.
+The feed goes through every data source in epochs, each shuffled by the run's seed. With weights, a random draw first
+chooses the source. With several shards, shard i feeds the rows whose number modulo the number of shards is i, so that a
+single shard knows the success rate of a task. A difficulty band skips tasks that the policy solves too often or too
+rarely, by their running success rate, and tries them again every `revisit` epochs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATE_DECAY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Success rates in [low, high] are wanted; a task outside is drawn again after `revisit` epochs."""
+    """Tasks with a success rate in [low, high] are drawn. Other tasks are tried again after `revisit` epochs."""
 
     low: float
     high: float
@@ -31,11 +31,11 @@ class Band:
 
 
 class Feed:
-    """An endless sequence of rows of `tasks`. `weights` are by data source; without them all rows are drawn alike.
+    """An endless sequence of rows of `tasks`. `weights` are by data source. Without weights all rows are equally
+    likely.
 
     The same seed gives the same order, also after a restart. Raises DataError: there are no tasks, or a source with a
-    weight has none.
-    """
+    weight has no tasks."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Feed:
         self._orders: dict[str, tuple[int, Sequence[int]]] = {}
 
     def next(self, tx: Transaction) -> tuple[int, int]:
-        """The number of the draw, unique over all shards, and its row."""
+        """The number of the next draw, which is unique over all shards, and its row."""
         draw = tx.add("feed_draws") - 1
         source = self._source(draw)
         row = self._row(tx, source)
@@ -71,7 +71,7 @@ class Feed:
         return draw * self._shards + self._shard, row
 
     def learned(self, tx: Transaction, row: int, success: float) -> None:
-        """A complete group of `row` had the mean outcome `success`."""
+        """Note that a complete group of the task in `row` had the mean outcome `success`."""
         entry = tx.get("tasks", row, tuple[float, int])
         rate = success if entry is None else entry[0] + RATE_DECAY * (success - entry[0])
         tx.put("tasks", row, [rate, self._epoch_of(tx, row)])

@@ -1,4 +1,4 @@
-"""The settings and the store of one shard, as the configuration has them."""
+"""Makes the settings and the store of one shard from the configuration."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         max_failure_share=config.actor.max_failure_share,
         max_dead_letters=replay.max_dead_letters,
         max_dead_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
-        # The actor's own limit comes first; this one is for an actor whose limit does not work.
+        # Normally the actor's own limit acts first. This limit is for an actor whose own limit does not work.
         longest_episode_s=config.actor.episode_timeout_s + 2 * replay.lease_s,
         vocabulary=vocabulary(config.model.path, config.model.revision),
         max_tokens=config.actor.max_total_tokens if config.actor.played_by else config.actor.max_tokens,
@@ -78,20 +78,20 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
 
 
 def vocabulary(model: str, revision: str | None = None) -> int | None:
-    """The rows of the policy's embedding, as `config.json` in its folder or in the hub's cache says; a tokenizer
-    may know fewer ids. None, and a warning: it cannot be had here."""
+    """The number of rows of the policy's embedding, from `config.json` in its folder or in the hub's cache. The
+    tokenizer may have fewer ids. `None`, with a warning, if the file cannot be read here."""
     try:
         config = json.loads(_config_text(model, revision))
-        # That of a model with several modalities describes its language model within.
+        # The file of a multi-modal model describes its language model in a nested section.
         texts = [config[name] for name in LANGUAGE_MODELS if name in config]
         return next(int(each["vocab_size"]) for each in (*texts, config) if "vocab_size" in each)
     except (OSError, ValueError, TypeError, StopIteration) as error:
-        log.warning("token ids are not held against the vocabulary: config.json of model.path=%s: %r", model, error)
+        log.warning("token ids are not checked against the vocabulary: config.json of model.path=%s: %r", model, error)
         return None
 
 
 def _config_text(model: str, revision: str | None) -> str:
-    """Raises OSError: config.json cannot be had here."""
+    """The text of config.json. Raises OSError: it cannot be read here."""
     if is_url(model):
         return read_remote(f"{model.rstrip('/')}/config.json")
     path = Path(model) / "config.json" if Path(model).is_dir() else _cached(model, revision)
@@ -99,18 +99,19 @@ def _config_text(model: str, revision: str | None) -> str:
 
 
 def _cached(model: str, revision: str | None) -> Path:
-    """The file of a hub model that this machine has loaded before; nothing is asked of the hub. Raises OSError."""
-    # Only where it is needed: a replay must be up again in a moment.
+    """The file of a hub model in this machine's cache. Does not contact the hub. Raises OSError: it is not in the
+    cache."""
+    # Imported only if needed, since a replay must start quickly.
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(model, "config.json", revision=revision)
     if not isinstance(found, str):
-        raise FileNotFoundError("it is neither a folder nor a hub model that was loaded on this machine before")
+        raise FileNotFoundError("it is neither a folder nor a hub model in this machine's cache")
     return Path(found)
 
 
 def high_water_bytes(replay: ReplayConfig) -> int:
-    """The size of one shard's store above which tickets stop."""
+    """The size of one shard's store above which it issues no tickets."""
     return int(replay.max_store_gb * HIGH_WATER * 1e9)
 
 
@@ -128,7 +129,7 @@ def sampler(config: SamplerConfig) -> Sampler:
 
 
 def spare_batches(config: ReplayConfig) -> float | None:
-    """The batches that may be complete ahead of the learner. None: only `max_lag` limits the episodes ahead."""
+    """The batches that may be complete ahead of the learner. `None`: only `max_lag` limits the episodes ahead."""
     return config.spare_batches if config.can_pace else None
 
 

@@ -1,6 +1,8 @@
-"""Groups: opened when admission allows, completed by replacement tickets, dropped whole when a member is given up.
+"""Opens groups when admission allows it, replaces failed members by new tickets, and drops a group whole if a member
+fails too often.
 
-The counter `committed` has the uses promised to training and not thrown away since; admission bounds it, and the pace.
+The counter `committed` has the uses of trajectories that are promised to training and were not thrown away. Admission
+and the pace limit it.
 """
 
 from __future__ import annotations
@@ -38,12 +40,12 @@ TRAINING, EVALUATION = "t", "e"
 
 
 def pending_queue(ticket: str) -> str:
-    """The queue in which a ticket waits."""
+    """The queue in which a ticket waits for an actor."""
     return EVALUATION if is_evaluation(ticket) else TRAINING
 
 
 class OpenGroups:
-    """Operations on whole groups, each within the caller's transaction."""
+    """Operations on whole groups. Each call is part of the caller's transaction."""
 
     def __init__(
         self,
@@ -64,15 +66,14 @@ class OpenGroups:
         self._dropped = Throttled(log, "a group is dropped")
 
     def open_if_admitted(self, tx: Transaction) -> bool:
-        """Open the next training group where admission and the pace allow it, else False. Tasks to run again come
-        before the feed's.
-        """
+        """Open the next training group. False if admission, the pace or a full store forbids it. Tasks that must run
+        again come before the tasks of the feed."""
         uses = self._settings.group_size * self._settings.admission.uses
         if tx.counter("committed") + uses > self._pace.capacity(tx):
             return False
         if tx.live_bytes() > self._settings.high_water_bytes:
             less = "replay.retention" if self._settings.keeps_all else "learner.checkpoint_every and keep_checkpoints"
-            self._full.say(f"raise replay.max_store_gb, or have less kept ({less}), then resume the run")
+            self._full.say(f"raise replay.max_store_gb, or keep less ({less}), then resume the run")
             return False
         name, row = self._next(tx)
         tx.add("committed", uses)
@@ -83,7 +84,7 @@ class OpenGroups:
         return True
 
     def _next(self, tx: Transaction) -> tuple[str, int]:
-        """The next group's name, which no other shard gives, and its row."""
+        """The next group's name, which is unique over all shards, and its row."""
         again = tx.first("again", int)
         if again is None:
             number, row = self._settings.feed.next(tx)
@@ -94,7 +95,7 @@ class OpenGroups:
         return again_group(number), row
 
     def open(self, tx: Transaction, name: str, group: GroupRecord) -> None:
-        """Open a group, and let a ticket for each member wait for an actor."""
+        """Open a group, and queue a ticket for each member."""
         group.save(tx, name)
         for member, ticket in enumerate(group.ids(name)):
             self._offer(tx, ticket, name, member, urgent=False)
@@ -104,8 +105,8 @@ class OpenGroups:
         tx.append("pending", ticket, pending_queue(ticket), urgent)
 
     def fail_member(self, tx: Transaction, name: str, member: int, reason: str, scoring: bool = False) -> None:
-        """One attempt of a member failed: keep it as a dead letter. Then replace the attempt, or drop the group where
-        the member's attempts are used up."""
+        """Keep a failed attempt of a member as a dead letter. Then offer a ticket for a new attempt, or drop the group
+        if the member has used up its attempts."""
         group = GroupRecord.load(tx, name)
         if group is None:
             return
@@ -125,9 +126,9 @@ class OpenGroups:
             self._offer(tx, group.ids(name)[member], name, member, urgent=True)
 
     def close(self, tx: Transaction, name: str, end: TrajectoryState, reason: str = "", keeps: bool = False) -> None:
-        """Close a group: its trajectories reach the state `end` for a `reason`, its open tickets end, and the uses that
-        admission promised to it and training did not take are given back. What arrives for it later is counted as
-        late. With `keeps` the data of its trajectories stay."""
+        """Close a group. Its trajectories get the state `end` and the `reason`, its open tickets end, and the uses that
+        it did not take are free for other groups. Trajectories that arrive later count as late. With `keeps`, the data
+        of its trajectories are kept."""
         group = GroupRecord.load(tx, name)
         if group is None:
             return
@@ -150,7 +151,7 @@ class OpenGroups:
         if record is None or record.state is TrajectoryState.DEAD:
             return
         if record.plans:
-            # It was used: it may only not be used again.
+            # It was trained at least once, so it only gets no further uses.
             record.state = TrajectoryState.PLANNED
             record.save(tx, name)
             self.release(tx, name, record)
@@ -167,7 +168,7 @@ class OpenGroups:
             forget(tx, name)
 
     def forget_untrained(self, tx: Transaction) -> None:
-        """Forget the untrained trajectories that are stored only because the run kept everything until now."""
+        """Delete the untrained trajectories that are stored only because the run kept everything before its restart."""
         if self._settings.keeps_all or not tx.counter("kept_untrained"):
             return
         for name in [key.decode() for key in tx.keys("data")]:
@@ -177,7 +178,7 @@ class OpenGroups:
         tx.set("kept_untrained", 0)
 
     def release(self, tx: Transaction, name: str, record: TrajectoryRecord) -> None:
-        """Count a trajectory as trained, once no later plan will name it and checkpoints cover the plans that do."""
+        """Count a trajectory as trained, once no later plan can contain it and checkpoints cover all plans that do."""
         if record.state is TrajectoryState.TRAINED or not is_done(tx, record, record.trained):
             return
         record.state = TrajectoryState.TRAINED
@@ -188,13 +189,13 @@ class OpenGroups:
             forget(tx, name)
 
     def withdraw(self, tx: Transaction, ticket: str) -> None:
-        """End a ticket, held or not. Its entry in `pending` is skipped when it is reached."""
+        """End a ticket, whether an actor holds it or not. Its entry in `pending` stays, and is skipped later."""
         record = TicketRecord.load(tx, ticket)
         if record is not None:
             self.end_ticket(tx, ticket, record)
 
     def end_ticket(self, tx: Transaction, ticket: str, record: TicketRecord) -> None:
-        """End an open ticket."""
+        """End an open ticket, whose record is given."""
         tx.afterwards(self._limits[EPISODES].left, ticket)
         self._stages.end(tx, Stage.TICKET, ticket, worker=record.worker, outcome="ended")
         tx.delete("tickets", ticket)
@@ -203,6 +204,6 @@ class OpenGroups:
 
 
 def is_done(tx: Transaction, record: TrajectoryRecord, covered: int) -> bool:
-    """True if no later plan can name a trajectory, and checkpoints cover every plan that does. They cover `covered`
-    plans."""
+    """True if no later plan can contain a trajectory, and checkpoints cover every plan that does. `covered` is the
+    number of its plans that checkpoints cover."""
     return covered >= record.plans and GroupRecord.load(tx, record.group) is None

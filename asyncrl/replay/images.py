@@ -1,8 +1,8 @@
-"""The images of trajectories: the members of a group show the same ones, and the store keeps each once for all of them.
+"""The images in trajectories. The members of a group mostly share images, so the store keeps each image once per group.
 
-An image is kept under its group and its SHA-256, from the first trajectory that shows it to the last that is forgotten.
-All of that happens in the transaction of the trajectory, so that a kill leaves neither a trajectory without its images
-nor an image without a trajectory.
+An image is stored under its group and its SHA-256 with the first trajectory that contains it, and deleted with the
+last. Both happen in the transaction of the trajectory. So a kill leaves no trajectory without its images, and no image
+without a trajectory.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from asyncrl.types import MAX_IMAGES, Trajectory
 from asyncrl.wire import Buffer
 
 TABLES = ("images", "image_users", "images_of")
-"""Image -> its bytes; image -> trajectories that show it (many); trajectory -> images that it shows (many)."""
+"""images: image -> its bytes. image_users: image -> trajectories that contain it (many). images_of: trajectory -> its
+images (many)."""
 MULTIPLE = ("image_users", "images_of")
 MAX_IMAGE_BYTES = 32 << 20
 WITHOUT_IMAGES = "without_images"
-"""The counter of trajectories in an imported store whose images the exported files did not have."""
+"""The counter of trajectories in an imported store whose images were not in the exported files."""
 
 
 def read_images(frames: Sequence[Buffer], trajectory: Trajectory) -> dict[bytes, Buffer]:
-    """The images in the frames after a `trajectory`, by their digests. Raises RefusedError: one is too large, or is
-    none that the trajectory shows; or it shows too many."""
+    """The images in the frames that follow a `trajectory`, by their digests. Raises RefusedError: an image is too large
+    or not in the trajectory, or the trajectory has too many images."""
     names = set(trajectory.image_names)
     if (count := len(trajectory.image_digests)) > MAX_IMAGES:
         raise RefusedError(f"{trajectory.id} shows {count} images; at most {MAX_IMAGES} are taken")
@@ -35,19 +36,19 @@ def read_images(frames: Sequence[Buffer], trajectory: Trajectory) -> dict[bytes,
             raise RefusedError(f"an image of {trajectory.id} has {size} bytes; at most {MAX_IMAGE_BYTES} are taken")
         name = sha256(frame).digest()
         if name not in names:
-            raise RefusedError(f"an image came with {trajectory.id} that it does not show: {name.hex()}")
+            raise RefusedError(f"{trajectory.id} came with an image that is not part of it: {name.hex()}")
         found[name] = frame
     return found
 
 
 def lacks_images(tx: Transaction, trajectory: Trajectory, sent: Mapping[bytes, Buffer]) -> bool:
-    """True if the trajectory shows an image that is neither stored for its group nor sent with it."""
+    """True if the trajectory has an image that is neither stored for its group nor sent with it."""
     group = trajectory.group_id
     return any(name not in sent and not tx.size("images", _key(group, name)) for name in trajectory.image_names)
 
 
 def keep_images(tx: Transaction, trajectory: Trajectory, sent: Mapping[bytes, Buffer]) -> None:
-    """Keep the images of a trajectory that is stored now."""
+    """Store the images of a trajectory."""
     for name in dict.fromkeys(trajectory.image_names):
         key = _key(trajectory.group_id, name)
         if not tx.size("images", key):
@@ -57,7 +58,7 @@ def keep_images(tx: Transaction, trajectory: Trajectory, sent: Mapping[bytes, Bu
 
 
 def forget_images(tx: Transaction, trajectory: str) -> None:
-    """A trajectory is forgotten, and with it the images that no other one shows."""
+    """Delete the images that only this trajectory contains."""
     for key in tx.members("images_of", trajectory):
         tx.remove_member("images_of", trajectory, key)
         tx.remove_member("image_users", key, trajectory)
@@ -66,13 +67,13 @@ def forget_images(tx: Transaction, trajectory: str) -> None:
 
 
 def image_of(tx: Transaction, trajectory: str, group: str, name: bytes) -> memoryview:
-    """The bytes of an image that a trajectory of `group` shows. Raises RefusedError: it is not there, or damaged."""
+    """The bytes of an image in a trajectory of `group`. Raises RefusedError: the image is missing or damaged."""
     try:
         found = tx.get_bytes("images", _key(group, name))
     except StoreError as error:
         raise RefusedError(str(error)) from error
     if found is None:
-        raise RefusedError(f"the image {name.hex()} of {trajectory} is not there: it was forgotten, or imported")
+        raise RefusedError(f"the image {name.hex()} of {trajectory} is missing: it was deleted, or not imported")
     return found
 
 

@@ -1,7 +1,7 @@
-"""The algorithm's needs of labels, in the store, and the stored labels that do not meet them.
+"""Records which scores the algorithm needs in labels, and finds stored labels that lack them.
 
-The learner tells them before it publishes its first weights. Labels that come later and do not meet them are refused,
-so that the episode is scored again, and is a dead letter in the end.
+The learner sends these needs before it publishes its first weights. Later labels that do not meet the needs are
+refused. The episode is then scored again, and after too many attempts becomes a dead letter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def label_needs(tx: Transaction) -> LabelNeeds:
 
 
 def set_label_needs(tx: Transaction, needs: LabelNeeds) -> bool:
-    """Record the needs. True if they differ from those before."""
+    """Record the needs. True if they have changed."""
     if needs == label_needs(tx):
         return False
     tx.put("meta", NEEDS, needs)
@@ -32,7 +32,7 @@ def set_label_needs(tx: Transaction, needs: LabelNeeds) -> bool:
 
 
 def unfit_members(tx: Transaction, members: Iterable[str]) -> dict[str, str]:
-    """The trajectories whose labels are complete and do not meet the needs, each with the reason."""
+    """The trajectories whose complete labels do not meet the needs, each with the reason."""
     needs, unfit = label_needs(tx), {}
     for member in members:
         record = TrajectoryRecord.load(tx, member)

@@ -1,8 +1,10 @@
-"""Unlabelled trajectories out to scorers, labels in.
+"""Gives unlabelled trajectories to scorers, and takes their labels.
 
-A trajectory passes through the kinds of scores that its task needs, one after another. A scorer takes as many of them
-in one lease as it serves. Only the holder of the lease can label, so labels are taken exactly once: labels of another
-scorer, or of an earlier start of the same one, are late, and counted. `units` says what is scored together.
+A trajectory gets the kinds of scores that its task needs one after another. One lease covers all next kinds that the
+scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any other
+scorer, or from an earlier start of the same scorer, count as late.
+
+`units` defines which trajectories are scored together.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ TOKENS_A_REPLY = 4 << 20
 
 
 class Labelling:
-    """The replay's part towards scorers, each call within the caller's transaction."""
+    """Handles the requests of scorers. Each call is part of the caller's transaction."""
 
     def __init__(
         self,
@@ -69,8 +71,8 @@ class Labelling:
         self._units = Units(settings)
 
     def offer(self, tx: Transaction, name: str, record: TrajectoryRecord, group: GroupRecord, urgent: bool) -> None:
-        """Let a trajectory of `group` wait for the next kind of scores that it needs. For GROUP_KIND the group waits,
-        once this was the last of its members."""
+        """Queue a trajectory of `group` for the next kind of scores that it needs. For GROUP_KIND, queue the group if
+        this is the last member that it waited for."""
         self._stages.begin(tx, Stage.QUEUED, name)
         record.state = TrajectoryState.WAITING
         record.save(tx, name)
@@ -81,17 +83,16 @@ class Labelling:
             tx.append("waiting", record.group, queue=kind, urgent=urgent)
 
     def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
-        """Work for a scorer: either trajectories, or whole groups. It is bounded by number, tokens and the size of the
-        tasks (but has at least one trajectory or group, if any waits); None where none waits.
+        """Lease either trajectories or whole groups to a scorer. Number, tokens and the size of the tasks are limited,
+        but a lease has at least one trajectory or group. `None` if none is waiting.
 
-        A scorer that asks has finished or failed all that it leased before. If the store says that it still holds
-        some, a reply was lost or an older incarnation died: these are leased again. What was leased before without a
-        result is leased alone, so that an episode that kills its scorer uses up no other's attempts.
-        """
+        A scorer requests work only when it has no leases left. If the store still has leases of it, a reply was lost or
+        an older incarnation died, and these are leased again. A trajectory that was leased before without a result gets
+        its own lease. So an episode that kills its scorer does not use up the attempts of other episodes."""
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
-        # Later kinds come first, so that a trajectory that was begun is finished before a new one is begun.
+        # Later kinds come first, to finish partly scored trajectories before new ones.
         kinds = request.serves[::-1]
         groups = self._lease(tx, request, [kind for kind in kinds if kind == GROUP_KIND], request.groups)
         if groups:
@@ -112,7 +113,7 @@ class Labelling:
                 tokens -= sum(record.tokens for _, record in unit)
                 if tasks and unit and (tokens < 0 or earlier):
                     return Reply(tasks, frames)
-                # Before it is leased: a unit that is given up may end its group's other entries.
+                # Deleted before the lease: if the unit is given up, this may also end other entries of its group.
                 tx.delete("waiting", order)
                 if leased := self._lease_unit(tx, request, unit):
                     wanted -= 1
@@ -126,12 +127,12 @@ class Labelling:
     def _lease_unit(
         self, tx: Transaction, request: LeaseTrajectories, unit: Unit
     ) -> tuple[list[LeasedTask], list[Buffer]] | None:
-        """Lease a unit. None where it is given up, since its attempts are used up, or where one of its trajectories is,
-        since the data is damaged."""
+        """Lease a unit. `None` if the unit is given up because its attempts are used up, or if one of its trajectories
+        is given up because its data is damaged."""
         if not unit:
             return None
         if attempts(unit) >= self._settings.max_attempts:
-            self._give_up(tx, unit, "its scorers died or fell silent too often")
+            self._give_up(tx, unit, "its scorers died or stopped responding too often")
             return None
         stored = []
         for name, record in unit:
@@ -160,7 +161,8 @@ class Labelling:
         return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Give a scorer's leases to others. They count as attempts only if the scorer died, not if a reply was lost."""
+        """Give a scorer's leases to other scorers. They count as attempts only if the scorer died, not if a reply was
+        lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)
@@ -172,19 +174,19 @@ class Labelling:
                 tx.add("leases_redelivered")
 
     def leave(self, tx: Transaction, request: Leave) -> None:
-        """End a scorer in order: its leases go to others, and do not count as attempts."""
+        """Handle a scorer's orderly end: its leases go to other scorers, and do not count as attempts."""
         if self._scorers.leave(tx, request.worker, request.incarnation):
             self._take_back(tx, request.worker, died=False)
 
     def expire(self, tx: Transaction) -> None:
-        """Give the leases of silent scorers to others."""
+        """Give the leases of silent scorers to other scorers."""
         for worker in self._scorers.expire(tx):
             self._take_back(tx, worker, died=True)
 
     def label(self, tx: Transaction, request: WorkerRequest, labels: Labels, frames: Sequence[Buffer]) -> None:
-        """Take the labels of a trajectory, or count them where they are late; `frames` is their encoding. Raises
-        RefusedError: their step scores are not of the trajectory's steps, they lack what the algorithm reads, or it was
-        leased with its group."""
+        """Take the labels of a trajectory, or count them as late. `frames` is their encoding. Raises RefusedError: the
+        step scores do not match the trajectory's steps, scores that the algorithm needs are missing, or the trajectory
+        was leased with its group."""
         unit = self._end_lease(tx, request, labels.trajectory_id)
         if len(unit) > 1:
             raise RefusedError(
@@ -196,28 +198,28 @@ class Labelling:
         self._take(tx, request.worker, unit, [(labels, join_parts(frames))])
 
     def label_group(self, tx: Transaction, request: WorkerRequest, stored: Sequence[Buffer]) -> None:
-        """Take the labels of all members of a group, each as the store keeps them, or count them where they are late.
-        Raises RefusedError: they are not those of one group's members, or as `label` does; WireError: they are
-        malformed."""
+        """Take the labels of all members of a group, or count them as late. `stored` has each member's labels in the
+        encoding of the store. Raises RefusedError like `label`, or if they are not the labels of one leased group;
+        WireError: they are malformed."""
         labels = [read_labels(decode(split(frame))) for frame in stored]
         names = [each.trajectory_id for each in labels]
         if not names:
-            raise RefusedError("a group has a member at least, but no labels came")
+            raise RefusedError("a group has at least one member, but no labels came")
         unit = self._end_lease(tx, request, names[0])
         if not unit:
             tx.add("late_labels", len(names))
             return
         if names != [name for name, _ in unit]:
             raise RefusedError(
-                f"the labels of {names!r:.200} are not those of {[name for name, _ in unit]!r:.200}, which were leased "
-                "together: deliver these in the order of the lease"
+                f"the labels of {names!r:.200} do not match the leased group {[name for name, _ in unit]!r:.200}: "
+                "deliver the labels of all its members in the order of the lease"
             )
         self._take(tx, request.worker, unit, [(each, [frame]) for each, frame in zip(labels, stored, strict=True)])
 
     def _take(
         self, tx: Transaction, worker: str, unit: Unit, labelled: Sequence[tuple[Labels, Sequence[Buffer]]]
     ) -> None:
-        """Store the labels of a unit, each with its parts as the store keeps them."""
+        """Store the labels of a unit. Each has its parts in the encoding of the store."""
         for (name, record), (labels, _) in zip(unit, labelled, strict=True):
             _check_steps(tx, labels)
             group = GroupRecord.of(tx, record.group)
@@ -246,9 +248,8 @@ class Labelling:
                 self._complete(tx, record.group, group)
 
     def _end_lease(self, tx: Transaction, request: WorkerRequest, name: str) -> Unit:
-        """The unit of a trajectory that the scorer holds; nothing if it lost the lease, perhaps to a later start of the
-        same scorer.
-        """
+        """End the lease of a trajectory and of its unit. Returns the unit, or nothing if the scorer has lost the lease,
+        for example to its own restart."""
         worker = request.worker
         if not self._scorers.holds(tx, worker, request.incarnation):
             return []
@@ -260,7 +261,7 @@ class Labelling:
         return [(each, found) for each in ids if (found := held[each]) is not None]
 
     def _end_one(self, tx: Transaction, worker: str, name: str) -> TrajectoryRecord | None:
-        """The record of a trajectory that the scorer holds; None where it lost the lease."""
+        """End the lease of one trajectory. Returns its record, or `None` if the scorer has lost the lease."""
         held = tx.remove_member("leased", worker, name)
         record = TrajectoryRecord.load(tx, name)
         if held and record is not None and record.state is TrajectoryState.LEASED:
@@ -289,8 +290,8 @@ class Labelling:
         tx.append("ready", ReadyGroup(name, min(member.oldest for member in played), spread))
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:
-        """A scorer gives a trajectory up for now, and the whole group where it was leased with it: the unit is tried
-        again, and becomes dead letters after too many attempts."""
+        """Handle a failed scoring of a trajectory, or of the group with which it was leased. The unit is tried again.
+        After too many attempts its trajectories become dead letters."""
         unit = self._end_lease(tx, request, request.id)
         if not unit:
             return
@@ -303,7 +304,7 @@ class Labelling:
             self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=False)
 
     def _give_up(self, tx: Transaction, unit: Unit, reason: str) -> None:
-        """Make dead letters of a unit. Where a member was the last attempt, its group is dropped with the others."""
+        """Make dead letters of a unit. If this was a member's last attempt, its whole group is dropped."""
         for name, record in unit:
             tx.afterwards(self._limit.left, name)
             group = GroupRecord.load(tx, record.group)
@@ -316,11 +317,11 @@ class Labelling:
             self._groups.fail_member(tx, record.group, record.member, f"scoring: {reason}", scoring=True)
 
     def requeue(self, tx: Transaction, ticket: str) -> str:
-        """Put a dead letter back; returns how.
+        """Try a dead letter again. Returns how:
 
-        "scoring": the episode is stored and its group still waits for a replacement, so it is scored again itself.
-        "task": its task runs again as a group of its own, before the feed continues. Raises RefusedError: there is no
-        such dead letter, or its task is a held-out one whose evaluation is over.
+        "scoring": the episode is stored and its group still waits for a replacement, so the episode is scored again.
+        "task": its task runs again as a new group, before the feed continues. Raises RefusedError: there is no such
+        dead letter, or it belongs to a finished evaluation or a skipped plan.
         """
         dead = self._dead_letters.get(tx, ticket)
         if dead.scoring and self._reinstate(tx, ticket, dead):
@@ -334,7 +335,7 @@ class Labelling:
         return "task"
 
     def _reinstate(self, tx: Transaction, ticket: str, dead: DeadLetter) -> bool:
-        """Offer a stored episode to scorers again; False where its group no longer waits for its replacement."""
+        """Queue a stored episode for scoring again. False if its group no longer waits for its replacement."""
         group = GroupRecord.load(tx, dead.group)
         if group is None or group.attempts[dead.member] != dead.attempt + 1:
             return False

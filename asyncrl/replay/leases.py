@@ -1,9 +1,12 @@
-"""Leases by worker: a worker that sends a request within `lease_s` keeps its work; a silent or restarted one loses it.
+"""Leases by worker: a worker keeps its work by sending requests at most `lease_s` apart. A silent or restarted worker
+loses its work.
 
-Times are of a monotonic clock and live in memory, so that neither a jumping clock nor a restart of the replay takes
-work away: after a restart every worker has a fresh lease. A worker that asks but finishes nothing for LONGEST_LEASES
-leases counts as silent. A worker that ends in order says so, and its work goes to others at once. One that was killed
-may have requests on their way, or waiting in the replay, when its next start asks: these take nothing from that.
+The times are monotonic and only in memory. So neither a jump of the system clock nor a restart of the replay takes work
+away: after a restart every worker has a fresh lease. A worker that sends requests but finishes nothing for
+LONGEST_LEASES leases counts as silent.
+
+A worker that ends in order tells the replay, and its work goes to other workers at once. Late requests of a killed
+worker cannot take work from its next start.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ LONGEST_LEASES = 20
 
 
 class WorkerLeases:
-    """The leases of the workers of one kind ("actors", "scorers"). `clock` gives seconds."""
+    """The leases of all workers of one kind. `table` is "actors" or "scorers", and `clock` gives monotonic seconds."""
 
     def __init__(self, table: str, lease_s: float, clock: Callable[[], float]) -> None:
         self._table = table
@@ -34,15 +37,15 @@ class WorkerLeases:
         self._worked = dict(self._seen)
 
     def renew(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """Renew a worker's lease. True for a new incarnation, which has lost what the older one held.
+        """Renew a worker's lease. True if this is a new incarnation: the work of the older one must go to other
+        workers.
 
-        Raises RefusedError: a newer incarnation has asked since.
-        """
+        Raises RefusedError: a newer incarnation has already replaced this one."""
         current = tx.get(self._table, worker, str)
         if current != incarnation and self._replaced.get(worker) == incarnation:
             raise RefusedError(
-                f"a later start of the worker {worker} has taken its place; if two processes have this name, give each "
-                "a name of its own"
+                f"a later start of the worker {worker} has replaced it; if two processes have this name, give them "
+                "different names"
             )
         self._seen[worker] = self._worked[worker] = self._clock()
         if current == incarnation:
@@ -53,11 +56,11 @@ class WorkerLeases:
         return True
 
     def holds(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """True if this start of the worker has the worker's lease."""
+        """True if this incarnation of the worker has the lease."""
         return tx.get(self._table, worker, str) == incarnation
 
     def leave(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """End this start of the worker. True if it held the worker's lease: its work must go to others."""
+        """End this incarnation of a worker. True if it had the lease, so that its work must go to other workers."""
         self._left[worker] = incarnation
         if not self.holds(tx, worker, incarnation):
             return False
@@ -65,7 +68,7 @@ class WorkerLeases:
         return True
 
     def has_left(self, worker: str, incarnation: str) -> bool:
-        """True if this start of the worker has ended: a request of it that comes now had waited somewhere."""
+        """True if this incarnation of the worker has ended, so that its request is a late one."""
         return self._left.get(worker) == incarnation
 
     def touch(self, worker: str) -> None:
@@ -75,12 +78,12 @@ class WorkerLeases:
             self._seen[worker] = now
 
     def worked(self, worker: str) -> None:
-        """A known worker has finished something."""
+        """Note that a known worker has finished something."""
         if worker in self._seen:
             self._worked[worker] = self._clock()
 
     def expire(self, tx: Transaction) -> list[str]:
-        """Forget the workers that were silent for too long, and return them: their work must go to others."""
+        """Forget the workers that were silent for too long, and return them. Their work must go to other workers."""
         horizon = self._clock() - self._lease_s
         silent = [worker for worker, when in self._seen.items() if when < horizon]
         for worker in silent:

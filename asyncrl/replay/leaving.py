@@ -1,4 +1,4 @@
-"""The orderly end of a worker: it tells the replay, which gives what the worker still holds to others at once."""
+"""The orderly end of a worker: the replay learns of it, and gives the worker's work to other workers at once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from asyncrl.types import RunIdentity
 log = logging.getLogger(__name__)
 
 ANSWER_S = 3.0
-"""A shard that does not answer so soon may have ended too. It gives the work to others after replay.lease_s."""
+"""The longest wait for a shard, which may have ended too. A shard that was not told gives the work away after
+replay.lease_s."""
 
 
 def leave(
     endpoints: Sequence[str], worker: str, incarnation: str, keys: ClientKeys | None, run: RunIdentity | None
 ) -> None:
-    """Tell every shard at once that this start of a worker ends. Call it when the worker has ended its calls. The log
-    names a shard that cannot be told."""
+    """Tell all shards at the same time that this start of a worker ends. Call this after the worker's last request.
+    Logs a warning for a shard that does not answer."""
 
     def tell(endpoint: str) -> None:
         with closing(ReplayClient(endpoint, worker, incarnation, give_up_s=ANSWER_S, keys=keys, run=run)) as client:
@@ -30,9 +31,9 @@ def leave(
                 client.leave()
             except AsyncrlError as error:
                 log.warning(
-                    "the replay gives what %s still holds to others only after replay.lease_s: %s", worker, error
+                    "the replay gives the work of %s to other workers only after replay.lease_s: %s", worker, error
                 )
 
-    # One after another, shards that do not answer would hold the end up for their number of times ANSWER_S.
+    # One after another, n shards that do not answer would delay the end by n * ANSWER_S.
     with ThreadPoolExecutor(len(endpoints)) as threads:
         list(threads.map(tell, endpoints))

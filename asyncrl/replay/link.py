@@ -1,11 +1,13 @@
-"""A connection to the replay that lasts: requests are sent until they are answered, through breaks and restarts.
+"""A lasting connection to the replay: requests are sent until they are answered, through broken connections and
+restarts.
 
-The replay recognises a request that comes again by the ids in it. So each takes effect exactly once, although it may be
-sent many times. Back-pressure: at most CREDITS requests, of CREDIT_BYTES together, are under way; others wait here.
+The replay recognises a repeated request by its ids. So each request takes effect exactly once, although it may be sent
+many times. Back-pressure: at most CREDITS requests with CREDIT_BYTES together are unanswered, and further requests wait
+here.
 
-Requests leave in rounds, each with a number that no other message of the link has. A round ends when everything that
-was sent is answered. Requests that the replay could not take now are sent again in the next round, after one wait for
-all of them. So an outage of the replay's disk holds a client up for its own length and at most BUSY_S more.
+Requests are sent in rounds, each under a new number. A round ends when every sent request is answered. If the replay
+could not take some requests, the next round sends them again after a common wait. So an outage of the replay's disk
+delays a client by the length of the outage and at most BUSY_S more.
 
 A link belongs to one thread.
 """
@@ -35,22 +37,21 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
 BUSY_S = 1.0
-"""The wait after a round in which the replay could not take a request, as while its disk is full."""
+"""The wait after a round in which the replay could not take a request, for example because its disk was full."""
 BREAK_S = 0.1
-"""The wait after a connection broke. It doubles up to RETRY_S while further connections break without an answer."""
+"""The wait after a broken connection. It doubles up to RETRY_S while further connections break without an answer."""
 POLL_MS = 100
 CREDITS = 32
 CREDIT_BYTES = 2 << 20
-"""Bounds on the number and bytes of the unanswered requests of one link; one request always fits."""
+"""Limits on the number and bytes of the unanswered requests of one link. A single request may be larger."""
 
 Request = tuple[ReplayRequest, Sequence[Buffer]]
 """A request with its raw frames."""
 
 
 class ReplayLink:
-    """The link of `worker` to the replay at `endpoint`. `clock` gives monotonic seconds. The other arguments are as for
-    a ReplayClient.
-    """
+    """The link of `worker` to the replay at `endpoint`. `clock` gives monotonic seconds. All other arguments are those
+    of ReplayClient."""
 
     def __init__(
         self,
@@ -90,11 +91,11 @@ class ReplayLink:
         self._socket.close()
 
     def answers(self, requests: Sequence[Request], credits: int = CREDITS) -> list[Answer]:
-        """Send requests, up to `credits` of them under way at once, and return the answer to each.
+        """Send requests, with at most `credits` of them unanswered at a time, and return the answer to each.
 
-        Raises StoppedError and UnavailableError, as `stop` and `give_up_s` say; RefusedError: the replay cannot tell
-        which request it refuses; WireError: one cannot be encoded, and none was sent.
-        """
+        Raises StoppedError: `stop` was set. UnavailableError: no answer came within `give_up_s`. RefusedError: the
+        replay could not read the header of a request. WireError: a request cannot be encoded, and no request was
+        sent."""
         started, self._put_off = self._clock(), ""
         answers: dict[int, Answer] = {}
         rest = list(range(len(requests)))
@@ -105,11 +106,11 @@ class ReplayLink:
             answered = {at: found[number] for number, at in numbered.items() if number in found}
             busy = [at for at, answer in answered.items() if answer.kind == BUSY]
             answers |= {at: answer for at, answer in answered.items() if answer.kind != BUSY}
-            # The replay may be able to take one that was not sent yet, so these go first.
+            # Unsent requests go first: the replay may be able to take them.
             rest = [at for at in rest if at not in answered] + busy
             if busy:
                 self._put_off = answered[busy[0]].reason
-                self._delays.say(f"{self._put_off}; it is asked again")
+                self._delays.say(f"{self._put_off}; the request is sent again")
                 self._stop.wait(min(BUSY_S, self._retry_s))
         return [answers[at] for at in range(len(requests))]
 
@@ -121,8 +122,9 @@ class ReplayLink:
         return encode_request(request[0], number, self._run, request[1])
 
     def _round(self, messages: Mapping[int, list[Buffer]], credits: int, started: float) -> dict[int, Answer]:
-        """Send each message once as credits allow, and return the answers to them. It ends when everything sent is
-        answered and the rest is sent or must wait, or with a fresh connection, over which no old answer can come."""
+        """Send each message once, as credits allow, and return the answers. The round ends when all messages are
+        answered, or when the replay is busy and all sent messages are answered. It also ends with a new connection, on
+        which old answers cannot arrive."""
         unsent, away, found = deque(messages.items()), dict[int, int](), dict[int, Answer]()
         if self._probe.is_due():
             number = self._next_number()
@@ -166,16 +168,16 @@ class ReplayLink:
     def _raise_refusal(self, answer: Answer) -> None:
         """Raise RefusedError if the replay could not read the header of a message."""
         if answer.sequence == 0 and answer.kind == REFUSED:
-            # It may say so once for each message under way.
+            # It may refuse every unanswered message in this way, so take a new connection.
             self._renew()
             raise RefusedError(f"the replay refused: {answer.reason}")
 
     def _receive(self, started: float) -> Answer | None:
-        """The next message, or None if there is none for a moment."""
+        """The next message. `None` if none arrives within POLL_MS."""
         if self._stop.is_set():
             raise StoppedError("stopped while waiting for the replay")
         if self._give_up_s is not None and self._clock() - started > self._give_up_s:
-            said = f"; it last said: {self._put_off}" if self._put_off else ""
+            said = f"; its last reply was: {self._put_off}" if self._put_off else ""
             raise UnavailableError(
                 f"no answer from the replay at {self._endpoint} within {self._give_up_s:.0f} s{said}"
             )
@@ -188,7 +190,7 @@ class ReplayLink:
         return decode_reply([frame.buffer for frame in frames])
 
     def _reconnect(self, started: float) -> None:
-        """Take a fresh connection, since the old one may lead nowhere."""
+        """Log the wait and open a new connection, since the old one may be dead."""
         advice = f"; {CHECK_KEYS}" if self._keys else ""
         waited = self._clock() - started
         log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
@@ -200,5 +202,5 @@ class ReplayLink:
 
 
 def _credit(away: Mapping[int, int], credits: int) -> bool:
-    """True if one more request may leave while those in `away` are under way, by their number and bytes."""
+    """True if one more request may be sent. `away` has the bytes of each unanswered request."""
     return not away or (len(away) < credits and sum(away.values()) < CREDIT_BYTES)

@@ -1,5 +1,5 @@
-"""Values that may not change while a store lasts, since its rows, groups and ids rest on them. Above all these are the
-tasks, which stored groups know by their place."""
+"""Values that must not change during the life of a store, since its rows, groups and ids depend on them. The most
+important ones are the tasks: stored groups refer to them by row number."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Task
 
 CHECKED_TASKS = 512
-"""The tasks that a restart reads: all of a small set, and enough of a large one to notice another order."""
+"""The number of tasks that a restart compares: all of a small set, and of a large set enough to notice a changed
+order."""
 
 CHECKSUM = "_checksum"
 FILES = {"tasks": "data.train", "held_out": "data.eval"}
 
 
 def pinned_tasks(train: Sequence[Task], held_out: Sequence[Task]) -> dict[str, int]:
-    """The values by which a store knows its tasks: their number, and a checksum."""
+    """The number of tasks and a checksum of them, for training and held-out tasks."""
     counts = {"tasks": len(train), "held_out": len(held_out)}
     return {**counts, f"tasks{CHECKSUM}": _checksum(train), f"held_out{CHECKSUM}": _checksum(held_out)}
 
 
 def require_pinned(tx: Transaction, now: Mapping[str, int]) -> None:
-    """Raises StoreError: the store was begun with another one of the values `now`."""
+    """Raises StoreError: the store was created with different values than `now`."""
     before = tx.get("meta", "pinned", dict[str, int]) or {}
-    # Without a group no row has been named, so that a data file may still be mended.
+    # Before the first group, no record refers to a row, so the data file may still be changed.
     named = tx.counter("feed_draws") or tx.count("groups")
     kept = {name: value for name, value in before.items() if named or not name.endswith(CHECKSUM)}
     changed = {name: (value, now[name]) for name, value in kept.items() if value != now.get(name, value)}
@@ -39,9 +40,9 @@ def require_pinned(tx: Transaction, now: Mapping[str, int]) -> None:
         if name in changed:
             lines.append(f"{file} had {changed[name][0]} tasks and has {changed[name][1]}")
         elif name + CHECKSUM in changed:
-            lines.append(f"{file} has as many tasks, but others, or in another order")
+            lines.append(f"{file} has the same number of tasks, but different ones or in another order")
     hints = {
-        "have the data files as they were, since stored episodes know tasks by their place": _is_of_tasks,
+        "restore the data files, since stored episodes refer to tasks by row number": _is_of_tasks,
         "set the other keys back": lambda name: not _is_of_tasks(name),
     }
     hint = ", and ".join(hint for hint, concerns in hints.items() if any(map(concerns, changed)))
@@ -56,7 +57,7 @@ def _is_of_tasks(name: str) -> bool:
 
 
 def _checksum(tasks: Sequence[Task]) -> int:
-    """One of tasks at even distances. It also differs where files are renamed, so that their rows have other places."""
+    """A checksum of evenly spaced tasks. It also detects a changed order, for example after data files were renamed."""
     rows = sorted({row * len(tasks) // CHECKED_TASKS for row in range(CHECKED_TASKS)}) if tasks else []
     checksum = 0
     for row in rows:

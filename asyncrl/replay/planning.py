@@ -1,6 +1,7 @@
-"""Batch plans: complete groups to learner steps. A plan is recorded before it is handed out, and never changes.
+"""Batch plans assign complete groups to learner steps. A plan is recorded before the learner gets it, and never
+changes.
 
-Eviction keeps the age bound: a group with a trajectory older than max_lag is evicted and counted, never planned.
+Eviction enforces the age bound: a group with a trajectory older than max_lag is evicted and counted instead of planned.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from asyncrl.types import BatchPlan, LabelNeeds, Trajectory
 from asyncrl.wire import decode, read_trajectory, split
 
 LEARNER_TRACK = "learner waits"
-"""The track of the spans in which the learner waits for a plan. A span is named after the cause of the wait."""
+"""The track of the spans in which the learner waits for a plan. Each span has the cause of the wait as its name."""
 
 
 class LearnerWaits:
-    """Seconds that the learner waited for a plan, by what was missing. `clock` gives monotonic seconds.
+    """Measures how long the learner waits for plans, by the cause of the wait. `clock` gives monotonic seconds.
 
-    Call `asked` at each request for a plan, and `look` regularly: while there is no plan, the time between two looks
-    counts for the cause that the first look found. `spans` get each wait for one cause.
+    Call `asked` at each request for a plan, and `look` regularly. The time between two looks during a wait counts for
+    the cause that the first of them found. `spans` get a span for each cause of a wait.
     """
 
     def __init__(self, clock: Callable[[], float], spans: Spans | None = None) -> None:
@@ -55,7 +56,8 @@ class LearnerWaits:
         self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
 
     def asked(self, found: bool, missing: Callable[[], str]) -> None:
-        """Note a request for a plan, `found` or not. `missing` names the cause, and is called if a wait begins."""
+        """Note a request for a plan, and if a plan was `found`. `missing` returns the cause, and is called if a wait
+        begins."""
         if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()
             self._began = self._spans.clock()
@@ -65,11 +67,12 @@ class LearnerWaits:
             self._since = self._waits_since = None
 
     def now_s(self) -> float | None:
-        """Seconds for which the learner has been waiting; None: it works."""
+        """Seconds for which the learner has been waiting. `None` if it is not waiting."""
         return None if self._waits_since is None else self._clock() - self._waits_since
 
     def look(self, missing: Callable[[], str]) -> None:
-        """Count the time since the last look, and note what is missing now. Costs nothing while the learner works."""
+        """Add the time since the last look to its cause, and note the cause from now on. `missing` is called only
+        during a wait."""
         if self._since is not None:
             now = self._clock()
             self.seconds[self._cause] += now - self._since
@@ -80,7 +83,7 @@ class LearnerWaits:
 
 
 class Planning:
-    """The replay's part towards the learner, each call within the caller's transaction."""
+    """Handles the learner's requests for plans. Each call is part of the caller's transaction."""
 
     def __init__(
         self,
@@ -98,13 +101,13 @@ class Planning:
         self._wanted = settings.batch_size // settings.group_size
 
     def resume(self, tx: Transaction) -> None:
-        """Evict the groups that are too old already, if the age bound has become tighter."""
+        """Evict the groups that are too old, in case the age bound was lowered before this start."""
         self._evict(tx, tx.counter("version"))
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
-        """Plan only episodes whose labels meet these needs, from step `first` on. Episodes that were labelled before
-        the algorithm changed and do not meet them become dead letters; their groups are dropped.
-        """
+        """Plan only episodes whose labels meet these needs, from step `first` on. If the algorithm has changed, some
+        stored labels may not meet the needs: their episodes become dead letters, and the groups of these are
+        dropped."""
         if not set_label_needs(tx, needs):
             return
         self._withdraw(tx, first)
@@ -118,9 +121,8 @@ class Planning:
         self._drop(tx, dropped)
 
     def _withdraw(self, tx: Transaction, first: int) -> None:
-        """Forget the plan of step `first`, if it has labels that do not meet the needs. One shard may have planned the
-        step before the others have; then no plan of it was trained.
-        """
+        """Withdraw the plan of step `first` if some of its labels do not meet the needs. The learner has not trained
+        this step: a shard can have planned it while other shards have not."""
         plan = tx.get("plans", first, BatchPlan)
         if plan is None or plan.skipped or first != tx.count("plans") - 1:
             return
@@ -130,19 +132,19 @@ class Planning:
             tx.delete("plans", first)
 
     def plan(self, tx: Transaction, step: int) -> BatchPlan | None:
-        """The plan of `step`: the recorded one, else a new one if enough groups are ready, else None.
+        """The recorded plan of `step`, or a new plan if enough groups are ready. `None` if there are too few.
 
-        Groups that are older than the bound at this step are evicted. Raises RefusedError: steps were skipped.
-        """
+        Groups that are too old for this step are evicted. Raises RefusedError: `step` is not the next step without a
+        plan."""
         if tx.counter("learner_step") != step and step <= tx.count("plans"):
             tx.set("learner_step", step)
         return self._planned(tx, step)
 
     def plan_ahead(self, tx: Transaction, step: int) -> BatchPlan | None:
-        """The plan of a step after the learner's; None if it is too early to make it.
+        """The plan of a step that the learner has not reached. `None` if it cannot be made yet.
 
-        Which groups are too old for that step is the same now and later. The sampler says whether it may choose now.
-        """
+        A new plan is made only if the sampler allows this (`plans_ahead`). The age bound of a step does not depend on
+        the time at which it is planned."""
         if self._settings.sampler.plans_ahead and step == tx.count("plans"):
             return self._planned(tx, step)
         return tx.get("plans", step, BatchPlan)
@@ -150,7 +152,7 @@ class Planning:
     def _planned(self, tx: Transaction, step: int) -> BatchPlan | None:
         recorded = tx.get("plans", step, BatchPlan)
         if recorded is None and step != tx.count("plans"):
-            raise RefusedError(f"step {step} cannot be planned: the next one is {tx.count('plans')}")
+            raise RefusedError(f"step {step} cannot be planned: the next step is {tx.count('plans')}")
         if recorded is not None or tx.count("ready") < self._wanted:
             return recorded
         version = self._settings.version_at(step)
@@ -163,9 +165,8 @@ class Planning:
         return self._record(tx, step, [(*ready[index], weight) for index, weight in chosen])
 
     def missing(self, tx: Transaction) -> str:
-        """The reason why there is no plan now: "labels" if the delivered trajectories would make one once scored;
-        "store" if the store is too full for new tickets; else "episodes".
-        """
+        """The reason why there is no plan: "labels" if enough groups are delivered and only lack scores, "store" if the
+        store is too full for new tickets, else "episodes"."""
         delivered = tx.count("ready")
         for name, group in GroupRecord.all(tx):
             incomplete = group.training and not all(group.labelled)
@@ -175,7 +176,8 @@ class Planning:
         return "store" if tx.live_bytes() > self._settings.high_water_bytes else "episodes"
 
     def published(self, tx: Transaction, version: int) -> None:
-        """The learner has published `version`: groups that are too old for it are evicted. Versions never go back."""
+        """Note that the learner has published `version`, and evict groups that are too old for it. Older versions are
+        ignored."""
         if version > tx.counter("version"):
             tx.set("version", version)
             self._evict(tx, version)
@@ -199,7 +201,7 @@ class Planning:
             record.save(tx, name)
 
     def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[bytes, ReadyGroup, float]]) -> BatchPlan:
-        """Record the plan of the chosen groups: each has its order in `ready` and its importance weight."""
+        """Record the plan of the chosen groups. Each has its key in the table `ready` and its importance weight."""
         entries = [
             (name, TrajectoryRecord.of(tx, name), weight)
             for _, ready, weight in chosen
@@ -239,11 +241,11 @@ class Planning:
             self._stages.begin(tx, Stage.READY, name)
 
     def skip(self, tx: Transaction, step: int, reason: str) -> int:
-        """Have the step of a recorded plan train nothing, for good; returns how many trajectories are dead letters now:
-        those that no other plan names. No later plan takes the plan's trajectories or their groups.
+        """Have the step of a recorded plan train nothing, permanently. No later plan uses the plan's trajectories or
+        their groups. Trajectories that are in no other plan become dead letters: returns their number.
 
-        A plan that is skipped already stays as it is. Raises RefusedError: there is no such plan, or the learner's
-        weights hold what it trained.
+        A plan that was skipped before does not change. Raises RefusedError: the step has no plan, or was trained
+        already.
         """
         plan = tx.get("plans", step, BatchPlan)
         if plan is None:
@@ -256,7 +258,7 @@ class Planning:
         return self._give_up(tx, plan, f"plan {step} was skipped: {reason}")
 
     def _give_up(self, tx: Transaction, plan: BatchPlan, reason: str) -> int:
-        """Take all trajectories and groups of a plan out of it, for good; returns how many are dead letters now."""
+        """Remove all trajectories of a plan from it, and drop their groups. Returns how many became dead letters."""
         members = [(name, TrajectoryRecord.of(tx, name)) for name in plan.ids]
         dead = sum(self._take_out(tx, name, record, reason) for name, record in members)
         self._drop(tx, dict.fromkeys(plan.group_ids, reason))
@@ -267,16 +269,16 @@ class Planning:
 
     def _require_untrained(self, tx: Transaction, step: int) -> None:
         if step < tx.counter("released_steps") or self._settings.version_at(step) < tx.counter("version"):
-            raise RefusedError(f"step {step} was trained: weights that come after it are checkpointed or published")
+            raise RefusedError(f"step {step} was trained: later weights are checkpointed or published")
         newest = tx.counter("learner_step")
         if step < newest:
             raise RefusedError(
-                f"step {step} was trained: the learner is at step {newest} now; should it resume from before step "
-                f"{step} and fail there, ask again"
+                f"step {step} was trained: the learner is at step {newest} now; try again if the learner resumes "
+                f"before step {step} and fails at that step"
             )
 
     def _take_out(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> bool:
-        """Take a trajectory out of a plan; whether it is dead now, since no other plan names it."""
+        """Remove a trajectory from a plan. True if it became a dead letter because no other plan contains it."""
         record.plans -= 1
         if not record.plans:
             self._bury(tx, name, record, reason)
@@ -284,7 +286,7 @@ class Planning:
         return not record.plans
 
     def _bury(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str, scoring: bool = False) -> None:
-        """Make a dead letter of a trajectory that no plan names."""
+        """Make a dead letter of a trajectory that no plan contains."""
         record.state, record.reason = TrajectoryState.DEAD, shorten(reason)
         record.save(tx, name)
         count_dead(tx, record)
@@ -294,8 +296,7 @@ class Planning:
         self._dead_letters.add(tx, name, dead)
 
     def _drop(self, tx: Transaction, reasons: Mapping[str, str]) -> None:
-        """Drop these groups, each for a reason, so that no later plan takes them. Those that are closed stay as they
-        are."""
+        """Drop these groups, each with its reason, so that no later plan uses them. Closed groups do not change."""
         for order, ready in list(tx.items("ready", ReadyGroup)):
             if ready.name in reasons:
                 tx.delete("ready", order)
@@ -303,11 +304,10 @@ class Planning:
             self._groups.close(tx, name, TrajectoryState.DROPPED, reason)
 
     def checkpointed(self, tx: Transaction, steps: int, kept: int) -> None:
-        """Release, once, the trajectories of the first `steps` steps, which a checkpoint covers. Forget the ones of the
-        first `kept` steps, which every kept checkpoint covers, when they have been kept for long enough.
+        """Count the trajectories of the first `steps` steps, which a checkpoint covers, as trained. Delete the data of
+        the first `kept` steps, which every kept checkpoint covers, once the retention allows it.
 
-        Raises RefusedError: fewer steps were planned, so this is a checkpoint of another run.
-        """
+        Raises RefusedError: fewer steps were planned, so this is a checkpoint of another run."""
         planned, released = tx.count("plans"), tx.counter("released_steps")
         if max(steps, kept) > planned:
             raise RefusedError(
@@ -336,7 +336,8 @@ class Planning:
 
 
 def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
-    """The number of tokens that each trajectory shares with the beginning of the one before it; 0 in another group."""
+    """The length in tokens of the prefix that each trajectory shares with the trajectory before it. 0 for the first
+    trajectory of a group."""
 
     def read(name: str) -> Trajectory:
         return read_trajectory(decode(split(tx.present(tx.get_bytes("data", name), "data", name))))
@@ -346,5 +347,5 @@ def _shared(tx: Transaction, names: Sequence[str]) -> list[int]:
 
 
 def recorded_plan(tx: Transaction, step: int) -> BatchPlan:
-    """A recorded plan. Raises StoreError: it is missing."""
+    """The recorded plan of a step. Raises StoreError: it is missing."""
     return tx.present(tx.get("plans", step, BatchPlan), "plans", step)

@@ -1,11 +1,11 @@
-"""The replay's protocol: one struct a request, which client and server share, and raw frames after it.
+"""The replay's protocol: a struct for each kind of request, shared by client and server, and raw frames after it.
 
-A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, followed by raw frames: trajectories
-and labels as `wire` encodes them. The header of a request has the name of its struct as kind, the struct as body, and
-the run of the client. The header of a reply has one of REPLIES as kind. `sequence` pairs a reply with its request.
+A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, and raw frames with trajectories and
+labels in the encoding of `wire`. In a request, `kind` is the name of the struct, `body` the struct, and `run` the run
+of the client. In a reply, `kind` is one of REPLIES. `sequence` pairs a reply with its request.
 
-Every request names what it is about by ids, so that it takes effect exactly once, although it may come again after a
-lost reply. A struct is checked once, when it is decoded: an object that exists holds what its fields say.
+Requests refer to objects by id. So a request that is repeated after a lost reply takes effect only once. A struct is
+checked once, when it is decoded, so that later code can rely on the types and limits of its fields.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 T = TypeVar("T")
 
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
-"""The outcome of a request: done; nothing to give yet; nothing left to give, since the run is done; send it again
-later; refused; too many failures, so the run must end. The body of the last three is the reason.
-"""
+"""The outcome of a request. ok: done. nothing: there is nothing to give yet. over: the run is done. busy: send the
+request again later. refused. ended: the run must end because of too many failures. The body of the last three is the
+reason. """
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 
 Name = Annotated[str, Meta(min_length=1, max_length=120)]
-"""An id or a worker's name. In UTF-8 it has at most 480 bytes, so that it fits into a key of the store."""
+"""An id or a worker's name. Its UTF-8 has at most 480 bytes, and so fits into a key of the store."""
 Names = Annotated[list[Name], Meta(max_length=1 << 16)]
 Score = Annotated[str, Meta(min_length=1, max_length=1000)]
 """The name of a score."""
@@ -44,8 +44,8 @@ Reason = Annotated[str, Meta(max_length=2 * MAX_REASON_CHARS)]
 
 
 class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of all requests. Anybody may ask a `question`; everything else must come from the run that is served.
-    With `frames` the request has raw frames, else it has none."""
+    """Base of all requests. A `question` only reads, and may come from any client. All other requests must come from
+    the served run. `frames` is true if raw frames follow the request."""
 
     question: ClassVar[bool] = False
     frames: ClassVar[bool] = False
@@ -55,19 +55,21 @@ class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return type(self).__name__
 
     def queue(self) -> Hashable:
-        """The queue in which the request waits. Requests of one queue wait for the same, so one tells for all."""
+        """The queue in which the request waits. If the first request of a queue cannot be answered, none of them
+        can."""
         return self
 
 
 class WorkerRequest(ReplayRequest, frozen=True):
-    """A request of one worker. `incarnation` tells one start of the worker from the next."""
+    """A request of one worker. `incarnation` identifies one start of the worker."""
 
     worker: Name
     incarnation: Name
 
 
 class GetTickets(WorkerRequest, frozen=True):
-    """Up to `want` tickets for an actor that holds `holding`; the episodes of those in `waiting` do not run now."""
+    """Request up to `want` tickets. The actor has the tickets `holding`. The episodes of those in `waiting` are not
+    running now."""
 
     holding: Names
     waiting: Names
@@ -78,26 +80,26 @@ class GetTickets(WorkerRequest, frozen=True):
 
 
 class Leave(WorkerRequest, frozen=True):
-    """End this start of a worker. It takes no further work, and the work that it holds goes to others at once."""
+    """End this incarnation of a worker. It gets no further work, and its work goes to other workers at once."""
 
 
 class PutTrajectory(ReplayRequest, frozen=True):
-    """Store the trajectory in the frames, of which the last `images` are images that it shows."""
+    """Store the trajectory in the frames. The last `images` frames are its images."""
 
     images: Whole
     frames = True
 
 
 class FailEpisode(ReplayRequest, frozen=True):
-    """Give the episode of a ticket up."""
+    """Report that the episode of a ticket failed."""
 
     ticket: Name
     reason: Reason
 
 
 class LeaseTrajectories(WorkerRequest, frozen=True):
-    """Trajectories that need scores of the kinds in `serves`, bounded by number and tokens; or up to `groups` whole
-    groups, for the kind that scores these."""
+    """Request trajectories that need scores of the kinds in `serves`, with limits on number and tokens. For the kind
+    that scores whole groups, request up to `groups` groups."""
 
     serves: Annotated[list[Name], Meta(max_length=64)]
     trajectories: Whole
@@ -121,28 +123,28 @@ class PutLabels(WorkerRequest, frozen=True):
 
 
 class PutGroupLabels(WorkerRequest, frozen=True):
-    """Store the labels of all members of a group that was leased whole: all, or none. Each frame has the labels of one
-    member, as the store keeps them."""
+    """Store the labels of all members of a group that was leased whole. If one is refused, none is stored. Each frame
+    has the labels of one member in the encoding of the store."""
 
     frames = True
 
 
 class FailScoring(WorkerRequest, frozen=True):
-    """Give the scoring of a leased trajectory up for now, and of its whole group if that was leased whole."""
+    """Report a failed scoring of a leased trajectory, or of its group if that was leased whole."""
 
     id: Name
     reason: Reason
 
 
 class Configure(ReplayRequest, frozen=True):
-    """The learner uses these values of all keys of the configuration from `time`, in seconds since 1970."""
+    """Report that the learner uses these values of all configuration keys from `time` on, in seconds since 1970."""
 
     values: Annotated[dict[str, Any], Meta(min_length=1)]
     time: Whole
 
 
 class RequireLabels(ReplayRequest, frozen=True):
-    """Plan only episodes whose labels have these scores, from step `first` on, and with `unit_steps` only step scores
+    """Plan only episodes whose labels have these scores, from step `first` on. With `unit_steps`, step scores must be
     in [-1, 1]."""
 
     first: Whole
@@ -155,41 +157,42 @@ class RequireLabels(ReplayRequest, frozen=True):
 
 
 class GetPlan(ReplayRequest, frozen=True):
-    """The batch plan of a learner step. With `ahead` the learner is not there yet, and the reply is none where a later
-    request could get another plan."""
+    """Request the batch plan of a learner step. With `ahead` the learner has not reached the step. Then the reply is
+    empty if a later request could get a different plan."""
 
     step: Whole
     ahead: bool
 
 
 class Fetch(ReplayRequest, frozen=True):
-    """The stored frames of trajectories or of their labels."""
+    """Request the stored frames of trajectories or of their labels."""
 
     table: Literal["data", "labels"]
     ids: Annotated[list[Name], Meta(max_length=MAX_FETCH)]
 
 
 class FetchImage(ReplayRequest, frozen=True):
-    """The stored bytes of an image that a trajectory shows, by their SHA-256."""
+    """Request the stored bytes of an image of a trajectory by their SHA-256."""
 
     id: Name
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 
 
 class GetTask(ReplayRequest, frozen=True):
-    """The task of which a trajectory is an episode; none where it is not known."""
+    """Request the task of a trajectory. The reply is empty if the replay does not know it."""
 
     id: Name
 
 
 class Published(ReplayRequest, frozen=True):
-    """The learner has published a policy version."""
+    """Report that the learner has published a policy version."""
 
     version: Version
 
 
 class Checkpointed(ReplayRequest, frozen=True):
-    """A checkpoint covers the first `steps` steps; every checkpoint that is kept covers the first `kept`."""
+    """Report that a checkpoint covers the first `steps` steps, and that every kept checkpoint covers the first `kept`
+    steps."""
 
     steps: Whole
     kept: Whole
@@ -202,56 +205,58 @@ class Evaluate(ReplayRequest, frozen=True):
 
 
 class GetEvaluation(ReplayRequest, frozen=True):
-    """The result of an evaluation; with `wait` the reply may take until it is complete."""
+    """Request the result of an evaluation. With `wait`, the reply waits until the evaluation is complete, for a limited
+    time."""
 
     version: Version
     wait: bool
 
 
 class Finished(ReplayRequest, frozen=True):
-    """The learner has done the last step of the run."""
+    """Report that the learner has done the last step of the run."""
 
 
 class GetStatus(ReplayRequest, frozen=True):
-    """Counters and depths."""
+    """Request the counters and the sizes of the tables."""
 
     question = True
 
 
 class GetClock(ReplayRequest, frozen=True):
-    """The time of the replay's clock of spans, in seconds since 1970; it is answered at once."""
+    """Request the time of the replay's clock for spans, in seconds since 1970. It is answered at once."""
 
     question = True
 
 
 class GetAudit(ReplayRequest, frozen=True):
-    """Every accepted trajectory by state."""
+    """Request the audit of all accepted trajectories (`counters.audit`)."""
 
     question = True
 
 
 class Requeue(ReplayRequest, frozen=True):
-    """Put a dead letter back."""
+    """Try a dead letter again."""
 
     ticket: Name
 
 
 class Discard(ReplayRequest, frozen=True):
-    """Forget a dead letter."""
+    """Delete a dead letter."""
 
     ticket: Name
 
 
 class SkipPlan(ReplayRequest, frozen=True):
-    """Have a recorded step train nothing."""
+    """Have the step of a recorded plan train nothing."""
 
     step: Whole
     reason: Annotated[str, Meta(pattern=r"\S", max_length=2 * MAX_REASON_CHARS)]
 
 
 class LeasedTask(Struct, frozen=True):
-    """One leased trajectory in a reply. Its frame follows, and with `partial` the frame of its labels so far. Without a
-    `task` it has the task of the trajectory before it, which is of the same group that was leased whole."""
+    """One leased trajectory in a reply. Its frame follows, and with `partial` also the frame of its earlier labels. In
+    a group that was leased whole, only the first member has the `task`. `final`: the lease covers the last kinds of
+    scores that it needs."""
 
     task: Task | None
     kinds: tuple[str, ...]
@@ -269,8 +274,8 @@ class _Header(Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request as it arrived. `request` is a WireError with the reason where the message is malformed; `kind` and
-    `sequence` are empty where the header is."""
+    """A received request. If the message is malformed, `request` is a WireError with the reason. If the header is
+    malformed, `kind` and `sequence` are empty."""
 
     kind: str
     sequence: int
@@ -280,14 +285,14 @@ class Call:
 
     @property
     def renews(self) -> bool:
-        """True if the request does no more than renew the lease of a worker."""
+        """True if the request only renews the lease of a worker."""
         request = self.request
         return isinstance(request, RenewLease) or (isinstance(request, GetTickets) and not request.want)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A reply as it arrived: `kind` is one of REPLIES, and `read` decodes the body."""
+    """A received reply. `kind` is one of REPLIES, and `read` decodes the body."""
 
     kind: str
     sequence: int
@@ -295,12 +300,12 @@ class Answer:
     frames: Sequence[Buffer]
 
     def read(self, decoder: Decoder[T]) -> T:
-        """The body as `decoder` types it. Raises WireError: it is something else."""
+        """The body, decoded by `decoder`. Raises WireError: the body has a different type."""
         return _decoded(decoder, self.body)
 
     @property
     def reason(self) -> str:
-        """Why the request was refused or must wait."""
+        """The reason why the request was refused or must wait."""
         return self.read(TEXT)
 
 
@@ -342,12 +347,12 @@ def encode_reply(kind: str, sequence: int, reply: Reply) -> list[Buffer]:
 
 
 def encode_reason(kind: str, sequence: int, reason: str) -> list[Buffer]:
-    """The frames of a reply that is BUSY, REFUSED or ENDED; a long reason is cut."""
+    """The frames of a BUSY, REFUSED or ENDED reply. A long reason is cut."""
     return encode_reply(kind, sequence, Reply(cut(reason, MAX_REASON_CHARS)))
 
 
 def decode_request(frames: Sequence[Buffer]) -> Call:
-    """The request in `frames`; one that is malformed says why."""
+    """The request in `frames`. A malformed message gives a Call with a WireError."""
     try:
         header = _read_header(frames, MAX_HEADER_BYTES)
     except WireError as error:
@@ -363,7 +368,7 @@ def decode_reply(frames: Sequence[Buffer]) -> Answer:
     """The reply in `frames`. Raises WireError: it is malformed."""
     header = _read_header(frames, MAX_LARGE_HEADER_BYTES)
     if header.kind not in REPLIES:
-        raise WireError(f"a reply of kind {header.kind!r:.50} is not known; known are {', '.join(REPLIES)}")
+        raise WireError(f"unknown kind of reply {header.kind!r:.50}; known kinds are {', '.join(REPLIES)}")
     return Answer(header.kind, header.sequence, header.body, frames[1:])
 
 
@@ -392,10 +397,10 @@ def _read_header(frames: Sequence[Buffer], max_bytes: int) -> _Header:
 
 def _read_request(header: _Header, frames: int) -> ReplayRequest:
     if header.kind not in _REQUESTS:
-        raise WireError(f"no such request; known are {', '.join(KINDS)}")
+        raise WireError(f"unknown kind of request; known kinds are {', '.join(KINDS)}")
     kind, decoder = _REQUESTS[header.kind]
     if frames and not kind.frames:
-        raise WireError(f"it has no frames, but {frames} came")
+        raise WireError(f"this kind of request has no frames, but {frames} came")
     return _decoded(decoder, header.body)
 
 

@@ -1,8 +1,8 @@
-"""Other processes that read the store: an export, a status, a learner with `replay.source`.
+"""Watches other processes that read the store, such as an export, a status or a learner with `replay.source`.
 
-LMDB reuses a freed page only when no reader's snapshot can still need it. A reader that was killed inside a
-transaction leaves its snapshot in use, and the file would grow until every write is refused. `Readers` frees such
-snapshots. A live reader keeps its snapshot; it is reported after LONG_S.
+LMDB reuses a freed page only when no reader's snapshot can still need it. A reader that was killed during a transaction
+leaves its snapshot in use, and the file would grow until every write is refused. `Readers` frees such snapshots. It
+reports a live reader that keeps one snapshot for LONG_S.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ LONG_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SlowReader:
-    """A process that has read one snapshot for `seconds`; its `command` line is empty where it cannot be seen."""
+    """A process that has been reading one snapshot for `seconds`. `command` is its command line, or empty if it is not
+    visible."""
 
     pid: int
     command: str
@@ -41,7 +42,7 @@ class Readers:
         self.dead = 0
 
     def free_dead(self, tx: Transaction) -> int:
-        """Free the snapshots of processes that have ended; how many there were."""
+        """Free the snapshots of processes that have ended, and return their number."""
         freed = tx.free_dead_readers()
         if freed:
             self.dead += freed
@@ -49,7 +50,7 @@ class Readers:
         return freed
 
     def look(self, tx: Transaction) -> None:
-        """Free the snapshots of dead processes, and note which live ones read an old snapshot."""
+        """Free the snapshots of dead processes, and note which live processes read an old snapshot."""
         self.free_dead(tx)
         now = self._clock()
         self._since = {each: self._since.get(each, now) for each in tx.old_snapshots()}
@@ -57,13 +58,13 @@ class Readers:
         self._commands = {each: self._commands[each] if each in self._commands else _named(each) for each in long}
 
     def lingering(self) -> list[SlowReader]:
-        """Processes that have read one snapshot for too long, as of the last look."""
+        """The processes that had been reading one snapshot for too long at the last look."""
         now = self._clock()
         return [SlowReader(each.pid, command, now - self._since[each]) for each, command in self._commands.items()]
 
 
 def _named(snapshot: ReadSnapshot) -> str:
-    """The command line of a reader that is too slow, which is logged, too."""
+    """Log a warning about a slow reader, and return its command line."""
     try:
         command = masked_text(" ".join(psutil.Process(snapshot.pid).cmdline()))
     except psutil.Error:
@@ -72,7 +73,7 @@ def _named(snapshot: ReadSnapshot) -> str:
         "process %d (%s) has read one snapshot of the store for over %.0f s: until it ends, no freed space is reused "
         "and the file grows",
         snapshot.pid,
-        command or "its command line cannot be seen",
+        command or "command line not visible",
         LONG_S,
     )
     return command

@@ -14,7 +14,7 @@ from asyncrl.types import Finish, Purpose
 
 
 class TrajectoryState(StrEnum):
-    """The state of a trajectory. The last six are ends; each has a counter of its name."""
+    """The state of a trajectory. The last six are final, and each of these has a counter of its name."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -38,7 +38,7 @@ MAX_REASON = 200
 
 
 class Record(Struct, array_like=True):
-    """A row of the store's `table`, kept as the list of its fields."""
+    """A row of the store's `table`, stored as the list of its fields."""
 
     table: ClassVar[str]
 
@@ -48,7 +48,7 @@ class Record(Struct, array_like=True):
 
     @classmethod
     def of(cls, tx: Transaction, key: Key) -> Self:
-        """A record that must exist, since another refers to it. Raises StoreError: it is missing."""
+        """A record to which another record refers, so that it must exist. Raises StoreError: it is missing."""
         return tx.present(cls.load(tx, key), cls.table, key)
 
     @classmethod
@@ -58,9 +58,8 @@ class Record(Struct, array_like=True):
 
     @classmethod
     def page(cls, tx: Transaction, prefix: str, after: str, count: int, backwards: bool) -> list[tuple[str, Self]]:
-        """The next `count` records whose keys begin with `prefix`, after the key `after`, or from the first if that is
-        empty. With `backwards` they are the ones before `after`, or from the last.
-        """
+        """The next `count` records whose keys begin with `prefix`: after the key `after`, or from the first key if
+        `after` is empty. With `backwards`, the records before `after`, or from the last key."""
         return [(name, cls.of(tx, name)) for name in tx.page(cls.table, after, count, prefix, backwards)]
 
     def save(self, tx: Transaction, key: Key) -> None:
@@ -68,21 +67,21 @@ class Record(Struct, array_like=True):
 
 
 def shorten(reason: str) -> str:
-    """A reason as trajectories keep it for good."""
+    """A reason, cut to the length that a trajectory's record keeps."""
     return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]}..."
 
 
 class TrajectoryRecord(Record):
-    """The facts about a trajectory that stay for good.
+    """The permanent facts about a trajectory.
 
-    `oldest` is the oldest version that sampled a token of it; a demonstration has no age, since no version sampled it.
-    `scored` kinds of scores are done, `leased` more are with a scorer, after `attempts`. `reward` and `outcome` mean
-    nothing before the first score. `plans` counts the plans that name it, `last_plan` is the newest of them, and
-    `trained` counts those that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction; -1 before,
-    and for a demonstration. `turns` counts the policy's own, `seconds` is the length of the episode, and `reason` says
-    why it was evicted, filtered, dropped or given up. `process` is the score of its steps as one number, if a process
-    model scored them, and `vote` the answer in short (see `Labels`). `row` is the task's row in the training or
-    evaluation file; -1 in imported stores.
+    `oldest` is the oldest version that sampled one of its tokens. `scored` kinds of scores are done, `leased` further
+    kinds are leased to a scorer, and `attempts` counts the leases since the last result. `reward` and `outcome` are
+    valid after the first score. `plans` counts the plans that contain it, `last_plan` is the newest of these, and
+    `trained` counts the ones that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction. It is -1
+    before, and always for a demonstration, which no version sampled. `turns` counts the policy's turns, `seconds` is
+    the length of the episode, and `reason` tells why it was evicted, filtered, dropped or given up. `process` is the
+    step scores as one number, if a process model scored them. `vote` is the short answer (see `Labels`). `row` is the
+    task's row in the training or evaluation file, or -1 in imported stores.
     """
 
     table = "trajectories"
@@ -120,11 +119,10 @@ class TrajectoryRecord(Record):
 
 
 class GroupRecord(Record):
-    """An open group. `row` is the task's row in the training or evaluation file; `version` is the oldest policy version
-    that may play the members; `attempts` counts each member's failures; `labelled` tells which members are labelled;
-    `sampled` counts the plans that took the group. With `demonstrated` the last member is the task's demonstration, and
-    the policy plays the others.
-    """
+    """An open group. `row` is the task's row in the training or evaluation file. `version` is the oldest policy version
+    that may play the members. `attempts` counts each member's failures. `labelled` tells for each member if it is
+    labelled. `sampled` counts the plans that contain the group. With `demonstrated`, the last member is the task's
+    demonstration, and the policy plays only the members before it."""
 
     table = "groups"
     row: int
@@ -141,20 +139,21 @@ class GroupRecord(Record):
 
     @property
     def played(self) -> int:
-        """The members that the policy plays. Admission counts these alone, since a demonstration never gets old."""
+        """The number of members that the policy plays. Admission counts only these, since a demonstration never gets
+        too old."""
         return len(self.attempts) - self.demonstrated
 
     def is_demonstration(self, member: int) -> bool:
         return self.demonstrated and member == len(self.attempts) - 1
 
     def ids(self, group: str) -> list[str]:
-        """The members' ticket ids, which are their trajectories' ids too."""
+        """The members' ticket ids. A trajectory has the same id as its ticket."""
         return [ticket_id(group, member, attempt) for member, attempt in enumerate(self.attempts)]
 
 
 class ReadyGroup(Struct, array_like=True):
-    """A group that is complete, labelled and may be trained: its oldest version, and the standard deviation of its
-    members' rewards."""
+    """A complete and labelled group that may be trained. `oldest` is the oldest version of its tokens, and `spread` the
+    standard deviation of its members' rewards."""
 
     name: str
     oldest: int
@@ -162,7 +161,7 @@ class ReadyGroup(Struct, array_like=True):
 
 
 class TicketRecord(Record):
-    """An open ticket: `worker` is the actor that holds it, empty while it waits for one."""
+    """An open ticket. `worker` is the actor that holds it, or empty while it waits for an actor."""
 
     table = "tickets"
     group: str
@@ -171,9 +170,10 @@ class TicketRecord(Record):
 
 
 class EvaluationRecord(Record):
-    """The evaluation of one policy version: how many of its `total` tasks are done or failed, and sums over those that
-    are done; the tokens sampled for it, how many of these by newer versions, and the newest version of all. `right` are
-    the tasks with an outcome of 1 or more, and `sample` the episodes whose data is kept for people to read."""
+    """The evaluation of one policy version. `done` of its `total` attempts have ended, `failed` of these without a
+    score. `outcome` and `reward` are sums over the scored attempts, and `right` counts outcomes of at least 1. `tokens`
+    were sampled, `newer_tokens` of these by newer versions, up to version `newest`. `sample` has the episodes whose
+    data is kept for reading."""
 
     table = "evaluations"
     total: int
@@ -189,9 +189,9 @@ class EvaluationRecord(Record):
 
 
 class DeadLetter(Record):
-    """Why an attempt was given up. `row` is its task's row of the training file; -1 for held-out tasks. With `scoring`
-    the episode is stored, but could not be scored. `order` is its key in `dead_by_age`, and `size` the bytes of
-    the store that it and its episode take."""
+    """A failed attempt with its `reason`. `row` is its task's row in the training file, or -1 for held-out tasks. With
+    `scoring`, the episode is stored, but could not be scored. `order` is its key in `dead_by_age`, and `size` the bytes
+    of the letter and its episode in the store."""
 
     table = "dead"
     reason: str
@@ -205,19 +205,19 @@ class DeadLetter(Record):
 
 
 def count_dead(tx: Transaction, record: TrajectoryRecord) -> None:
-    """Count a trajectory for training among the dead ones, with its tokens."""
+    """Add a training trajectory and its tokens to the counters of dead ones."""
     tx.add(TrajectoryState.DEAD)
     tx.add("tokens_dead", record.sampled)
 
 
 def count_revived(tx: Transaction, record: TrajectoryRecord) -> None:
-    """Take a trajectory out of what `count_dead` counted."""
+    """Undo `count_dead` for a trajectory."""
     tx.add(TrajectoryState.DEAD, -1)
     tx.add("tokens_dead", -record.sampled)
 
 
 def forget(tx: Transaction, trajectory: str) -> None:
-    """Drop the large parts of a trajectory, and images that it alone shows; its record stays."""
+    """Delete the data and labels of a trajectory, and the images that only it contains. Its record stays."""
     tx.delete("data", trajectory)
     tx.delete("labels", trajectory)
     forget_images(tx, trajectory)

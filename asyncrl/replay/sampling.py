@@ -1,7 +1,8 @@
-"""The choice of complete groups to train: filters refuse groups, samplers choose the next batch out of the others.
+"""Chooses the complete groups that are trained: filters refuse groups, and samplers select the next batch from the
+accepted groups.
 
-Groups beyond the age bound never come here: their eviction is in `planning.py`. Samplers differ in the staleness that
-they prefer within that bound.
+`planning.py` evicts groups beyond the age bound before. Samplers differ in the staleness that they prefer within the
+bound.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ ZERO_VARIANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Refuses groups whose members all have the same `score` (reward or outcome), whose mean reward is outside limits,
-    or with a member that is too long. None is no limit. A demonstration does not count in the mean. Refused groups are
-    counted by reason, and replaced."""
+    """Refuses groups whose members all have the same `score` (reward or outcome), whose mean reward is outside the
+    limits, or that have a member with too many tokens. `None`: no limit. A demonstration does not count in the mean.
+    Refused groups are counted by reason and replaced."""
 
     zero_variance: bool = False
     score: str = "reward"
@@ -32,7 +33,7 @@ class Filters:
     max_tokens: int | None = None
 
     def reason(self, members: Sequence[TrajectoryRecord]) -> str | None:
-        """Why the group is refused; None where it is kept."""
+        """The reason why the group is refused. `None` if it is accepted."""
         scores = [getattr(member, self.score) for member in members]
         mean = fmean(member.reward for member in members if not member.is_demonstration)
         if self.zero_variance and max(scores) - min(scores) < ZERO_VARIANCE:
@@ -47,9 +48,9 @@ class Filters:
 
 
 class Sampler(Protocol):
-    """Chooses `count` different groups out of at least as many, which stand in the order in which they were completed.
-    Returns the index of each chosen group, and its importance weight, at most 1. `plans_ahead`: a batch may be chosen
-    while the one before it is trained, without those groups that are completed meanwhile."""
+    """Chooses `count` different groups from `ready`, which has at least as many, in the order of their completion.
+    Returns the index of each chosen group and its importance weight, at most 1. `plans_ahead`: the next batch may be
+    chosen while the current one is trained, so that groups completed in the meantime are not considered."""
 
     plans_ahead: ClassVar[bool]
 
@@ -58,7 +59,7 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Fifo:
-    """The groups that were completed first."""
+    """Chooses the groups that were completed first."""
 
     plans_ahead: ClassVar[bool] = True
 
@@ -68,8 +69,8 @@ class Fifo:
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
-    """The groups whose oldest token is the oldest, so that few become too old; of equally old ones, those that were
-    completed first."""
+    """Chooses the groups with the oldest tokens, so that few groups become too old. Of equally old groups, the first
+    completed ones."""
 
     plans_ahead: ClassVar[bool] = True
 
@@ -79,7 +80,7 @@ class Oldest:
 
 @dataclass(frozen=True, slots=True)
 class Freshest:
-    """The groups whose oldest token is the newest; of equally fresh ones, those that were completed first."""
+    """Chooses the groups whose oldest token is newest. Of equally fresh groups, the first completed ones."""
 
     plans_ahead: ClassVar[bool] = False
 
@@ -89,10 +90,11 @@ class Freshest:
 
 @dataclass(frozen=True, slots=True)
 class Prioritised:
-    """Group i with probability P(i) proportional to p_i^alpha, without replacement, and the weight (N P(i))^-beta
-    divided by the largest one; p_i is the spread of its rewards, since a group without any teaches nothing.
+    """Chooses group i with probability P(i) proportional to p_i^alpha, without replacement. Its weight is (N
+    P(i))^-beta, divided by the largest weight. p_i is the spread of the group's rewards, since equal rewards give no
+    gradient.
 
-    Source: Schaul et al., Prioritized Experience Replay, 2016, with the reward spread for the TD error.
+    Source: Schaul et al., Prioritized Experience Replay, 2016, with the reward spread in place of the TD error.
     """
 
     alpha: float

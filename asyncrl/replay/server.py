@@ -1,15 +1,15 @@
 """The replay's socket: collects requests, applies them in one transaction, commits, and only then answers.
 
-A thread applies and commits a batch of requests, while this one receives the next batch (group commit). No reply leaves
-before its request is committed: with ids that make a repeated request harmless, this is exactly once. Stored
-trajectories are read and sent at once.
+A helper thread applies and commits a batch of requests while the main thread receives the next batch (group commit). No
+reply is sent before its request is committed. Since ids make repeated requests harmless, each request takes effect
+exactly once. Reads of stored trajectories need no commit and are answered at once.
 
-A request with nothing to give yet waits until the state changes or its patience ends. A request that only renews a
-lease waits a moment for others. A request that is refused, or that meets an internal error, is answered with the
-reason, counted, and takes no effect.
+A request that cannot be answered yet waits until the state changes, for at most PATIENCE_S. A request that only renews
+a lease waits briefly for other requests, to share their commit. A request that is refused or meets an internal error
+has no effect: it is counted, and the answer has the reason.
 
-Back-pressure: at most BATCH requests and REPLIES_BYTES of replies are held here. Further ones stay in the bounded
-queues of the sockets, and clients stop at their credits.
+Back-pressure: the server holds at most BATCH requests and REPLIES_BYTES of replies. Further requests stay in the
+bounded queues of the sockets, and clients stop sending when their credits are used up.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 REPLIES_BYTES = 32 << 20
-"""Replies that are collected before they are sent; requests beyond them wait for the next turn."""
+"""The limit on the replies of one turn. Further requests wait for the next turn."""
 TICK_S = 0.25
 COMPANY_S = 0.02
-"""The time for which requests that only renew leases wait for others, to share a turn."""
+"""The time for which requests that only renew leases wait for other requests, to share a turn."""
 COMMIT_S, MAX_COMMIT_S = 0.002, 0.032
-"""While a commit is written, requests are received once in COMMIT_S: waking up for each costs more than receiving it.
-While none arrives, the time doubles up to MAX_COMMIT_S."""
+"""During a commit, requests are received every COMMIT_S, since waking up for each request would cost more than
+receiving it. While none arrives, the interval doubles up to MAX_COMMIT_S."""
 REPORT_S = 5.0
 PATIENCE_S = 1.0
 NO_ROOM_BYTES = 1 << 20
-"""A commit that fails on a disk with less room fails for this reason."""
+"""The free space below which a full disk counts as the cause of a failed commit."""
 
 Frames = list[Buffer]
 Received = tuple[bytes, Call]
@@ -77,16 +77,16 @@ Received = tuple[bytes, Call]
 Answered = tuple[bytes, Frames]
 """A client and the reply to it."""
 Turn = tuple[list[Answered], list[Received]]
-"""The replies to requests that were committed, and the requests that wait for the next turn."""
+"""The replies to committed requests, and the requests that wait for the next turn."""
 
 
 class _UndoError(Exception):
-    """A request was refused after it had changed something."""
+    """A request failed after it had changed something."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A request that has no answer yet, and until when its requester waits."""
+    """A request without an answer yet, and the time until which its client waits."""
 
     call: Call
     until: float
@@ -94,8 +94,8 @@ class Waiting:
 
 class ReplayServer:
     """Serves a bound ROUTER socket until `stop` is set, and logs the service's report to `metrics` every REPORT_S.
-    `clock` gives monotonic seconds. The server advances in `activity` with each commit, and answers with the clock
-    of `spans` to GetClock."""
+    `clock` gives monotonic seconds. Each commit counts as progress in `activity`. GetClock is answered with the clock
+    of `spans`."""
 
     def __init__(
         self,
@@ -128,8 +128,7 @@ class ReplayServer:
     def run(self, stop: threading.Event) -> None:
         """Serve until `stop` is set, or until the run is over.
 
-        Raises StoreError: the store is damaged, so that nothing can be answered for.
-        """
+        Raises StoreError: the store is damaged."""
         with self._store.transaction() as tx:
             self._service.start(tx)
         with CallThread(self._handle, "store") as turn:
@@ -153,22 +152,23 @@ class ReplayServer:
                 self._finish(done)
 
     def turn(self) -> None:
-        """Take the requests that have arrived, apply them, commit, and answer; `run` receives while this commits."""
+        """Receive, apply, commit and answer the requests that have arrived. (`run` instead receives during the
+        commit.)"""
         self._receive()
         if self._due():
             self._finish(self._handle(self._take()))
 
     def _is_over(self, is_busy: bool) -> bool:
-        """True if the run is over, and no request that has come would stay without an answer."""
+        """True if the run is over, and every received request is answered."""
         return not (is_busy or self._requests) and self._service.is_over()
 
     def _due(self) -> bool:
         return self._clock() >= min(self._due_at(), self._next_tick)
 
     def _due_at(self) -> float:
-        """The time at which to begin a turn for the waiting requests: at once, if one does more than renew."""
-        # Renewals wait for other requests: a thousand actors' renewals would each cost a turn, and no episode waits for
-        # them.
+        """The time at which to begin a turn for the received requests: at once, unless all of them only renew
+        leases."""
+        # Without the wait, each renewal of a thousand actors would cost a turn. No episode depends on a renewal.
         if not self._requests:
             return math.inf
         is_company = len(self._requests) >= BATCH or not all(call.renews for _, call in self._requests)
@@ -179,7 +179,7 @@ class ReplayServer:
         return requests
 
     def _receive(self) -> bool:
-        """Take what has arrived, up to BATCH, and answer at once where that needs no commit; whether there was any."""
+        """Receive requests, up to BATCH, and answer at once those that need no commit. True if any request arrived."""
         any_arrived = False
         for _ in range(BATCH - len(self._requests)):
             try:
@@ -198,14 +198,14 @@ class ReplayServer:
         return any_arrived
 
     def _fetch(self, client: bytes, call: Call) -> bool:
-        """Send stored frames; False where the turn must refuse the request, and count it."""
+        """Send stored frames. False if that fails: then the next turn refuses and counts the request."""
         with suppress(Exception), self._store.transaction(write=False) as tx:
             self._send(client, encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply()))
             return True
         return False
 
     def _finish(self, turn: Turn) -> None:
-        # Where requests always wait, the next turn begins at once, and this is the only sign of life.
+        # Under constant load the next turn begins at once, so that only this line reports progress.
         self._activity.advance()
         replies, rest = turn
         self._requests = rest + self._requests
@@ -213,8 +213,8 @@ class ReplayServer:
             self._send(client, reply)
 
     def _handle(self, requests: list[Received]) -> Turn:
-        """Apply requests and commit: the replies that may leave now, and the requests that have no room in this turn.
-        `run` calls it in a thread of its own, in which alone the store is written."""
+        """Apply requests and commit. Returns the replies to send, and the requests that must wait for the next turn.
+        `run` calls this in a helper thread, the only thread that writes the store."""
         try:
             if self._clock() >= self._next_tick:
                 self._tick()
@@ -235,16 +235,16 @@ class ReplayServer:
                     self._metrics.log(int(values["version"]), {**values, **self._service.failing()})
         except (StoreError, lmdb.Error):
             raise
-        except Exception as error:  # Nothing of this tick took effect: the next one tries again.
+        except Exception as error:  # The tick was undone: the next one tries again.
             with self._store.transaction() as tx:
-                # Memory may lack leases that the tick ended, and that the store still has.
+                # The failed tick may have removed leases from memory that the store still has.
                 self._service.start(tx)
                 if self._is_new_bug(tx, "tick", error):
                     log.exception("internal error in a tick")
 
     def _transact(self, requests: list[Received]) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
-        """Apply all requests in one transaction. Where one must be undone, all are, and each is tried again within a
-        transaction of its own inside: that is rare, and costs far more."""
+        """Apply all requests in one transaction. If a request must be undone, undo all, and apply each again in a
+        nested transaction. That is rare and much slower."""
         try:
             return self._apply(requests, nested=False)
         except _UndoError:
@@ -253,9 +253,9 @@ class ReplayServer:
     def _apply(
         self, requests: list[Received], nested: bool
     ) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
-        """Apply requests in a transaction. Returns the number of requests that were taken before the replies were too
-        large, the queue and client of each waiting request that is answered, and all replies. The answered requests
-        stay in their queues until all is committed."""
+        """Apply requests in a transaction. Returns the number of applied requests, the queue and client of each
+        answered waiting request, and all replies. It stops early when the replies exceed REPLIES_BYTES. Answered
+        requests stay in their queues until the commit."""
         replies: list[Answered] = []
         taken = size = 0
         with self._store.transaction() as tx:
@@ -292,7 +292,7 @@ class ReplayServer:
             tx.add("refused")
             self._refusals.say(f"{call.kind:.50}: {error}")
             return encode_reason(REFUSED, call.sequence, str(error))
-        except Exception as error:  # An internal error in one request must not end the others.
+        except Exception as error:  # An internal error in one request must not affect other requests.
             reason = f"internal error, see the log of the replay: {type(error).__name__}: {error}"
             self._refusals.say(f"{call.kind}: {reason}")
             if self._is_new_bug(tx, call.kind, error):
@@ -300,7 +300,8 @@ class ReplayServer:
             return encode_reason(REFUSED, call.sequence, reason)
 
     def _is_new_bug(self, tx: Transaction, where: str, error: Exception) -> bool:
-        """Count an internal error. True for the first of its kind: a client may repeat the same one endlessly."""
+        """Count an internal error. True for the first of its kind, so that a client that repeats a request does not
+        fill the log."""
         tx.add("internal_errors")
         known = (where, type(error)) in self._traced
         self._traced.add((where, type(error)))
@@ -329,8 +330,8 @@ class ReplayServer:
         queue[client] = Waiting(call, self._clock() + PATIENCE_S)
 
     def _retry_waiting(self, tx: Transaction, nested: bool, replies: list[Answered]) -> list[tuple[Hashable, bytes]]:
-        """Answer the waiting requests, oldest first, that can be answered now or whose patience is over. Where there is
-        nothing for the first of a queue, there is nothing for the others."""
+        """Answer the waiting requests that can be answered now or have waited for PATIENCE_S, oldest first. If the
+        first of a queue cannot be answered, none of the queue can."""
         answered: list[tuple[Hashable, bytes]] = []
         now = self._clock()
         for name, queue in self._waiting.items():
@@ -351,13 +352,13 @@ class ReplayServer:
                 del self._waiting[name]
 
     def _postpone(self, error: lmdb.Error | BusyError) -> str:
-        """Note, for the status, and return why requests must be sent again later."""
+        """Return the reason why requests must be sent again later, and note it for the status."""
         if isinstance(error, BusyError):
             reason = str(error)
         elif isinstance(error, lmdb.MapFullError):
             reason = "the store is full; see replay.max_store_gb"
         else:
-            # LMDB calls a commit of which only a part found room an input/output error.
+            # LMDB reports an input/output error if only a part of a commit fitted on the disk.
             full = isinstance(error, lmdb.DiskError) or disk_usage(self._store.path).free < NO_ROOM_BYTES
             why = "there is no room on its disk" if full else str(error)
             reason = f"the store {self._store.path} cannot commit: {why}"
@@ -365,9 +366,8 @@ class ReplayServer:
         return reason
 
     def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
-        """Tell every requester, also the waiting ones, that nothing of this turn was stored. Continue with the leases
-        in the store.
-        """
+        """Return replies to all clients of this turn, also the waiting ones, that nothing was stored. Continue with the
+        leases in the store."""
         reason = self._postpone(error)
         self._commits.say(reason)
         waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]
@@ -380,9 +380,9 @@ class ReplayServer:
             return [(client, self._unstored(tx, call, reason)) for (client, _), call in calls.items()]
 
     def _unstored(self, tx: Transaction, call: Call, reason: str) -> Frames:
-        """The reply to a request while nothing can be stored: people still learn what holds the run up."""
+        """The reply to a request while nothing can be stored. A status request is still answered, to show the cause."""
         if isinstance(call.request, GetStatus):
-            with suppress(AsyncrlError):  # It is another run's: a turn refuses it, and counts it.
+            with suppress(AsyncrlError):  # A request of another run: the next turn refuses and counts it.
                 return encode_reply(OK, call.sequence, self._service.handle(tx, call) or Reply())
         return encode_reason(BUSY, call.sequence, reason)
 

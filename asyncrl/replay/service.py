@@ -1,7 +1,7 @@
-"""The replay without its sockets: what each request does, within one transaction.
+"""The replay without its sockets: handles each request within one transaction.
 
-Every request may be sent again after a lost reply without doing harm. `None` as a reply means "nothing yet": the server
-tries again when the state has changed, until the requester's patience is over.
+Clients may repeat any request after a lost reply. The reply `None` means "nothing yet": the server tries again when the
+state has changed, for a limited time.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 
 WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
-"""The requests by which workers learn that the run is done."""
+"""The requests of workers. If the run is done, the reply says this."""
 TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
-"""The requests by which a learner continues a run that was done."""
+"""The requests of a learner that trains. They continue a run that was done."""
 PUT_OFF_S = 3.0
-"""Clients send a request that was put off again sooner, so after this time no request is."""
+"""Clients repeat a request that was put off sooner than this. So if none was put off for this long, the cause is
+over."""
 
 
 class ReplayService:
-    """All of the replay but its sockets. `clock` gives monotonic seconds, `failed_handshakes` the count of its socket.
+    """The whole replay except its sockets. `clock` gives monotonic seconds, and `failed_handshakes` the socket's count.
 
-    With `run`, the store and all requests must be of that run; only questions may come without a run. With `ends` the
-    replay is over, and its workers are told, once the learner has said that the run is done. `spans` get the stages of
+    With `run`, the store and all requests must belong to this run. Only questions may come without a run. With `ends`,
+    the replay tells its workers and ends once the learner has reported that the run is done. `spans` get the stages of
     episodes and groups.
     """
 
@@ -88,14 +89,12 @@ class ReplayService:
         self.readers = Readers(clock)
 
     def start(self, tx: Transaction) -> None:
-        """Continue from the store: every worker that holds work gets a fresh lease.
+        """Continue from the store. Every worker with work gets a fresh lease.
 
-        Raises StoreError: the store was imported, so it has trajectories and plans, but no run to continue; or it is
-        another run's.
-        """
+        Raises StoreError: the store was imported and has no run to continue, or it belongs to another run."""
         if tx.counter("imported"):
             raise StoreError(
-                "this store was imported: read it, or train from it by replay.source=; it cannot be served"
+                "this store was imported and cannot be served; read it, or train from it with replay.source="
             )
         self._pin(tx)
         self._planning.resume(tx)
@@ -106,7 +105,8 @@ class ReplayService:
         self._limits[SCORINGS].resume(tx.counter("labelled"))
 
     def _pin(self, tx: Transaction) -> None:
-        """Record the run and the settings on which the store's records rest, or compare with what is recorded."""
+        """Record the run and the settings on which the store's records depend, or compare them with the recorded
+        ones."""
         if self._run is not None:
             owner = tx.run
             if owner is None:
@@ -118,18 +118,20 @@ class ReplayService:
                 )
         before, now = tx.get("meta", "pinned", dict[str, int]), self._settings.pinned()
         require_pinned(tx, now)
-        if before != now:  # A store that could not commit is read again by a transaction that may not write.
+        if before != now:  # Written only if changed: after a failed commit, this runs in a read-only transaction.
             tx.put("meta", "pinned", now)
 
     def tick(self, tx: Transaction) -> None:
-        """Do what time alone requires: end leases, count the learner's waiting, and look for readers of the store."""
+        """Do the regular work: end old leases, add up the learner's waiting time, and check the readers of the
+        store."""
         self.readers.look(tx)
         self._tickets.expire(tx)
         self._labelling.expire(tx)
         self._waits.look(lambda: self._planning.missing(tx))
 
     def report(self, tx: Transaction) -> dict[str, float]:
-        """Every number there is: counters, depths, bytes, workers, and what the learner has waited for."""
+        """All numbers of the replay: counters, sizes of tables, bytes, workers, and the learner's waiting times by
+        cause."""
         waits = {f"learner_waited_for_{cause}_s": seconds for cause, seconds in self._waits.seconds.items()}
         workers = {
             "actors": self._actors.count,
@@ -142,15 +144,15 @@ class ReplayService:
         return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
-        """The failures for which tickets are few, and the newest failure, both for people; empty texts without any."""
+        """Texts about the failures that slow down tickets, and about the newest failure. Empty if there are none."""
         return {"failing": self._backoff.text(), "newest_failure": self._backoff.newest}
 
     def put_off(self, reason: str) -> None:
-        """A requester is told now to send a request again later."""
+        """Note that a client is told to send a request again later, for this reason."""
         self._put_off, self._put_off_at = reason, self._clock()
 
     def _busy(self) -> str:
-        """Why requests are put off now; empty: they are not."""
+        """The reason why requests are put off now. Empty if they are not."""
         return self._put_off if self._clock() - self._put_off_at <= PUT_OFF_S else ""
 
     def is_over(self) -> bool:
@@ -158,11 +160,10 @@ class ReplayService:
         return self._end.is_over(lambda: self._actors.silence().keys() | self._scorers.silence().keys())
 
     def handle(self, tx: Transaction, call: Call) -> Reply | None:
-        """The reply to a request; None where there is nothing to answer yet.
+        """The reply to a request. `None` if it cannot be answered yet.
 
-        Raises AsyncrlError where the request is refused; nothing of it may take effect then. Raises RunOverError: a
-        worker requests work, and the run is done.
-        """
+        Raises RunOverError: a worker requests work, and the run is done. Any other AsyncrlError refuses the request,
+        and the caller must undo it."""
         request = call.request
         if isinstance(request, WireError):
             raise request
@@ -205,7 +206,7 @@ class ReplayService:
         return Reply()
 
     def _handle_rare(self, tx: Transaction, request: protocol.ReplayRequest) -> Reply | None:
-        """Requests of learner ranks and people."""
+        """The reply to a request of a learner rank or a command."""
         if isinstance(request, TRAINING):
             self._end.revoke()
         match request:
@@ -231,7 +232,7 @@ class ReplayService:
                 self._planning.checkpointed(tx, request.steps, request.kept)
             case protocol.Evaluate():
                 if not len(self._settings.held_out):
-                    raise RefusedError("there is nothing to evaluate on: set data.eval to a file of held-out tasks")
+                    raise RefusedError("there are no tasks to evaluate on: set data.eval to a file of held-out tasks")
                 evaluation.start(tx, self._settings, request.version, self._groups.open)
             case protocol.GetEvaluation():
                 check_all(self._limits)
@@ -253,7 +254,7 @@ class ReplayService:
         return Reply()
 
     def _fetch(self, tx: Transaction, request: protocol.Fetch) -> Reply:
-        """The stored frames of trajectories or their labels. Raises RefusedError: one is missing or damaged."""
+        """The stored frames of trajectories or labels. Raises RefusedError: one is missing or damaged."""
         frames = []
         for name in request.ids:
             try:
@@ -263,7 +264,7 @@ class ReplayService:
             if value is None:
                 record = TrajectoryRecord.load(tx, name)
                 state = record.state if record else "it is unknown"
-                raise RefusedError(f"the {request.table} of {name} are not there: {state}")
+                raise RefusedError(f"the {request.table} of {name} are not stored: {state}")
             frames.append(value)
         return Reply(frames=frames)
 

@@ -16,27 +16,28 @@ from asyncrl.types import Task
 
 
 def rules_only(data_source: str) -> tuple[str, ...]:
-    """The kinds of scores that a task needs where there are only rules."""
+    """The kinds of scores that a task needs if only rules are configured."""
     return ("rules",)
 
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """`batch_size` is this shard's part of a batch, in trajectories; `publish_every` is in learner steps.
+    """`batch_size` is this shard's part of a batch in trajectories. `publish_every` is in learner steps.
 
-    - A store of more than `high_water_bytes` stops new groups until some of it is released. Above `full_bytes` of
-      trajectories none is taken, so that labels, plans and releases still find room.
-    - An evaluation makes `eval_attempts` at each held-out task: one is greedy, several are sampled. The data of
-      `evaluation_sample` of its episodes, over all shards, stay for a while.
-    - `spare_batches` may be complete, in addition to the learner's batch, before fewer episodes are started (see
-      `pacing`). With None admission alone bounds them.
-    - With `greedy_sibling` the first member of every group is sampled greedily.
-    - `needs` gives the kinds of scores that a task of a data source passes through.
-    - Trajectories are kept for `keep_steps` steps after they were trained; infinity keeps all, trained or not.
-    - An actor may hold a ticket for `longest_episode_s`.
-    - At most `max_dead_letters` are kept, and with their episodes at most `max_dead_letter_bytes`.
-    - A share of failures of `max_failure_share` ends the run, see `failure_limit`.
-    - A trajectory may have `max_tokens`. Its token ids are below `vocabulary`, if that is known.
+    - If the store has more than `high_water_bytes`, no new groups start until some of it is released. If trajectories
+      take more than `full_bytes`, no further ones are accepted, so that labels, plans and releases still have room.
+    - An evaluation makes `eval_attempts` attempts at each held-out task: a single attempt is greedy, several are
+      sampled. It keeps the data of `evaluation_sample` episodes, over all shards, for a while.
+    - `spare_batches` batches may be complete, in addition to the learner's batch, before fewer episodes start (see
+      `pacing`). `None`: only admission limits the episodes.
+    - With `greedy_sibling`, the first member of every group is sampled greedily.
+    - `needs` returns the kinds of scores for a data source.
+    - Trajectories are kept for `keep_steps` steps after their training. Infinity keeps all trajectories, also untrained
+      ones.
+    - An actor may hold a ticket for at most `longest_episode_s`.
+    - At most `max_dead_letters` dead letters are kept, and with their episodes at most `max_dead_letter_bytes`.
+    - A share of failures of at least `max_failure_share` ends the run (see `failure_limit`).
+    - A trajectory may have at most `max_tokens` tokens. Token ids must be below `vocabulary`, if that is known.
     """
 
     admission: Admission
@@ -69,18 +70,18 @@ class ReplaySettings:
     shards: int = 1
 
     def pinned(self) -> dict[str, int]:
-        """The values that may not change while a store lasts: its rows, groups and ids depend on them."""
+        """The values that must not change during the life of a store, since its rows, groups and ids depend on them."""
         tasks = pinned_tasks(self.feed.tasks, self.held_out)
         return {**tasks, "group_size": self.group_size, "shard": self.shard, "shards": self.shards}
 
     def task(self, group: GroupRecord, member: int | None = None) -> Task:
-        """The task of a group. Only the member that is its demonstration gets that, too."""
+        """The task of a group. The task has its demonstration only for the `member` that is the demonstration."""
         task = self.feed.tasks[group.row] if group.training else self.held_out[group.row]
         shows = member is not None and group.is_demonstration(member)
         return task if shows or not task.demonstration else replace(task, demonstration=())
 
     def task_of(self, name: str, trajectory: TrajectoryRecord) -> Task | None:
-        """The task of a trajectory of that id; None where its record does not have the row."""
+        """The task of the trajectory with the id `name`. `None` if its record has no valid row."""
         tasks = self.held_out if is_evaluation(name) else self.feed.tasks
         return tasks[trajectory.row] if 0 <= trajectory.row < len(tasks) else None
 
@@ -89,11 +90,11 @@ class ReplaySettings:
         return 0.0 if greedy else self.temperature
 
     def version_at(self, step: int) -> int:
-        """The learner's policy version while it makes step `step`."""
+        """The learner's policy version during step `step`."""
         return step // self.publish_every
 
     def oldest_allowed(self, version: int) -> int:
-        """The oldest version of a token that may be trained at `version`."""
+        """The oldest version whose tokens may be trained at `version`."""
         return version - self.admission.max_lag
 
     @property

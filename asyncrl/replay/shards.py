@@ -1,7 +1,6 @@
-"""All shards of the replay as one, for the learner: a batch is made of one part from each.
+"""All shards of the replay as one, for the learner: a batch has one part from each shard.
 
-Every id tells its shard, so nothing is looked up. While a shard cannot be reached, only the calls that
-need it wait.
+The shard of a trajectory follows from its id. While a shard cannot be reached, only calls that need it wait.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ T = TypeVar("T")
 
 
 class ShardedReplay:
-    """The requests of a learner rank to all shards, each over its own client, at the same time."""
+    """Sends the requests of a learner rank to all shards at the same time, with one client per shard."""
 
     def __init__(self, clients: Sequence[ReplayClient]) -> None:
         self._clients = clients
@@ -34,22 +33,22 @@ class ShardedReplay:
             client.close()
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-        """Record the learner's configuration; returns every change that the run had. The first shard alone keeps them:
-        no rank trained a step that this shard has not planned."""
+        """Record the learner's configuration. Returns all changes of the run so far. Only the first shard stores them,
+        which is enough: no step is trained that this shard has not planned."""
         return self._clients[0].configure(values, time)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Have only episodes planned whose labels meet the newest `needs`: each has its first step. Earlier steps have
-        their plans."""
+        """Have the replay plan only episodes whose labels meet the newest `needs`, which are given by their first step.
+        Earlier steps are planned already."""
         first = max(needs)
         self._all(lambda client: client.require(needs[first], first))
 
     def plan(self, step: int) -> BatchPlan | None:
-        """The parts of all shards, joined; None while one has none."""
+        """The plan of a step, joined from the parts of all shards. `None` while a shard has none."""
         return self._joined(lambda client: client.plan(step))
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
-        """The plan of a step after the learner's, if there is one already; does not wait for it."""
+        """The plan of a step that the learner has not reached. `None` if there is none yet; does not wait."""
         return self._joined(lambda client: client.plan_ahead(step))
 
     def _joined(self, ask: Callable[[ReplayClient], BatchPlan | None]) -> BatchPlan | None:
@@ -57,27 +56,28 @@ class ShardedReplay:
         return join_plans(plans) if len(plans) == len(self._clients) else None
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """Labels of trajectories, in the order of `ids`. Raises RefusedError: some are no longer stored."""
+        """The labels of the trajectories `ids`, in their order. Raises RefusedError: some are no longer stored."""
         return self._by_id(ids, lambda client, own: client.labels(own))
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """Trajectories, in the order of `ids`. Raises RefusedError: one is no longer stored."""
+        """The trajectories of `ids`, in their order. Raises RefusedError: one is no longer stored."""
         return self._by_id(ids, lambda client, own: client.fetch(own))
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The image of this digest that a trajectory shows. Raises RefusedError: it is no longer stored."""
+        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
         return self._clients[shard_of(trajectory, len(self._clients))].image(trajectory, name)
 
     def task(self, name: str) -> Task | None:
-        """The task of which the trajectory `name` is an episode; None: its shard does not know it."""
+        """The task of the trajectory `name`. `None` if its shard does not know it."""
         return self._clients[shard_of(name, len(self._clients))].task(name)
 
     def published(self, version: int) -> None:
-        """The learner has published `version`."""
+        """Tell all shards that the learner has published `version`."""
         self._all(lambda client: client.published(version))
 
     def checkpointed(self, steps: int, kept: int) -> None:
-        """A checkpoint covers the first `steps` steps, and every one that is kept the first `kept`."""
+        """Tell all shards that a checkpoint covers the first `steps` steps, and every kept checkpoint the first
+        `kept`."""
         self._all(lambda client: client.checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
@@ -85,13 +85,13 @@ class ShardedReplay:
         self._all(lambda client: client.evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """The result of an evaluation over all shards; None while it is not complete."""
+        """The result of an evaluation over all shards. `None` while it is incomplete."""
         parts = self._all(lambda client: client.evaluation(version, wait))
         done = [part for part in parts if part is not None]
         return join_evaluations(done) if len(done) == len(self._clients) else None
 
     def finished(self) -> None:
-        """The learner has done the last step of the run."""
+        """Tell all shards that the learner has done the last step of the run."""
         self._all(ReplayClient.finished)
 
     def _all(self, ask: Callable[[ReplayClient], T]) -> list[T]:
@@ -112,7 +112,7 @@ def _demonstrations(plans: Sequence[BatchPlan]) -> list[int]:
 
 
 def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
-    """One plan out of the shards' parts of a step, in the order of the shards; skipped where one part is."""
+    """Join the shards' parts of a step's plan, in the order of the shards. The plan is skipped if a part is skipped."""
     return BatchPlan(
         step=plans[0].step,
         version=plans[0].version,
@@ -128,7 +128,7 @@ def join_plans(plans: Sequence[BatchPlan]) -> BatchPlan:
 
 
 def join_evaluations(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One result out of the shards' parts of an evaluation: means weigh by their counts."""
+    """Join the shards' parts of an evaluation's result. Means are weighted by the counts of the parts."""
     count = sum(part["count"] for part in parts)
     scored = [part for part in parts if part["count"]]
     means = {

@@ -1,5 +1,5 @@
-"""The stages through which episodes and groups pass in a replay, as spans: held by an actor, waiting for a scorer, held
-by a scorer, ready for a plan. What began before a restart of the replay is not recorded."""
+"""Records the stages of episodes and groups in the replay as spans: held by an actor, waiting for a scorer, held by a
+scorer, ready for a plan. A stage that began before a restart of the replay is not recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.replay.transaction import Transaction
 
 
 class Stage(StrEnum):
-    """The names of the spans and of their tracks. An episode passes through the first three, a group through READY."""
+    """The names of spans and of their tracks. The first three are stages of an episode, READY is a stage of a group."""
 
     TICKET = "ticket"
     QUEUED = "label queue"
@@ -20,29 +20,30 @@ class Stage(StrEnum):
 
 
 class Stages:
-    """Records stages to `spans`, once the transaction that ends them is committed."""
+    """Records stages in `spans`, after the commit of the transaction that ends them."""
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
         self._began: dict[tuple[Stage, str], float] = {}
 
     def begin(self, tx: Transaction, stage: Stage, name: str) -> None:
-        """An episode or a group enters a stage."""
+        """Note that an episode or a group enters a stage."""
         if self._spans.records:
             tx.afterwards(self._begin, stage, name)
 
     def end(self, tx: Transaction, stage: Stage, name: str, **values: Value) -> None:
-        """An episode or a group leaves a stage. Nothing happens if it is not known to be in it."""
+        """Note that an episode or a group leaves a stage. No effect if it did not enter the stage since the last
+        restart."""
         if self._spans.records:
             tx.afterwards(partial(self._end, stage, name, **values))
 
     def forget(self, tx: Transaction, name: str) -> None:
-        """An episode is over, in any stage."""
+        """Note that an episode is over, in whichever stage."""
         for stage in (Stage.TICKET, Stage.QUEUED, Stage.SCORING):
             self.end(tx, stage, name, outcome="ended")
 
     def mark(self, tx: Transaction, name: str, track: str, **values: Value) -> None:
-        """Record an event, a span without a duration."""
+        """Record an event as a span without a duration."""
         if self._spans.records:
             tx.afterwards(partial(self._mark, name, track, **values))
 

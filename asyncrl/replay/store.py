@@ -1,8 +1,8 @@
-"""The store: LMDB tables that change together in one transaction, so that a crash leaves all of a change or none.
+"""The store: LMDB tables that change together in one transaction, so that a crash leaves either the whole change or
+none of it.
 
-This is the ground of exactly once: a trajectory, its labels, its lease and its plan can never disagree.
-
-Nothing of the replay's state lives elsewhere. `transaction.py` has what one transaction reads and writes.
+So a trajectory, its labels, its lease and its plan always agree, which makes exactly-once processing possible. The
+store has the whole durable state of the replay. `transaction.py` has the reads and writes of a transaction.
 """
 
 from __future__ import annotations
@@ -45,42 +45,42 @@ TABLES = (
 )
 MULTIPLE = ("held", "leased", *images.MULTIPLE)
 FORMAT = 3
-"""The number of the store's format: the tables, and the fields of their records. A store of another one is refused."""
+"""The version of the store's format (tables and fields of records). A store with a different format is refused."""
 READER_MAP_BYTES = 1 << 42
-"""Address space only: a reader must see all that a writer may yet write."""
+"""The address space that a reader maps, large enough for all that a writer may add. It takes no memory."""
 
 LOCK_FILE = "in-use"
 """The process that has the store open for writing holds a lock on this file."""
 MADE = "made\n"
 READERS_FILE = "lock.mdb"
-"""LMDB's table of readers. Each reader writes itself into it, and a writer keeps the pages that it reads."""
+"""LMDB's table of readers. Each reader adds itself to it, and a writer keeps the pages that readers still read."""
 ENDPOINT_FILE = "endpoint"
-"""The address of the replay that serves the store, or served it last."""
+"""The file with the address of the replay that serves the store, or served it last."""
 RETRY_S = 0.01
 
 
 class Store:
-    """A store in a folder; `durable` makes every commit survive a power loss, not only a killed process. Each store has
-    an identity of its own, which tells the replays of two runs apart.
+    """A store in a folder. With `durable`, every commit survives a power loss, else only a killed process. Each store
+    has a unique identity, by which replays of different runs are distinguished.
 
     Raises StoreError: the folder cannot be opened as a store, or another process still has it open after `patience_s`
-    seconds, with the reason. So does any transaction, once the store turns out to be damaged.
+    seconds. Transactions also raise StoreError if they find damage.
     """
 
     def __init__(self, path: Path, max_bytes: int, durable: bool, patience_s: float = 1.0) -> None:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._lock = (path / LOCK_FILE).open("a+")
-        # A process that asks `in_use` holds the lock for a moment.
+        # A process that calls `in_use` holds the lock for a moment.
         give_up = time.monotonic() + patience_s
         while not _locked(self._lock, fcntl.LOCK_EX):
             if time.monotonic() > give_up:
                 self._lock.close()
-                raise StoreError(f"the store {path} is open in another process; stop that one first")
+                raise StoreError(f"the store {path} is open in another process; stop that process first")
             time.sleep(RETRY_S)
         file = path / "data.mdb"
         if self._was_made() and (not file.exists() or file.stat().st_size == 0):
-            # LMDB would create an empty store, and the run would begin again.
+            # Without this check, LMDB would create an empty store, and the run would start from the beginning.
             raise StoreError(f"{file} is missing or empty, but there was a store; {ADVICE}")
         self._environment, self._tables = open_environment(
             path, TABLES, MULTIPLE, map_size=max_bytes, sync=durable, metasync=durable
@@ -97,8 +97,8 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self, write: bool = True) -> Iterator[Transaction]:
-        """One transaction: committed when the block ends, undone when it raises. Bytes that a reading one gives are
-        views of the file, and end with it."""
+        """A transaction, committed at the end of the block, and undone if the block raises. In a read transaction,
+        returned bytes are views of the file, and only valid within the block."""
         begin = self._environment.begin
         with clear_errors(self.path), begin(write=True) if write else begin(buffers=True) as raw:
             tx = Transaction(self._environment, self._tables, raw)
@@ -130,9 +130,8 @@ def _check_format(path: Path, tx: Transaction) -> None:
 
 
 def in_use(path: Path) -> bool:
-    """True if a process has the store in this folder open for writing. Writes nothing, so that a user who may only read
-    the folder can call it.
-    """
+    """True if a process has the store in this folder open for writing. This writes no file, so that read access to the
+    folder is enough."""
     try:
         with (path / LOCK_FILE).open() as lock:
             return not _locked(lock, fcntl.LOCK_SH)
@@ -141,7 +140,7 @@ def in_use(path: Path) -> bool:
 
 
 def _locked(file: IO[str], kind: int) -> bool:
-    """Lock a file, if that is possible now. True if it is locked; closing the file ends the lock."""
+    """Try to lock a file without waiting. True if it is locked. Closing the file releases the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -150,8 +149,8 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 
 class StoreReader:
-    """A store opened for reading only, while another process may have it open for writing. A user who may not write
-    LMDB's table of readers reads without it, and keeps writers away meanwhile.
+    """A store opened for reading only. Another process may have it open for writing. A user without write access to
+    LMDB's table of readers reads without it, and locks out writers meanwhile.
 
     Raises StoreError: there is no store in the folder, or it cannot be read.
     """
@@ -173,7 +172,7 @@ class StoreReader:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """One view of the store, as it was at one moment."""
+        """A read transaction on a snapshot of the store."""
         with clear_errors(self.path), self._environment.begin() as raw:
             yield Transaction(self._environment, self._tables, raw)
 
@@ -184,11 +183,12 @@ class StoreReader:
 
 @contextlib.contextmanager
 def _without_writers(path: Path) -> Iterator[None]:
-    """Within the block no process opens the store in a folder for writing. Raises StoreError: one has it open."""
+    """Keep other processes from opening the store for writing within the block. Raises StoreError: a process has it
+    open."""
     try:
         lock = (path / LOCK_FILE).open()
     except FileNotFoundError:
-        # A copy of a store: each writer makes this file first.
+        # No process has ever opened this copy of a store for writing, since that creates the file.
         yield
         return
     except OSError as error:
@@ -196,6 +196,6 @@ def _without_writers(path: Path) -> Iterator[None]:
     with lock:
         if not _locked(lock, fcntl.LOCK_SH):
             raise StoreError(
-                f"the store {path} is in use, and only a user who may write {path / READERS_FILE} can read it meanwhile"
+                f"the store {path} is in use; reading it meanwhile needs write access to {path / READERS_FILE}"
             )
         yield

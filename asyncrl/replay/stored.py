@@ -1,4 +1,4 @@
-"""Reads what a run has recorded, all shards as one, without disturbing a running replay."""
+"""Reads the records of a run, joined over all shards, without disturbing a running replay."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PAGE = 1000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTrajectory:
-    """All that is stored of one trajectory. Its data and labels are None once it was released or thrown away;
-    `dead_letter` says why it is dead."""
+    """Everything that is stored of one trajectory. `trajectory` and `labels` are `None` after they were deleted.
+    `dead_letter` has the reason if it is dead."""
 
     id: str
     facts: TrajectoryRecord | None
@@ -43,7 +43,7 @@ class StoredTrajectory:
 
 
 class StoredRun:
-    """The stores in the replay folder of a run. Raises StoreError: there are none, or they cannot be read."""
+    """The stores in the replay folder of a run. Raises StoreError: a store is missing or cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,15 +62,15 @@ class StoredRun:
         return len(self._shards)
 
     def counters(self) -> dict[str, int]:
-        """Counters and depths, summed over the shards; the version is the newest."""
+        """Counters and sizes of tables, summed over the shards. `version` is the newest one."""
         return sum_counters(self.each(counters.counters))
 
     def without_images(self) -> int:
-        """The number of trajectories of an imported run that show images. None of these images is stored."""
+        """The number of trajectories of an imported run whose images are not stored."""
         return sum(self.each(Transaction.counter, WITHOUT_IMAGES))
 
     def audit(self, uses: int) -> dict[str, Any]:
-        """The audit of `counters.audit`, over all shards."""
+        """The result of `counters.audit` over all shards."""
         parts = self.each(counters.audit, uses)
         states: Counter[str] = sum((Counter(part["states"]) for part in parts), Counter())
         largest = max(part["largest_lag"] for part in parts)
@@ -78,35 +78,35 @@ class StoredRun:
         return {"states": dict(states), **sums, "largest_lag": largest}
 
     def plan(self, step: int) -> BatchPlan | None:
-        """The recorded plan of a step, joined over the shards; None where it was not recorded."""
+        """The recorded plan of a step, joined over the shards. `None` if a shard has not recorded it."""
         parts = self.each(Transaction.get, "plans", step, BatchPlan)
         plans = [part for part in parts if part is not None]
         return join_plans(plans) if len(plans) == len(parts) else None
 
     def changes(self) -> list[ConfigChange]:
-        """Every recorded change of the configuration; the first shard has them."""
+        """Every recorded change of the configuration. Only the first shard records them."""
         return self._read(self._shards[0], changes)
 
     def steps(self) -> int:
-        """The number of plans that are recorded."""
+        """The number of steps with a recorded plan."""
         return min(self.each(Transaction.count, "plans"))
 
     def dead_letters(self) -> list[tuple[str, DeadLetter]]:
-        """Every dead letter with its ticket."""
+        """Every dead letter with its ticket id."""
         return sorted(((name, dead) for part in self.each(DeadLetter.all) for name, dead in part), key=itemgetter(0))
 
     def ids(self, after: str = "") -> Iterator[str]:
-        """The ids, in order and after `after`, of all trajectories whose data is stored."""
+        """The ids of all trajectories whose data is stored, sorted, and only those after `after`."""
         return heapq.merge(*(self._ids(shard, after) for shard in self._shards))
 
     def _ids(self, shard: StoreReader, after: str) -> Iterator[str]:
-        # One transaction a page: during a long one a running replay could not reuse the space that it released.
+        # A transaction for each page: during a long transaction a running replay could not reuse released space.
         while page := self._read(shard, Transaction.page, "data", after, PAGE):
             yield from page
             after = page[-1]
 
     def records(self, prefix: str = "", backwards: bool = False) -> Iterator[tuple[str, TrajectoryRecord]]:
-        """The ids that begin with `prefix`, in order, with the records of their trajectories."""
+        """The sorted trajectory ids that begin with `prefix`, with their records."""
         shards = (self._records(shard, prefix, backwards) for shard in self._shards)
         return heapq.merge(*shards, key=itemgetter(0), reverse=backwards)
 
@@ -121,27 +121,28 @@ class StoredRun:
         return self._read(self._shard_of(name), TrajectoryRecord.load, name) is not None
 
     def facts(self, names: Sequence[str]) -> list[TrajectoryRecord]:
-        """The records of stored trajectories. Raises StoreError: one is missing."""
+        """The records of trajectories. Raises StoreError: one is missing."""
         return [self._read(self._shard_of(name), TrajectoryRecord.of, name) for name in names]
 
     def trajectory(self, name: str) -> Trajectory | None:
-        """A trajectory, if its data is still there."""
+        """A trajectory. `None` if its data is not stored."""
         return self._read(self._shard_of(name), _trajectory, name)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The image of this digest that a trajectory shows. Raises RefusedError: it is not there."""
+        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
         return self._read(self._shard_of(trajectory), _image, trajectory, name)
 
     def labels(self, name: str) -> Labels | None:
-        """A trajectory's labels, if it has any."""
+        """A trajectory's labels. `None` if none are stored."""
         return self._read(self._shard_of(name), _labels, name)
 
     def record(self, name: str) -> StoredTrajectory:
-        """All that is known of a trajectory, as it was at one moment. Raises RefusedError: this is no id."""
+        """Everything that is stored of a trajectory, from one snapshot. Raises RefusedError: `name` is not a valid
+        id."""
         return self._read(self._shard_of(name), _record, name)
 
     def each(self, ask: Callable[Concatenate[Transaction, P], T], *args: P.args, **kwargs: P.kwargs) -> list[T]:
-        """Call `ask` with one snapshot of every shard, and return the results."""
+        """Call `ask` with a snapshot of each shard, and return the results."""
         return [self._read(shard, ask, *args, **kwargs) for shard in self._shards]
 
     def _shard_of(self, name: str) -> StoreReader:
@@ -155,7 +156,7 @@ class StoredRun:
 
 
 def shard_paths(folder: Path) -> list[Path]:
-    """The stores in a run's replay folder, shard by shard. Raises StoreError: one is missing."""
+    """The folders of the shards in a run's replay folder, in order. Raises StoreError: one is missing."""
     if (folder / "data.mdb").is_file():
         return [folder]
     numbers = sorted(int(path.name) for path in folder.glob("*") if path.name.isdecimal())
@@ -185,7 +186,7 @@ def _record(tx: Transaction, name: str) -> StoredTrajectory:
 
 
 def sum_counters(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """Counters of all shards; the version is the newest."""
+    """The counters of all shards, summed. `version` is the newest one."""
     total = dict(sum((Counter(part) for part in parts), Counter()))
     names = dict.fromkeys(name for part in parts for name in part)
     return {**{name: total.get(name, 0) for name in names}, "version": max(part["version"] for part in parts)}

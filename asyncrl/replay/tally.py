@@ -1,4 +1,4 @@
-"""The measurements of an evaluation on the tasks of one data source, as sums, so that shards can add theirs."""
+"""The results of an evaluation on the tasks of one data source, as sums that can be added over shards."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from asyncrl.replay.estimates import best_at, ks, majority_at, pass_at
 from asyncrl.replay.records import TrajectoryRecord
 
 RIGHT = 1.0
-"""The smallest outcome that is right."""
+"""The smallest outcome that counts as right."""
 SOURCES = "sources"
 SAMPLE = "sample"
 
 
 class Tally(msgspec.Struct):
-    """Sums over `count` scored attempts: outcomes, how many were `right`, rewards, lengths in policy tokens, and
-    process scores of the `judged` attempts that have one. `at` has for each of pass@k, best@k and maj@k the sum of the
-    tasks' estimates and the number of tasks that have one: those with k scored attempts, and for maj@k with a vote."""
+    """Sums over `count` scored attempts: outcomes, the number of `right` ones, rewards, lengths in policy tokens, and
+    the process scores of the `judged` attempts that have a process score. For each of pass@k, best@k and maj@k, `at`
+    has the sum of the tasks' estimates and the number of these tasks. A task needs k scored attempts for an estimate,
+    and for maj@k also a vote."""
 
     count: int = 0
     outcome: float = 0.0
@@ -33,8 +34,8 @@ class Tally(msgspec.Struct):
 
     @classmethod
     def of(cls, tasks: Iterable[Sequence[TrajectoryRecord]], attempts: int, threshold: float = RIGHT) -> Tally:
-        """The tally of the scored attempts at each task, of `attempts` that were made at it. An outcome of at least
-        `threshold` is right."""
+        """The tally of tasks, each given by its scored attempts. `attempts` were made at each task, including failed
+        ones. An outcome of at least `threshold` is right."""
         tally = cls(at={f"{name}@{k}": (0.0, 0) for k in ks(attempts) for name in ("pass", "best", "maj")})
         for task in tasks:
             tally._add_task(task, attempts, threshold)
@@ -76,21 +77,21 @@ class Tally(msgspec.Struct):
 
     @property
     def means(self) -> dict[str, float]:
-        """The means over scored attempts by name; `process` only if a model scored steps. Empty without any attempt."""
+        """The means over scored attempts by name, with `process` only if a model scored steps. Empty without
+        attempts."""
         sums = {"outcome": self.outcome, "accuracy": self.right, "reward": self.reward, "length": self.length}
         means = {name: total / self.count for name, total in sums.items() if self.count}
         return means | ({"process": self.process / self.judged} if self.judged else {})
 
     @property
     def estimates(self) -> dict[str, float]:
-        """The mean over tasks of pass@k, best@k and maj@k, where a task has one."""
+        """The means of pass@k, best@k and maj@k over the tasks with an estimate."""
         return {name: total / tasks for name, (total, tasks) in self.at.items() if tasks}
 
 
 def evaluation_values(result: Mapping[str, Any]) -> dict[str, float]:
-    """The result of an evaluation as metrics by name, for all tasks, and if there are several data sources for each as
-    SOURCE/NAME. Estimates at k are left out for k = 1, which is the mean.
-    """
+    """The result of an evaluation as metrics by name: over all tasks, and if there are several data sources, also for
+    each source as SOURCE/NAME. Estimates for k = 1 are left out, since they equal the mean."""
     sources = {name: msgspec.convert(plain, Tally) for name, plain in result[SOURCES].items()}
     total = sum(sources.values(), Tally())
     values = {name: float(value) for name, value in result.items() if name not in (SOURCES, SAMPLE)}
@@ -107,7 +108,7 @@ def _values(tally: Tally) -> dict[str, float]:
 
 
 def tallies(records: Iterable[tuple[int, TrajectoryRecord]], attempts: int) -> dict[str, Any]:
-    """The tally of each data source as plain values, from scored attempts with the rows of their tasks."""
+    """The tally of each data source as plain values. `records` are scored attempts with the rows of their tasks."""
     tasks: dict[tuple[str, int], list[TrajectoryRecord]] = defaultdict(list)
     for row, record in records:
         tasks[record.data_source, row].append(record)
@@ -119,7 +120,7 @@ def tallies(records: Iterable[tuple[int, TrajectoryRecord]], attempts: int) -> d
 
 
 def joined(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The tallies of all shards as one."""
+    """The tallies of all shards, added by data source."""
     total: dict[str, Tally] = defaultdict(Tally)
     for part in parts:
         for name, plain in part.items():

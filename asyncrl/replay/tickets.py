@@ -1,6 +1,6 @@
-"""Tickets out to actors, trajectories in.
+"""Gives tickets to actors, and takes their trajectories.
 
-A trajectory is taken exactly once: its id is its ticket's, which ends in the same transaction.
+A trajectory is taken exactly once: it has the id of its ticket, and the ticket ends in the same transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TICKETS_A_REPLY = 256
 
 
 class TicketQueue:
-    """The replay's part towards actors, each call within the caller's transaction."""
+    """Handles the requests of actors. Each call is part of the caller's transaction."""
 
     def __init__(
         self,
@@ -51,18 +51,17 @@ class TicketQueue:
         self._given: dict[str, float] = {}
 
     def resume(self, tx: Transaction) -> None:
-        """Continue after a restart: every actor has a fresh lease, and every ticket its full time."""
+        """Continue after a restart. Every actor gets a fresh lease, and every ticket its full time."""
         self._actors.resume(tx)
         now = self._clock()
         self._given = {name: now for worker in tx.keys("held") for name in tx.members("held", worker)}
 
     def give(self, tx: Transaction, request: GetTickets) -> list[Ticket]:
-        """Up to as many tickets as the actor wants; renews its lease.
+        """Up to `request.want` tickets for an actor. Renews the actor's lease.
 
-        Tickets that it holds by the store but not by its own words come first: their reply was lost. Evaluations come
-        next, but half of the actor's slots are for training as long as there is any. While everything fails, new
-        tickets are few. Where tasks are so large that a reply has no room for all, the rest comes with the next.
-        """
+        Tickets that were given to the actor in a lost reply come first. Evaluations come next, but at most for half of
+        the actor's slots while there are training tickets. While everything fails, few tickets are issued. If the tasks
+        are too large for one reply, the next reply has the rest."""
         if self._actors.has_left(request.worker, request.incarnation):
             return []
         now = self._clock()
@@ -108,7 +107,7 @@ class TicketQueue:
             order, name = first
             tx.delete("pending", order)
             record = TicketRecord.load(tx, name)
-            # A ticket that was withdrawn and offered again is in the queue twice: the second time a worker holds it.
+            # A ticket that was withdrawn and offered again is queued twice. At the second entry a worker holds it.
             if record is not None and not record.worker:
                 record.worker = worker
                 record.save(tx, name)
@@ -144,12 +143,12 @@ class TicketQueue:
             tx.add("tickets_redelivered")
 
     def leave(self, tx: Transaction, request: Leave) -> None:
-        """An actor ends: give its tickets to others."""
+        """Handle an actor's orderly end: its tickets go to other actors."""
         if self._actors.leave(tx, request.worker, request.incarnation):
             self._take_back(tx, request.worker)
 
     def expire(self, tx: Transaction) -> None:
-        """Give the tickets of silent actors to others; fail those that were held for too long."""
+        """Give the tickets of silent actors to other actors. Tickets that were held for too long fail."""
         for worker in self._actors.expire(tx):
             self._take_back(tx, worker)
         horizon = self._clock() - self._settings.longest_episode_s
@@ -161,10 +160,10 @@ class TicketQueue:
     def put(
         self, tx: Transaction, trajectory: Trajectory, frames: Sequence[Buffer], images: Sequence[Buffer] = ()
     ) -> str:
-        """Take a trajectory; `frames` is its encoding, and `images` are some that it shows. Returns stored, duplicate,
-        late: its ticket has ended, so it is counted and not kept; or incomplete: it must be sent again, with all images
-        that it shows. Raises RefusedError: it does not fit its ticket, or see `read_images`; BusyError: there is no
-        room."""
+        """Take a trajectory. `frames` is its encoding, and `images` are some or all of its images. Returns "stored";
+        "duplicate"; "late" if its ticket has ended, so that it is counted but not stored; or "incomplete" if it must be
+        sent again with all its images. Raises RefusedError: it does not match its ticket, or its images are refused
+        (`read_images`); BusyError: the store has no room."""
         name = trajectory.id
         if TrajectoryRecord.load(tx, name) is not None:
             tx.add("duplicates")
@@ -177,12 +176,13 @@ class TicketQueue:
             return "late"
         if (trajectory.group_id, trajectory.member) != (ticket.group, ticket.member):
             raise RefusedError(
-                f"{name} says that it is member {trajectory.member} of {trajectory.group_id}; "
-                f"its ticket is for member {ticket.member} of {ticket.group}"
+                f"{name} is marked as member {trajectory.member} of {trajectory.group_id}, but its ticket is for "
+                f"member {ticket.member} of {ticket.group}"
             )
         if trajectory.is_demonstration != group.is_demonstration(ticket.member):
-            was = "a demonstration" if trajectory.is_demonstration else "an episode"
-            raise RefusedError(f"{name} is {was}, and its ticket is for the other one of the two")
+            kinds = ["an episode", "a demonstration"]
+            was, expected = kinds if group.is_demonstration(ticket.member) else reversed(kinds)
+            raise RefusedError(f"{name} is {was}, but its ticket is for {expected}")
         self._check(tx, trajectory)
         sent = read_images(images, trajectory)
         if lacks_images(tx, trajectory, sent):
@@ -217,7 +217,8 @@ class TicketQueue:
         return "stored"
 
     def _check(self, tx: Transaction, trajectory: Trajectory) -> None:
-        """Raises RefusedError: the learner could not train it, and would fail on its plan at every restart."""
+        """Raises RefusedError: the learner could not train the trajectory, and would fail on its plan at every
+        restart."""
         settings, name, newest = self._settings, trajectory.id, trajectory.newest_version
         if len(trajectory) > settings.max_tokens:
             raise RefusedError(
@@ -228,12 +229,12 @@ class TicketQueue:
                 f"{name} has the token id {largest}, but the policy's embedding has {settings.vocabulary} rows: "
                 "the tokenizer of its actor is not the policy's"
             )
-        # Engines serve a version before the learner has reported it to the replay, and no newer one.
+        # Engines may serve a version just before the learner reports it to the replay: one newer version is allowed.
         if newest > tx.counter("version") + 1:
             raise RefusedError(f"{name} was sampled by version {newest}, the newest is {tx.counter('version')}")
 
     def fail(self, tx: Transaction, ticket: str, reason: str) -> None:
-        """An actor gives an episode up."""
+        """Handle a failed episode."""
         record = TicketRecord.load(tx, ticket)
         if record is None:
             tx.add("late")

@@ -1,8 +1,8 @@
 """One transaction of the store: reads and writes of its tables, queues and counters.
 
-Small records are msgpack, trajectories and labels are joined frames. LMDB has no checksums of its own, so every value
-is sealed: what reads back otherwise than it was written, or under another key, raises StoreError and is never taken for
-data.
+Small records are msgpack. Trajectories and labels are joined frames. LMDB has no checksums, so every value is stored
+with a checksum of the value and its key. A value that was changed, or that is read under a different key, raises
+StoreError.
 """
 
 from __future__ import annotations
@@ -45,15 +45,16 @@ def _key(key: Key) -> bytes:
 
 
 def _seal(key: bytes, value: bytes | memoryview) -> bytes:
-    """XXH3 of a value and its key. It runs at memory speed; zlib's CRC-32 takes 20 times as long."""
+    """The XXH3 checksum of a value and its key. It runs at memory speed. zlib's CRC-32 takes 20 times as long."""
     return xxh3_64_digest(value, xxh3_64_intdigest(key))
 
 
 class Transaction:
-    """Reads and writes of one transaction; values are plain msgpack values unless a method says bytes.
+    """The reads and writes of one transaction. Values are encoded in msgpack, except in the methods with `bytes` in
+    their name.
 
-    Every method that reads a value raises StoreError if it is damaged. `writes` counts the changes that were tried.
-    Counters are kept in memory and written once, by `flush`, since every request changes some.
+    Every method that reads a value raises StoreError if the value is damaged. `writes` counts the attempted changes.
+    Counters are cached in memory and written by `flush`, since every request changes some of them.
     """
 
     def __init__(self, environment: lmdb.Environment, tables: dict[str, Any], raw: lmdb.Transaction) -> None:
@@ -67,11 +68,12 @@ class Transaction:
         self.effects: list[Callable[[], object]] = []
 
     def afterwards(self, effect: Callable[P, object], *arguments: P.args, **options: P.kwargs) -> None:
-        """Call `effect`, a change of memory, once this transaction is committed; never if it is undone."""
+        """Call `effect`, which changes state in memory, after the commit of this transaction. It is not called if the
+        transaction is undone."""
         self.effects.append(partial(effect, *arguments, **options))
 
     def get(self, table: str, key: Key, kind: type[T]) -> T | None:
-        """A value of type `kind`; None where there is none."""
+        """The value of a key, of type `kind`. `None` if the key does not exist."""
         raw = _key(key)
         sealed = self._raw.get(raw, db=self._tables[table])
         return None if sealed is None else self._unpacked(table, raw, sealed, kind)
@@ -95,7 +97,7 @@ class Transaction:
         return None if value is None else self._unsealed(table, raw, value)
 
     def put_bytes(self, table: str, key: Key, *parts: Buffer) -> None:
-        """Put a value that comes in parts, which are copied once."""
+        """Store the concatenation of `parts`, which are copied only once."""
         self.writes += 1
         raw = _key(key)
         seal = xxh3_64(seed=xxh3_64_intdigest(raw))
@@ -104,7 +106,7 @@ class Transaction:
         self._raw.put(raw, b"".join((seal.digest(), *parts)), db=self._tables[table])
 
     def size(self, table: str, key: Key) -> int:
-        """Bytes of a value, damaged or not; 0 where there is none."""
+        """The size of a value in bytes, without a check for damage. 0 if the key does not exist."""
         value = self._raw.get(_key(key), db=self._tables[table])
         return 0 if value is None else len(value)
 
@@ -115,7 +117,7 @@ class Transaction:
         return value
 
     def present(self, value: T | None, table: str, key: Key) -> T:
-        """A value that others refer to. Raises StoreError: it is missing."""
+        """The `value` of a key to which another record refers. Raises StoreError: it is `None`."""
         if value is None:
             raise self._damaged(f"{table} of {key!r} is missing")
         return value
@@ -128,12 +130,12 @@ class Transaction:
         return bool(self._raw.delete(_key(key), db=self._tables[table]))
 
     def add_member(self, table: str, key: Key, member: str) -> None:
-        """Add one of the many values that `key` has in a multiple table."""
+        """Add a value to the values of `key`, in a table with many values per key."""
         self.writes += 1
         self._raw.put(_key(key), _key(member), db=self._tables[table])
 
     def remove_member(self, table: str, key: Key, member: str) -> bool:
-        """Remove one of the values of `key`; False where it was not there."""
+        """Remove one of the values of `key`. False if it does not exist."""
         self.writes += 1
         return bool(self._raw.delete(_key(key), _key(member), db=self._tables[table]))
 
@@ -142,18 +144,19 @@ class Transaction:
         return [bytes(value).decode() for value in cursor.iternext_dup()] if cursor.set_key(_key(key)) else []
 
     def items(self, table: str, kind: type[T]) -> Iterator[tuple[bytes, T]]:
-        """Keys, in order, with their values. The table may change meanwhile only at keys already seen."""
+        """All keys in order, with their values. During the iteration, the table may change only at keys already
+        returned."""
         for key, value in self._raw.cursor(db=self._tables[table]):
             yield bytes(key), self._unpacked(table, bytes(key), value, kind)
 
     def keys(self, table: str) -> Iterator[bytes]:
-        """Keys, in order."""
+        """All keys in order."""
         for key in self._raw.cursor(db=self._tables[table]).iternext(values=False):
             yield bytes(key)
 
     def page(self, table: str, after: str, count: int, prefix: str = "", backwards: bool = False) -> list[str]:
-        """The next `count` keys that begin with `prefix`, in order, after `after` or, if that is empty, from the first
-        on. `backwards`: before `after` or from the last on."""
+        """The next `count` keys that begin with `prefix`: after `after`, or from the first key if `after` is empty.
+        With `backwards`, the keys before `after`, or from the last key, in reverse order."""
         cursor, begin = self._raw.cursor(db=self._tables[table]), prefix.encode()
         if backwards:
             end = after.encode() or begin + b"\xff"  # No text has this byte.
@@ -167,7 +170,7 @@ class Transaction:
         return [bytes(key).decode() for key in islice(takewhile(lambda key: bytes(key).startswith(begin), keys), count)]
 
     def holders(self, table: str) -> dict[str, int]:
-        """The keys of a multiple table, and how many values each has."""
+        """The number of values of each key, in a table with many values per key."""
         cursor = self._raw.cursor(db=self._tables[table])
         return {bytes(key).decode(): int(cursor.count()) for key in cursor.iternext_nodup()}
 
@@ -175,14 +178,14 @@ class Transaction:
         return int(self._raw.stat(db=self._tables[table])["entries"])
 
     def append(self, table: str, value: Any, queue: str = "", urgent: bool = False) -> int:
-        """Put `value` at the end of a queue of an ordered table; urgent ones come before all that are not. Returns its
-        order there."""
+        """Put `value` at the end of a queue of an ordered table. Urgent values come before all others. Returns the
+        value's position in the order of the table."""
         order = self.add(f"order/{table}/urgent") if urgent else FIRST_ORDER + self.add(f"order/{table}")
         self.put(table, queue.encode() + _key(order), value)
         return order
 
     def first(self, table: str, kind: type[T], queue: str = "") -> tuple[bytes, T] | None:
-        """Key and value of the first entry of a queue of an ordered table."""
+        """The key and the value of the first entry of a queue of an ordered table. `None` if the queue is empty."""
         cursor, prefix = self._raw.cursor(db=self._tables[table]), queue.encode()
         if not cursor.set_range(prefix + _key(0)):
             return None
@@ -214,18 +217,18 @@ class Transaction:
         return {name: self.counter(name) for name in names if name.startswith(prefix)}
 
     def add(self, name: str, amount: int = 1) -> int:
-        """Add to a counter; returns its new value."""
+        """Add to a counter. Returns the new value."""
         return self.set(name, self.counter(name) + amount)
 
     def set(self, name: str, value: int) -> int:
-        """Give a counter a value; returns it."""
+        """Set a counter. Returns the value."""
         self.writes += 1
         self._counters[name] = value
         self._changed.add(name)
         return value
 
     def flush(self) -> None:
-        """Write the counters that changed, and forget all: the next read takes them from the store."""
+        """Write the changed counters and empty the cache, so that the next read takes them from the store."""
         for name in self._changed:
             self.put("meta", name, self._counters[name])
         self._changed.clear()
@@ -233,38 +236,39 @@ class Transaction:
 
     @property
     def identity(self) -> str | None:
-        """The store's own name; None in one that was never opened for writing since stores have names."""
+        """The store's unique identity. `None` in an old store that has none."""
         return self.get("meta", "identity", str)
 
     @property
     def run(self) -> RunIdentity | None:
-        """The run that the store belongs to; None where none has served it yet."""
+        """The run that owns the store. `None` if no run has served it yet."""
         value = self.get("meta", "run", list[str])
         return None if value is None else RunIdentity(*value)
 
     def live_bytes(self) -> int:
-        """Bytes of all pages that held something when the transaction first asked."""
+        """The bytes of all pages in use, measured at the first call in this transaction."""
         if self._live_bytes is None:
             self._live_bytes = sum(self.table_bytes(table) for table in self._tables)
         return self._live_bytes
 
     def table_bytes(self, table: str) -> int:
-        """Bytes of the pages of one table."""
+        """The bytes of the pages of one table."""
         stat = self._raw.stat(db=self._tables[table])
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
 
     def free_dead_readers(self) -> int:
-        """Free the snapshots of processes that have ended; how many there were. Their pages can be used at once."""
+        """Free the snapshots of processes that have ended, and return their number. Their pages can be reused at
+        once."""
         return int(self._environment.reader_check())
 
     def old_snapshots(self) -> list[ReadSnapshot]:
-        """Snapshots in use that lack a committed change, so that LMDB must keep pages for them."""
+        """The snapshots in use that are older than the last commit, so that LMDB must keep old pages for them."""
         newest = self._environment.info()["last_txnid"]
         return [each for each in snapshots(self._environment) if each.transaction < newest]
 
     @contextlib.contextmanager
     def nested(self) -> Iterator[Transaction]:
-        """A nested transaction: it takes effect as a whole or, when it raises, has no effect."""
+        """A nested transaction. If the block raises, only the changes of the block are undone."""
         self.flush()
         with self._environment.begin(parent=self._raw, write=True) as raw:
             inner = Transaction(self._environment, self._tables, raw)

@@ -1,13 +1,14 @@
-"""Units of scoring: what is leased, labelled and failed together. A unit is one trajectory, or for GROUP_KIND a whole
-group, for which this holds:
+"""Units of scoring: the trajectories that are leased, labelled and failed together. A unit is one trajectory, or for
+GROUP_KIND a whole group. Rules for groups:
 
-- A lease has all members of a group or none, in order, and only once every one of them has all its earlier scores.
-- The labels of all members are taken in one transaction or not at all.
-- GROUP_KIND is the last kind, so that no member can fail after its group was scored, and scores of a group that was
-  closed are never trained.
-- A failure counts as an attempt of every member. After too many, every member is a dead letter and gets a new ticket,
-  or the group is dropped. A member whose stored data is damaged is replaced alone, while the others wait for it.
-- A complete group without scores is in the queue, or leased: a scorer that dies loses none.
+- A lease has all members of a group in order. The group waits until all members have all earlier kinds of scores.
+- The labels of all members are taken in one transaction.
+- GROUP_KIND is the last kind, so that no member can fail after its group was scored. Scores of a closed group are never
+  trained.
+- A failure counts as an attempt of every member. After too many failures, every member becomes a dead letter and gets a
+  new ticket, or the group is dropped. If the stored data of a member is damaged, only this member is replaced, and the
+  group waits for it.
+- A complete group without scores is always queued or leased, so that the death of a scorer loses no group.
 """
 
 from __future__ import annotations
@@ -21,32 +22,32 @@ from asyncrl.replay.settings import ReplaySettings
 from asyncrl.replay.transaction import Transaction
 
 Unit = list[tuple[str, TrajectoryRecord]]
-"""Trajectories, by id, that are scored together; empty where there is nothing to score."""
+"""Trajectories that are scored together, with their ids. Empty if there is nothing to score."""
 
 
 class Units:
-    """Finds units in the store, each call within the caller's transaction."""
+    """Finds units in the store. Each call is part of the caller's transaction."""
 
     def __init__(self, settings: ReplaySettings) -> None:
         self._settings = settings
 
     def needs(self, record: TrajectoryRecord) -> tuple[str, ...]:
-        """All kinds of scores that a trajectory passes through."""
+        """All kinds of scores that a trajectory needs, in order."""
         return self._settings.needs(record.data_source)
 
     def next_kind(self, record: TrajectoryRecord) -> str:
-        """The kind of scores for which a trajectory waits, or with which a scorer's lease begins."""
+        """The next kind of scores that a trajectory needs. For a leased trajectory, the first kind of the lease."""
         return self.needs(record)[record.scored]
 
     def waiting(self, tx: Transaction, kind: str, name: str) -> Unit:
-        """The unit of an entry of the queue of `kind`, if it still waits."""
+        """The unit of the entry `name` in the queue of `kind`. Empty if it no longer waits."""
         if kind == GROUP_KIND:
             return self.waiting_group(tx, name)
         record = TrajectoryRecord.load(tx, name)
         return [(name, record)] if record is not None and record.state is TrajectoryState.WAITING else []
 
     def waiting_group(self, tx: Transaction, name: str) -> Unit:
-        """The members of a group in order, if all of them wait for GROUP_KIND."""
+        """The members of a group in order. Empty unless all of them wait for GROUP_KIND."""
         group = GroupRecord.load(tx, name)
         if group is None:
             return []
@@ -61,7 +62,7 @@ class Units:
         return unit
 
     def members(self, tx: Transaction, name: str, record: TrajectoryRecord) -> list[str]:
-        """The ids of the unit with which a leased trajectory was leased, in order."""
+        """The ids of a leased trajectory's unit, in order."""
         group = GroupRecord.load(tx, record.group)
         if group is None or self.next_kind(record) != GROUP_KIND:
             return [name]
@@ -69,12 +70,14 @@ class Units:
 
 
 def attempts(unit: Unit) -> int:
-    """The number of leases of a unit since its last result. A member that replaced another has fewer than the rest."""
+    """The number of leases of a unit since its last result. It is the largest over the members, since a replacement
+    member has had fewer."""
     return max((record.attempts for _, record in unit), default=0)
 
 
 def kinds_together(needed: Sequence[str], serves: Sequence[str]) -> tuple[str, ...]:
-    """The kinds of one lease: those that come next and that the scorer serves. GROUP_KIND has leases of its own."""
+    """The kinds of scores of one lease: the next kinds, as far as the scorer serves them. GROUP_KIND is always leased
+    separately."""
     if needed[0] == GROUP_KIND:
         return (GROUP_KIND,)
     return tuple(takewhile(lambda kind: kind in serves and kind != GROUP_KIND, needed))

@@ -1,6 +1,6 @@
 """Advice for a run, from the shares of time in which its parts were idle.
 
-Each piece of advice names its numbers, and is given only where the numbers support it.
+Each piece of advice names its numbers, and is given only if the numbers support it.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.shares import IdleShares
 
 STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much above the first share of its steps, and hardly ever below the second."""
+"""The learner waits too much if it is idle for more than the first share of its time, and hardly at all below the
+second."""
 BUSY = 0.1
-"""Actors or scorers are the limit while they are idle for a smaller share of their time."""
+"""Actors or scorers that are idle for a smaller share of their time limit the run."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""More actors, or scorers, run than are needed: they are idle for a larger share, and the learner does not wait."""
+"""Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
 EVICTED = 0.05
 LONG_PHASE = 0.2
-"""A phase of a step that trains nothing should take a smaller share of it."""
+"""A phase of a step without training should take a smaller share of the step."""
 MOST_OF = 0.5
-"""A reason for more than this share of the learner's waiting is its cause."""
+"""A reason is the cause of the learner's waiting if it explains more than this share of it."""
 
 FINE = "nothing waits longer than it should"
 
 
 def advise(seen: IdleShares, settings: ViewSettings) -> list[str]:
-    """Give advice in sentences, the most important first; empty where nothing is to be changed."""
+    """Give advice in sentences, the most important first; empty if nothing should be changed."""
     return [
         *_starved(seen, settings),
         *_served(seen, settings),
@@ -49,7 +50,7 @@ def _starved(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
     elif cause == "store":
         yield (
             f"{idle} room in the store: raise replay.max_store_gb from {settings.replay.max_store_gb:g}, or keep less "
-            "by replay.retention"
+            "with replay.retention"
         )
     else:
         yield from _more_episodes(f"{idle} episodes", seen, settings)
@@ -80,7 +81,7 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
             f"{settings.concurrency} to {more}"
         )
     elif not settings.is_colocated:
-        yield f"{engines}, since admission let them start no more: {larger_lag}"
+        yield f"{engines}, since admission allowed no more episodes: {larger_lag}"
 
 
 def _more_engines(seen: IdleShares, settings: ViewSettings) -> str:
@@ -88,7 +89,7 @@ def _more_engines(seen: IdleShares, settings: ViewSettings) -> str:
         return f"cluster.actors={seen.actors + 1}"
     if settings.servers is not None:
         return f"engine.server.count={settings.servers + 1}"
-    return "engine.urls, or cluster.actors where the run starts its servers"
+    return "engine.urls, or cluster.actors if the run starts its servers"
 
 
 def _served(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:

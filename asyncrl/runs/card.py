@@ -2,7 +2,7 @@
 hub.
 
 A card ends with a comment that has a checksum of its text. A card that somebody wrote or changed has another checksum
-or none, and is left as it is.
+or none, and is never replaced.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from asyncrl.runs.run import Run
 
 CARD, PICTURE = CARD_FILES
 HERE = "."
-"""The model's path in a card that lies in its folder."""
+"""The model's path in a card that is in the model's folder."""
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 DATASET = re.compile(r"(?:hf://datasets/|hub:)([\w.-]+/[\w.-]+)")
 SETTINGS = (
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
     """The facts in a card. `values` is the configuration by key. `steps` and `evaluations` are rows of the metrics, up
-    to the exported weights. `environment` is None for a run that recorded none."""
+    to the exported weights. `environment` is `None` if the run has no record of it."""
 
     name: str
     values: Mapping[str, Any]
@@ -54,13 +54,13 @@ class TrainedModel:
 
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
-    """Write the card and its picture into the folder of the model that a run exported after `steps` steps; None: at its
-    end. Returns False if the folder has a card that somebody wrote, which stays.
+    """Write the card and its picture into the folder of the model that a run exported after `steps` steps; `None`: at
+    its end. Return False if the folder has a card that somebody wrote, which is not replaced.
 
     Raises ConfigError: the run's configuration cannot be read; OSError.
     """
     if (folder / CARD).exists() and not is_ours((folder / CARD).read_text(errors="replace")):
-        log.info("%s stays: it was written by hand", folder / CARD)
+        log.info("%s was written or changed by hand, so it is not replaced", folder / CARD)
         return False
     model = trained_model(run, steps)
     draw_training(model.steps, model.evaluations, folder / PICTURE)
@@ -69,14 +69,14 @@ def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
 
 
 def is_ours(text: str) -> bool:
-    """True if the card is as asyncrl wrote it."""
+    """True if asyncrl wrote the card and it was not changed."""
     seal = _SEAL.search(text)
     return seal is not None and seal[1] == _checksum(text[: seal.start()])
 
 
 def named(text: str, name: str) -> str:
-    """The card of a model that is at another path or hub `name` than the card's folder. A card that somebody wrote
-    stays as it is."""
+    """The card of a model with another path, or with a name on the hub: `name`. A card that somebody wrote does not
+    change."""
     if not is_ours(text):
         return text
     body = _SEAL.sub("", text).replace(f"path = {json.dumps(HERE)}", f"path = {json.dumps(name)}")
@@ -84,7 +84,7 @@ def named(text: str, name: str) -> str:
 
 
 def trained_model(run: Run, steps: int | None = None) -> TrainedModel:
-    """The facts of a run about its model after `steps` steps; None: at its end. Raises ConfigError: the run's
+    """The facts of a run about its model after `steps` steps; `None`: at its end. Raises ConfigError: the run's
     configuration cannot be read."""
     rows, evaluations = run.sampled_rows("learner"), run.sampled_rows("evaluation")
     if steps is not None:
@@ -100,7 +100,7 @@ def trained_model(run: Run, steps: int | None = None) -> TrainedModel:
 
 
 def draw_training(steps: Sequence[Row], evaluations: Sequence[Row], picture: Path) -> None:
-    """Outcome of the training batches and held-out accuracy above, reward below, by learner step, as a PNG."""
+    """Draw a PNG by learner step: outcome and held-out accuracy at the top, reward at the bottom."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -136,7 +136,7 @@ def card(model: TrainedModel) -> str:
         *_training(model),
         *_limits(model),
     ]
-    # A configuration may hold what no file of UTF-8 can.
+    # A configuration may have characters that UTF-8 cannot encode.
     return _sealed("\n".join(parts).encode(errors="backslashreplace").decode())
 
 
@@ -166,7 +166,7 @@ def _introduction(model: TrainedModel) -> Iterator[str]:
 
 
 def _numbers(model: TrainedModel) -> Iterator[str]:
-    yield "## What came of it\n"
+    yield "## Results\n"
     rows = [
         (f"{kind} {name}", *(values[at].get(key) for at in (0, -1)))
         for values, kind, keys in (
@@ -182,10 +182,10 @@ def _numbers(model: TrainedModel) -> Iterator[str]:
     if model.evaluations:
         last = model.evaluations[-1]
         count = last.get("eval/failed", 0)
-        failed = f"; {count:.0f} attempts failed, and are in no mean" if count > 0 else ""
+        failed = f"; the means leave out {count:.0f} failed attempts" if count > 0 else ""
         attempts = f"{_number(last.get('eval/count'))} attempts"
         yield (
-            f"Held-out values are those before training and after step {last['step']}, over {attempts}{failed}. "
+            f"Held-out values were measured before training and after step {last['step']}, over {attempts}{failed}. "
             "Accuracy is the share of attempts with an outcome of 1 or more.\n"
         )
 
@@ -246,7 +246,7 @@ def _limits(model: TrainedModel) -> Iterator[str]:
         f"- These numbers are of one run with one seed ({model.values['run.seed']}). Another seed gives other numbers."
     )
     if model.evaluations:
-        yield "- The held-out tasks are of the kind that was trained. Nothing was measured on other tasks."
+        yield "- The held-out tasks are of the same kind as the training tasks. Nothing was measured on other tasks."
     else:
         yield "- Nothing was measured on held-out tasks. The training batches say little about new tasks."
     yield "- The model was trained to get a high reward. It may have learned to use faults of the reward."
@@ -290,7 +290,7 @@ def _listed(value: Any) -> list[str]:
 
 
 def _last(path: str) -> str:
-    """The part of a local path that says nothing about the machine."""
+    """The last part of a local path, which reveals nothing about the machine."""
     return path if path.startswith(("hf://", "hub:")) else Path(path).name
 
 
@@ -306,5 +306,5 @@ def _number(value: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text that ends neither a cell of a table, nor code, nor a comment."""
+    """Text without characters that could end a cell of a table, code or a comment."""
     return re.sub(r"[\s|`<>]+", " ", text).strip()

@@ -1,4 +1,4 @@
-"""Token ids of a run to text, with its own tokenizer. Nothing is downloaded."""
+"""Decodes token ids of a run with its own tokenizer, without downloads."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Decode = Callable[[list[int]], str]
 
 
 def ids_as_text(ids: list[int]) -> str:
-    """The ids themselves, where there is no tokenizer."""
+    """The ids themselves, for a run without a tokenizer."""
     return "".join(f"{each} " for each in ids)
 
 
 def decoder(run: Run, path: str | None = None) -> Decode:
-    """Choose the tokenizer in `path`, or else the run's own, from its trained policy or `model.path`. Where it
-    has none, the result shows ids, and the log says why.
+    """Choose the tokenizer in `path`, or else the run's own, from its trained policy or `model.path`. Without a
+    tokenizer, the result shows ids, and a warning gives the reason.
 
     Raises ConfigError: `path` has no tokenizer, or the run's configuration cannot be read.
     """
@@ -30,7 +30,7 @@ def decoder(run: Run, path: str | None = None) -> Decode:
         return tokenizer_decode(ModelConfig(path))
     settings = run.settings()
     if settings is None:
-        log.warning("token ids instead of text: there is no configuration of the run; name a tokenizer by --tokenizer")
+        log.warning("token ids instead of text: the run has no configuration; name a tokenizer with --tokenizer")
         return ids_as_text
     exported, model = run.folder / "model", settings.model
     try:
@@ -42,9 +42,11 @@ def decoder(run: Run, path: str | None = None) -> Decode:
 
 
 def tokenizer_decode(model: ModelConfig) -> Decode:
-    """The decoding of a model's tokenizer. Raises ConfigError: it is not on this machine."""
+    """The decoder of a model's tokenizer. Raises ConfigError: the tokenizer is not on this machine."""
     try:
         tokenizer = open_tokenizer(model, local_only=True)
     except ConfigError as error:
-        raise ConfigError(f"this machine has no tokenizer {model.path}; name another folder by --tokenizer") from error
+        raise ConfigError(
+            f"this machine has no tokenizer {model.path}; name another folder with --tokenizer"
+        ) from error
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))

@@ -1,7 +1,7 @@
 """The environment of a run: host, cores, GPUs, and the versions of asyncrl and of the packages that it computes with.
 
-`asyncrl train` adds a record to `environment.json` in the run's folder at each start. Other hosts of the learner have a
-file of their own in `host-N/`.
+`asyncrl train` adds a record to `environment.json` in the run's folder at each start. Each other host of the learner
+has such a file in `host-N/`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PACKAGES = (
     *("torch", "transformers", "tokenizers", "numpy", "safetensors", "pyzmq", "lmdb", "msgpack", "msgspec", "pyarrow"),
     *("triton", "flash-attn", "torchao", "sglang", "vllm", "ray"),
 )
-"""Packages whose version may change what a run computes, or how fast. Those that are not installed have no version."""
+"""Packages whose version may change the results or the speed of a run."""
 MOST_STARTS = 50
 GIT_S = 10.0
 CPU_INFO = Path("/proc/cpuinfo")
@@ -42,12 +42,11 @@ log = logging.getLogger(__name__)
 class Environment:
     """One start of a run on one host.
 
-    - `time` of the start is in seconds since 1970; `memory` is in bytes; `cores` are those that the process may use.
+    - `time` of the start is in seconds since 1970; `memory` is in bytes; `cores` counts the cores for this process.
     - `gpus` has a line for each GPU: its name and its memory.
-    - `commit` is the commit of asyncrl's checkout, followed by `+changes` where files in it differ from the commit;
-    empty
-      where asyncrl was not started from a checkout.
-    - `packages` are versions by name, without packages that are missing.
+    - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files in it differ from the commit. It is
+      empty if asyncrl was not started from a checkout.
+    - `packages` are versions by name, without packages that are not installed.
     """
 
     time: float = 0.0
@@ -65,7 +64,7 @@ class Environment:
 
 
 def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> None:
-    """Add this start to the record in a run's folder. A file that cannot be written is logged, and ends nothing."""
+    """Add this start to the record in a run's folder. If the file cannot be written, this only logs a warning."""
     starts = [*read_environments(folder), this_environment(clock())][-MOST_STARTS:]
     try:
         text = json.dumps({"starts": [asdict(each) for each in starts]}, indent=2)
@@ -75,10 +74,10 @@ def record_environment(folder: Path, clock: Callable[[], float] = time.time) -> 
 
 
 def read_environments(folder: Path) -> list[Environment]:
-    """The recorded starts, the oldest first; none where nothing was recorded, or the file cannot be read."""
+    """The recorded starts, the oldest first; empty if nothing was recorded, or the file cannot be read."""
     try:
         starts = json.loads((folder / ENVIRONMENT_FILE).read_text())["starts"]
-        # Another version of asyncrl may have written more of a start, or less.
+        # Another version of asyncrl may have written more fields, or fewer.
         return msgspec.convert(starts, list[Environment])
     except FileNotFoundError:
         return []

@@ -16,12 +16,12 @@ RUNS = Path("runs")
 
 
 def find_folder(name: str, fits: Callable[[Path], bool]) -> Path | None:
-    """The folder `name`, or the one of that name in `runs/`: the first that fits. None: neither does."""
+    """The folder `name`, or `runs/NAME`: the first of these that fits. `None`: neither does."""
     return next(filter(fits, (Path(name), RUNS / name)), None)
 
 
 def known_runs(fits: Callable[[Path], bool]) -> str:
-    """The end of a message that names the folders in `runs/` that fit; empty where none does."""
+    """The end of a message that names the folders in `runs/` that fit; empty if none does."""
     found = sorted(str(folder) for folder in RUNS.glob("*") if fits(folder))
     return f"; there are {', '.join(found)}" if found else ""
 
@@ -35,27 +35,27 @@ def _has_store(folder: Path) -> bool:
 
 
 def find_run(name: str) -> Run | None:
-    """The run that `name` names; None: there is no such folder with a configuration."""
+    """The run that `name` names. `None`: no folder of that name has a configuration."""
     folder = find_folder(name, _has_config)
     return None if folder is None else Run(folder)
 
 
 def starting_run(name: str) -> Run | None:
-    """The run that `name` names and a process starts right now; None: there is none."""
+    """The run that `name` names if a process is starting it right now, else `None`."""
     folder = find_folder(name, lambda folder: owner_of(folder) is not None)
     return None if folder is None else Run(folder)
 
 
 def require_run(name: str) -> Run:
-    """The run that `name` names. Raises ConfigError: there is none, or no training has started in it."""
+    """The run that `name` names. Raises ConfigError: it does not exist, or no training has started in it."""
     run = find_run(name)
     if run is None:
         if starting := starting_run(name):
             raise ConfigError(
-                f"{starting.folder} is starting and has no {CONFIG_FILE} yet: ask again once its roles run"
+                f"{starting.folder} is starting and has no {CONFIG_FILE} yet: try again once its roles run"
             )
         raise ConfigError(
-            f"{name} is no run: name the folder of one, which has a {CONFIG_FILE}{known_runs(_has_config)}"
+            f"{name} is no run: name the folder of a run, which has a {CONFIG_FILE}{known_runs(_has_config)}"
         )
     return run
 
@@ -63,19 +63,19 @@ def require_run(name: str) -> Run:
 def run_with_store(name: str | None, store: str | None = None) -> Run:
     """The run that a command line names by its folder, by its name or by the folder of its store.
 
-    Raises ConfigError: neither is named, there is no such run, or it is a fine-tuning; StoreError: it has no store.
+    Raises ConfigError: no run is named, it does not exist, or it is a fine-tuning; StoreError: it has no store.
     """
     if store is not None:
         run = Run(Path(store).parent, Path(store))
     elif name is None:
-        raise ConfigError(f"name the run, such as runs/NAME, or its store by --store{known_runs(_has_store)}")
+        raise ConfigError(f"name the run, such as runs/NAME, or its store with --store{known_runs(_has_store)}")
     else:
         is_plain_name = len(Path(name).parts) == 1 and not Path(name).is_dir()
         run = Run(find_folder(name, _has_store) or (RUNS / name if is_plain_name else Path(name)))
     try:
         require_store(run, name, store)
     except StoreError as error:
-        # Every command refuses a run that is not there with the same status.
+        # Every command refuses a missing run with the same exit status.
         if store is None and not (_has_config(run.folder) or owner_of(run.folder)):
             raise ConfigError(str(error)) from None
         raise
@@ -83,8 +83,8 @@ def run_with_store(name: str | None, store: str | None = None) -> Run:
 
 
 def require_store(run: Run, name: str | None = None, store: str | None = None) -> None:
-    """Raises ConfigError: the run is a fine-tuning; StoreError: it has no store. The message has the words by which a
-    command line named them."""
+    """Raises ConfigError: the run is a fine-tuning; StoreError: it has no store. The message names run and store by the
+    words of the command line."""
     if not run.store.is_dir():
         refuse_fine_tuning(run.folder)
         raise StoreError(_why_no_store(run, name or str(run.folder), store))
@@ -93,13 +93,13 @@ def require_store(run: Run, name: str | None = None, store: str | None = None) -
 def _why_no_store(run: Run, name: str, store: str | None) -> str:
     logs = run.folder / "logs"
     if owner_of(run.folder) is not None:
-        return f"{run.folder} starts: its replay has no store yet; look again in a moment, and see {logs}"
+        return f"{run.folder} is starting: its replay has no store yet; try again in a moment, or see {logs}"
     if store is not None:
         return f"there is no store {run.store}: name one, such as runs/NAME/replay{known_runs(_has_store)}"
     if _has_config(run.folder):
         see = f"; see {logs}" if logs.is_dir() else ""
         return f"there is no store {run.store}: it was never made, or has been removed{see}"
-    return f"{name} is no run: name the folder of one, such as runs/NAME, or its name{known_runs(_has_store)}"
+    return f"{name} is no run: name the folder of a run, such as runs/NAME, or its name{known_runs(_has_store)}"
 
 
 def run_with_spans(name: str) -> Run:
@@ -108,5 +108,5 @@ def run_with_spans(name: str) -> Run:
     if folder is None:
         for each in (Path(name), RUNS / name):
             refuse_fine_tuning(each)
-        raise ConfigError(f"{name} is no run with spans: name the folder of one, which has a folder {SPANS}")
+        raise ConfigError(f"{name} is no run with spans: name the folder of a run that has a folder {SPANS}")
     return Run(folder)

@@ -1,4 +1,4 @@
-"""The door to a run's configuration: reads `config.yaml` in a run's folder, and hands on the values that views need."""
+"""Reads `config.yaml` in a run's folder, and returns the values that views need."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ if TYPE_CHECKING:
 
 
 def read_config(run_dir: Path) -> TrainConfig:
-    """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it, it is damaged, or
-    there is none; OSError."""
+    """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it, or it is damaged;
+    OSError."""
     path = run_dir / CONFIG_FILE
     try:
         written = OmegaConf.load(path)
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), written))
     except OmegaConfBaseException as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"{path} is of another version of asyncrl ({reason}): inspect it with that one") from error
+        raise ConfigError(
+            f"{path} is of another version of asyncrl ({reason}): inspect it with that version"
+        ) from error
     except (YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     assert isinstance(config, TrainConfig)
@@ -59,7 +61,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
 
 def read_replay_settings(run_dir: Path, shard: int) -> ReplaySettings:
     """The settings of one shard of a run's replay. Raises ConfigError and OSError as `read_config` does."""
-    # Reads task files, which takes longer to import than all the rest.
+    # This import brings the reader of task files, and takes longer than all others.
     from asyncrl.replay.from_config import replay_settings
 
     config = read_config(run_dir)

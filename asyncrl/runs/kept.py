@@ -15,7 +15,7 @@ from asyncrl.observe.kept.index import IndexReader
 
 
 class KeptEpisodes:
-    """The kept episodes of the run in `run_dir`. Several threads may use it. A run without any has no rows."""
+    """The kept episodes of the run in `run_dir`. Several threads may use this object."""
 
     def __init__(self, run_dir: Path) -> None:
         self._folders = (run_dir / FOLDER, run_dir / EVALUATED_FOLDER)
@@ -24,9 +24,8 @@ class KeptEpisodes:
         self._rows: Sequence[KeptRow] = ()
 
     def rows(self) -> Sequence[KeptRow]:
-        """The rows of all kept episodes by step, and within a step as they were planned. Held-out ones follow those
-        that the same step trained. Cheap to call again: it reads only new lines, and returns the same object where
-        there are none.
+        """The rows of all kept episodes by step. Within a step they are in the order of its plan, and held-out episodes
+        come last. Calling this again is cheap: it reads only new lines, and returns the same object if there are none.
 
         Raises StoreError: the index is damaged, or of another version of asyncrl; OSError: it cannot be read.
         """
@@ -38,8 +37,8 @@ class KeptEpisodes:
             return self._rows
 
     def read(self, step: int, name: str) -> KeptEpisode:
-        """The episode of that id that was kept of a step. Raises RefusedError: it is not kept, or no longer;
-        StoreError: its file is damaged."""
+        """The episode `name` that was kept of a step. Raises RefusedError: it is not kept, or was deleted; StoreError:
+        its file is damaged."""
         found = self._read(step, name, lambda row: row.id == name)
         if not found:
             raise self._not_kept(f"{name} of step {step}")
@@ -53,7 +52,7 @@ class KeptEpisodes:
         return sorted(found, key=lambda each: each.row.member)
 
     def find(self, name: str) -> KeptRow | None:
-        """The row of the episode of that id, of the newest step that kept it; None: it is not kept. Raises as `rows`
+        """The row of the episode `name`, from the newest step that kept it; `None`: it is not kept. Raises as `rows`
         does."""
         return next((row for row in reversed(self.rows()) if row.id == name), None)
 
@@ -62,8 +61,8 @@ class KeptEpisodes:
         return self._read(step, "", lambda row: True)
 
     def _read(self, step: int, name: str, wanted: Callable[[KeptRow], bool]) -> list[KeptEpisode]:
-        """Read the wanted episodes in the file of a step. `name` is an episode or a group, and says which of two files
-        is meant."""
+        """Read the wanted episodes in the file of a step. `name`, an episode or a group, decides between the files of
+        trained and of held-out episodes."""
         path = self._folders[is_evaluation(name)] / file_name(step)
         try:
             content = path.read_bytes()
@@ -74,6 +73,6 @@ class KeptEpisodes:
 
     def _not_kept(self, what: str) -> RefusedError:
         return RefusedError(
-            f"{what} is not kept: observe.keep_episodes says how many groups of a step are, observe.keep_evaluated how "
-            "many episodes of an evaluation, and observe.keep_episodes_mb for how many bytes"
+            f"{what} is not kept: observe.keep_episodes sets the kept groups of a step, observe.keep_evaluated the "
+            "kept episodes of an evaluation, and observe.keep_episodes_mb their total size"
         )

@@ -2,7 +2,7 @@
 
 A last line that is still being written, and lines that are no rows, are left out. A path that is no regular file, such
 as a pipe, counts as no file. A file is read at a few positions only, so the cost depends on the wanted rows.
-Rows are in the order of their `time`, so that a time is found by bisection.
+Rows are in the order of their `time`, so bisection finds the rows of a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 CHUNK = 1 << 14
 BLOCK = 1 << 20
 MEASURED = 64
-"""The number of lines that the mean length of a line is measured on."""
+"""The number of lines from which the mean length of a line is estimated."""
 NEARBY = 1 << 16
 """A bisection ends at this number of bytes: reading them is faster than another step."""
 MOST_SAMPLED = 2000
@@ -39,8 +39,8 @@ WHOLE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LineSpan:
-    """Bytes [start, end) of a file, which begin and end with whole lines. `file` identifies the file: another one may
-    have the same name later."""
+    """Bytes [start, end) of a file, which begin and end with whole lines. `file` identifies the file: a later file may
+    have the same name."""
 
     file: int
     start: int
@@ -61,7 +61,7 @@ class LineFile:
         self.whole = LineSpan(status.st_ino, 0, self._line_start(status.st_size))
 
     def since(self, file: int, offset: int) -> LineSpan:
-        """The lines after `offset` of a file; the whole if it was another file, or a longer one."""
+        """The lines after `offset` if this is still `file`; all lines if it is another file, or has become shorter."""
         same = file == self.whole.file and offset <= self.whole.end
         return LineSpan(self.whole.file, offset if same else 0, self.whole.end)
 
@@ -106,7 +106,7 @@ class LineFile:
         return round(span.size * MEASURED / sum(lengths))
 
     def between(self, first: float, last: float) -> LineSpan:
-        """The rows whose `time` is in [first, last], with one neighbour at each end at least."""
+        """The rows whose `time` is in [first, last], with at least one more row at each end."""
         whole = self.whole
         start = max(whole.start, self._before(first))
         end = min(whole.end, self._before(last) + NEARBY)
@@ -158,9 +158,9 @@ class LineFile:
 
 @contextmanager
 def open_lines(path: Path) -> Iterator[LineFile | None]:
-    """The file of lines at `path` as long as the block lasts; None if there is none."""
+    """Open the file of lines at `path` until the block ends; `None` if the file does not exist."""
     try:
-        # A pipe without a writer must not hold up its reader.
+        # Opening a pipe without a writer must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except FileNotFoundError:
         yield None
@@ -178,7 +178,7 @@ def open_lines(path: Path) -> Iterator[LineFile | None]:
 
 
 def each_line(path: Path) -> Iterator[bytes]:
-    """Every line of a file, without its end; none where there is no file."""
+    """Every line of a file, without its end; none if the file does not exist."""
     with open_lines(path) as file:
         if file is not None:
             yield from file.lines(file.whole)
@@ -213,7 +213,7 @@ def sampled_rows(path: Path, most: int = MOST_SAMPLED) -> list[Row]:
 
 
 def finite(value: Any) -> float | None:
-    """A value of a row that is a number; None for any other, and for one beyond the range of floats."""
+    """The value if it is a finite number within the range of floats, else `None`."""
     try:
         return value if isinstance(value, int | float) and math.isfinite(value) else None
     except OverflowError:
@@ -221,8 +221,8 @@ def finite(value: Any) -> float | None:
 
 
 def measured(rows: Iterable[Row]) -> Iterator[Row]:
-    """Reduce rows to their numbers, NaN and infinities too. Files of a run may have any other content, which is left
-    out. A row without a whole `step` or a finite `time` is left out, too."""
+    """Reduce rows to their numbers, with NaN and infinities. Rows without a whole `step` or a finite `time` are left
+    out: files of a run may have any content."""
     for row in rows:
         found = {name: value for name, value in row.items() if _is_number(value)}
         if isinstance(found.get("step"), int) and finite(found.get("time")) is not None:
@@ -230,7 +230,7 @@ def measured(rows: Iterable[Row]) -> Iterator[Row]:
 
 
 def _is_number(value: Any) -> bool:
-    # A whole number of more digits than a float's range has no float.
+    # An integer may be beyond the range of floats.
     return isinstance(value, float) or (isinstance(value, int) and finite(value) is not None)
 
 
@@ -244,7 +244,7 @@ def parsed(line: bytes) -> Row | None:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
-    """The fields of a line that the decoder's type names, many times faster than the whole row; None where they are
+    """Read only the fields that the decoder's type names, many times faster than the whole row. `None`: a field is
     missing or of another type."""
     try:
         return decoder.decode(line)
@@ -254,7 +254,7 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
         # The standard library writes and reads numbers that are not finite, which JSON lacks.
         return msgspec.convert(parsed(line), decoder.type)
     except (msgspec.ValidationError, UnicodeEncodeError):
-        # The latter is of text with half of a surrogate pair.
+        # UnicodeEncodeError: a text has half of a surrogate pair.
         return None
 
 
@@ -281,7 +281,7 @@ class Tail:
         return self.values
 
     def skip(self) -> None:
-        """Leave out all that is in the file so far."""
+        """Leave out everything that the file has so far."""
         self.read()
         self.values.clear()
         self.recent.clear()

@@ -50,7 +50,7 @@ class LiveReplay:
         if shard >= len(self._endpoints):
             raise UnavailableError(
                 f"the address of the replay of {self._store} is not known (a replay writes it at its store): "
-                "name each shard's address by --endpoint tcp://HOST:PORT"
+                "name each shard's address with --endpoint tcp://HOST:PORT"
             )
         endpoint = self._endpoints[shard]
         client = ReplayClient(
@@ -72,8 +72,8 @@ class LiveReplay:
             return request(client)
 
     def statuses(self) -> tuple[list[dict[str, Any] | None], str]:
-        """Ask all shards for their status at once, so that a look takes no longer than the slowest of them. A shard
-        that does not answer has None; the text has the reasons."""
+        """Ask all shards for their status at once, which takes as long as the slowest shard. The status of a shard that
+        does not answer is `None`, and the text has the reasons."""
 
         def ask(shard: int) -> tuple[dict[str, Any] | None, str]:
             try:

@@ -13,8 +13,8 @@ ACTORS = "actor-"
 
 
 class RunProgress:
-    """The newest values of a run. `from_now`: rows that actors wrote before are left out, since they are of an earlier
-    start."""
+    """The newest values of a run. `from_now`: rows that actors have written so far are left out, since they are from an
+    earlier start."""
 
     def __init__(self, run: Run, from_now: bool = False) -> None:
         self._run = run
@@ -34,7 +34,7 @@ class RunProgress:
         return [values for values in found if values]
 
     def values(self, roles: Collection[str]) -> dict[str, Any]:
-        """The newest values of the run by name; None: not known. `step` counts the steps that are done. `rollout_*`
+        """The newest values of the run by name; `None`: unknown. `step` counts the steps that are done. `rollout_*`
         come from the actors among the `roles`.
         """
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
@@ -52,7 +52,7 @@ class RunProgress:
 
 
 def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]]:
-    """Names and formatted values for people. `steps` are the planned ones."""
+    """Names and formatted values for people. `steps` are the planned steps."""
     held_out = {name: values[f"held_out_{name}"] for name in ("outcome", "accuracy")}
     return [
         ("step", f"{values['step']}/{steps}"),
@@ -66,7 +66,7 @@ def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]
 
 
 def number(value: float | None) -> str:
-    """A number in a few characters; a dash where there is none."""
+    """A number in a few characters; a dash for `None`."""
     return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
 
 

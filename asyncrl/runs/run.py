@@ -38,9 +38,9 @@ _FileState = tuple[int, int, int]
 
 
 class Run:
-    """The run in `folder`. Several threads may use it.
+    """The run in `folder`. Several threads may use this object.
 
-    `store` is the folder of its replay's stores. An imported store may lie elsewhere, and then has no configuration.
+    `store` is the folder of its replay's stores. An imported store may be elsewhere, and then has no configuration.
     """
 
     def __init__(self, folder: Path, store: Path | None = None) -> None:
@@ -64,8 +64,8 @@ class Run:
         return self.folder / CONFIG_FILE
 
     def settings(self) -> ViewSettings | None:
-        """The settings that views need; None without a configuration, which `asyncrl train` writes. Cheap to call
-        again: a file that has not changed is not parsed again.
+        """The settings that views need; `None` without a configuration, which `asyncrl train` writes. Calling this
+        again is cheap: an unchanged file is not parsed again.
 
         Raises ConfigError: the configuration is damaged, or of another version of asyncrl; OSError.
         """
@@ -78,12 +78,12 @@ class Run:
         return self._settings[1]
 
     def values(self) -> dict[str, Any]:
-        """The value of every key, for people: with masked secrets, and defaults for keys that the run's version lacked.
-        Raises ConfigError: the file cannot be read."""
+        """The value of every key, for people. Secrets are masked, and keys that the run's version of asyncrl lacked
+        have their defaults. Raises ConfigError: the file cannot be read."""
         return masked(self.real_values())
 
     def real_values(self) -> dict[str, Any]:
-        """The same for programs: secrets are not masked."""
+        """The value of every key, for programs: secrets are not masked."""
         with self._readable():
             return by_key(self._written())
 
@@ -112,17 +112,17 @@ class Run:
 
     def end(self) -> str:
         """The result that the launcher wrote at the end of the run: done, stopped or failed. Empty while the run is
-        running, and if no launcher wrote one.
+        running, and if no launcher wrote a result.
         """
         result = "" if self.is_running() else self.summary().get("result")
         return result if isinstance(result, str) else ""
 
     def summary(self) -> Mapping[str, Any]:
-        """The summary that the launcher wrote at the end of its last start; empty where there is none."""
+        """The summary that the launcher wrote at the end of its last start; empty if it wrote none."""
         return _json(self.folder / SUMMARY_FILE)
 
     def processes(self) -> dict[str, dict[str, Any]]:
-        """The host, the process and the restarts of each role, as the supervisor wrote them; empty where the roles were
+        """The host, the process and the restarts of each role, as the supervisor wrote them; empty if the roles were
         started by hand."""
         found = _json(self.folder / PROCESSES_FILE)
         return {name: role for name, role in found.items() if isinstance(role, dict)}
@@ -156,7 +156,7 @@ class Run:
         return measured(each_row(metrics_file(self.folder, role)))
 
     def raw_rows(self, role: str) -> Iterator[Row]:
-        """Every row of a role with any content that it has."""
+        """Every row of a role with all of its content."""
         return each_row(metrics_file(self.folder, role))
 
     def sampled_rows(self, role: str) -> list[Row]:
@@ -168,27 +168,27 @@ class Run:
         return list(measured(newest_rows(metrics_file(self.folder, role), count)))
 
     def newest_values(self, role: str) -> Row:
-        """The last row of a role with all of its values, texts too; empty where there is none."""
+        """The last row of a role with all of its values, also texts; empty if the role has no row."""
         return next(iter(newest_rows(metrics_file(self.folder, role), 1)), {})
 
     def tail(self, role: str, recent: int = 1) -> Tail:
-        """A reader of the values that a role writes from now on and wrote before. It keeps the `recent` rows."""
+        """A reader of all values that a role has written and will write. It keeps the newest `recent` rows."""
         return Tail(metrics_file(self.folder, role), recent)
 
     def open_rows(self, role: str) -> AbstractContextManager[LineFile | None]:
-        """The open file of a role, for parts of it; None where there is none."""
+        """Open the file of a role, to read parts of it; `None` if the role has no file."""
         return open_lines(metrics_file(self.folder, role))
 
-    # What the replay, the learner and the tracing of all roles recorded.
+    # Stores, kept episodes and spans.
 
     @contextmanager
     def stored(self) -> Iterator[StoredRun]:
-        """The stores, open as long as the block lasts. Raises StoreError: there are none, or they cannot be read."""
+        """Open the stores until the block ends. Raises StoreError: there are none, or they cannot be read."""
         with closing(StoredRun(self.store)) as stored:
             yield stored
 
     def endpoints(self) -> Sequence[str]:
-        """The addresses that the shards of the replay wrote when they started; none if one is missing."""
+        """The addresses that the shards of the replay wrote when they started; empty if an address is missing."""
         with suppress(StoreError, FileNotFoundError):
             return [(path / ENDPOINT_FILE).read_text() for path in shard_paths(self.store)]
         return []
@@ -203,7 +203,7 @@ class Run:
 
 
 def _json(path: Path) -> Mapping[str, Any]:
-    """The object in a file of JSON; empty where there is none."""
+    """The object in a file of JSON; empty if it has none."""
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text())
         return found if isinstance(found, dict) else {}

@@ -11,8 +11,8 @@ from asyncrl.config.schema import AlgorithmConfig, ModelConfig, ReplayConfig
 class ViewSettings:
     """A run's settings.
 
-    `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is None
-    where the configuration gives no number of them. `keys` is the folder of the keys to connect with.
+    `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is the
+    configured number of servers, or `None`. `keys` is the folder with the keys of clients.
     """
 
     steps: int

@@ -15,11 +15,11 @@ CAUSES = ("labels", "episodes", "store")
 """The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
-"""The most rows of a role that are read, the newest; a role writes one every five seconds."""
+"""The number of newest rows that are read of a role, which writes a row every five seconds."""
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
-    """A role's counters over all of its starts: they begin at 0 each time. A row may lack some of them."""
+    """A role's counters, summed over all of its starts: they begin at 0 each time. A row may lack some counters."""
     ended, newest = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     for row in rows:
         for name in names:
@@ -56,8 +56,8 @@ def waited_for(cause: str) -> str:
 class IdleShares:
     """The newest `steps` of a run. Shares of their time: `learner_idle`; `waited` for each of CAUSES, as the worst
     shard counted; `phases` by name. `actors_idle` and `scorers_idle` are means over `actors` and `scorers` processes;
-    None where none has written a row meanwhile. `evicted` is a share of the episodes that were accepted meanwhile, and
-    `pending` the mean number of tickets that waited for an actor."""
+    `None` if none has written a row during these steps. `evicted` is a share of the episodes that were accepted during
+    these steps, and `pending` the mean number of tickets that waited for an actor."""
 
     steps: int
     learner_idle: float
@@ -72,7 +72,7 @@ class IdleShares:
 
 
 def idle_shares(run: Run) -> IdleShares | None:
-    """The shares over the newest steps; None: there are fewer than FEWEST_STEPS."""
+    """The shares over the newest steps; `None` if there are fewer than FEWEST_STEPS."""
     steps = [row for row in run.newest_rows("learner", MOST_STEPS) if {"seconds/step", "idle"} <= row.keys()]
     if len(steps) < FEWEST_STEPS:
         return None

@@ -18,16 +18,16 @@ from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.status import StatusSample, StoreSummary
 
 ROW_S = 60.0
-"""A row of metrics that is older says nothing of now."""
+"""An older row of metrics does not describe the present, and is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleNow:
     """A role of a supervised run.
 
-    `runs`: it has a process. `placed`: it has a host. `silent_s`: seconds since its last sign of life, if it gave any.
-    `does`: its own account of its work, `does_s` its seconds of that work, and `part_silent_s` the seconds for which
-    the part is silent that `does` names. `row`: its newest metrics; empty if they are old.
+    `runs`: it has a process. `placed`: it has a host. `silent_s`: seconds since its last heartbeat, if it had any.
+    `does`: the work that it reports, for `does_s` seconds so far. If the report names a silent part of the role,
+    `part_silent_s` is the time of that silence. `row`: its newest metrics; empty if they are old.
     """
 
     name: str
@@ -43,14 +43,14 @@ class RoleNow:
 
 @dataclass(frozen=True, slots=True)
 class ShardNow:
-    """A shard of the replay. `answers`: its status could be read. A step needs `wanted` groups of it.
+    """A shard of the replay. `answers`: its status could be read. A step needs `wanted` groups from it.
 
-    - Groups: `ready` to be trained, `scoring` (all members are stored), `playing`; `held_out_*`: the same of
+    - Groups: `ready` to be trained, `scoring` (all members are stored), `playing`. `held_out_*` count the same for
       evaluations, where each attempt is a group.
     - `pending` tickets have no actor. `waiting` episodes have no scorer; `actors` and `scorers` count the episodes that
     each worker holds.
-    - `silence_s`: seconds since each worker's last request. `learner_waits_s`: for how long the learner waits.
-    - `busy`: why it puts requests off now; empty where it does not.
+    - `silence_s`: seconds since each worker's last request. `learner_waits_s`: for how long the learner has waited.
+    - `busy`: the reason why the shard postpones requests; empty if it does not.
     """
 
     name: str
@@ -82,8 +82,8 @@ class ShardNow:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A run at one moment. `roles` is empty where no supervisor runs. `step`: the one that the learner trains or waits
-    for; `version`: the newest published one."""
+    """A run at one moment. `roles` is empty without a supervisor. `step`: the step that the learner trains or waits
+    for; `version`: the newest published version."""
 
     shards: Sequence[ShardNow]
     roles: Mapping[str, RoleNow] = field(default_factory=dict)

@@ -1,8 +1,8 @@
 """The chain of waits of a run, in plain sentences: from the role that waits to the cause.
 
-`chain` is a pure function. It begins with the learner, since a run makes progress when the learner does. If the learner
-works, it asks why actors have nothing to do. Of several shards, actors or scorers it names the worst and counts the
-others.
+`chain` is a pure function. It begins with the learner, since a run makes progress if the learner does. If the learner
+works, the chain says why actors have nothing to do. Of several shards, actors or scorers it names the worst one and the
+number of further ones.
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ from asyncrl.runs.situation import RoleNow, ShardNow, Situation
 from asyncrl.text import duration
 
 SILENT_S = 5.0
-"""Without a sign of life for so long a role is silent: it gives one every second."""
+"""A role without a heartbeat for this time is silent: it has one every second."""
 MOST_IDLE = 0.9
 """An engine that is idle for a larger share of its time has no request, although episodes run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A link of a chain: `who` does `what`, such as "learner" and "waits for a batch", for `seconds` where that is
-    known.
+    """A link of a chain: `who` does `what`, such as "learner" and "waits for a batch", for `seconds`; `None`: unknown.
 
-    `who` is empty where `what` has its own subject. `fault`: `who` is silent, down or failing, and no setting of the
-    run fixes that.
+    `who` is empty if `what` has its own subject. `fault`: `who` is silent, down or failing, and no setting of the run
+    fixes that.
     """
 
     who: str
@@ -43,18 +42,18 @@ class Wait:
 
 
 def sentence(waits: Sequence[Wait]) -> str:
-    """A chain for people; empty where no role waits."""
+    """The chain as one sentence; empty if no role waits."""
     return ": ".join(map(str, waits))
 
 
 def faults(now: Situation) -> dict[str, Wait]:
-    """The roles that are silent or do not run, whether or not anybody waits for them."""
+    """The roles that are silent or do not run, even if no role waits for them."""
     found = {name: _not_working(role, now) for name, role in now.roles.items()}
     return {name: wait for name, wait in found.items() if wait is not None and wait.fault}
 
 
 def chain(now: Situation) -> list[Wait]:
-    """The chain of waits, down to a cause; empty where the learner works and actors have tickets."""
+    """The chain of waits, down to a cause; empty if the learner works and actors have tickets."""
     learners = now.of("learner")
     if stopped := _worst(learners, now):
         return [stopped]
@@ -67,7 +66,7 @@ def chain(now: Situation) -> list[Wait]:
 
 
 def _phase(learners: Sequence[RoleNow], now: Situation) -> tuple[str, float | None]:
-    """The phase of the learner and its seconds so far. The replay knows when the learner waits, also without a
+    """The phase of the learner and its seconds so far. The replay knows if the learner waits, even without a
     supervisor."""
     waits = [each.learner_waits_s for each in now.shards if each.learner_waits_s is not None]
     if waits:
@@ -123,13 +122,13 @@ def _evaluation(now: Situation) -> list[Wait]:
 
 
 def _stopped(shard: ShardNow, now: Situation) -> Wait | None:
-    """Why a shard of the replay does not answer, or takes nothing; None: it does."""
+    """The reason why a shard of the replay does not answer or postpones requests; `None` if it works."""
     role = now.roles.get(shard.name)
     if role is not None and (stopped := _not_working(role, now)):
         return stopped
     if not shard.answers:
         return Wait(shard.name, "does not answer", fault=True)
-    return Wait(shard.name, f"puts requests off: {shard.busy}", fault=True) if shard.busy else None
+    return Wait(shard.name, f"postpones requests: {shard.busy}", fault=True) if shard.busy else None
 
 
 def _failing(shard: ShardNow) -> Wait:
@@ -137,16 +136,16 @@ def _failing(shard: ShardNow) -> Wait:
 
 
 def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
-    """Why a shard has given no tickets for the groups that it lacks."""
+    """The reason why a shard issues no tickets for the groups that it lacks."""
     if shard.is_full:
         return Wait(
             shard.name,
-            "issues no tickets, since its store is full: raise replay.max_store_gb, or keep less by replay.retention",
+            "issues no tickets, since its store is full: raise replay.max_store_gb, or keep less with replay.retention",
         )
     if shard.committed + now.group_size > shard.capacity:
         why = f"replay.max_lag={now.max_lag}"
         if shard.capacity < shard.age_bound:
-            why = f"{shard.age_bound} by {why}, fewer by replay.spare_batches"
+            why = f"{why} allows {shard.age_bound}, replay.spare_batches fewer"
         return Wait(
             shard.name,
             f"issues no tickets: {shard.committed} of {shard.capacity} trajectories are admitted at version "
@@ -158,12 +157,12 @@ def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
 
 
 def _actors(shard: ShardNow, now: Situation, version: int) -> list[Wait]:
-    """Why a shard's episodes take long: their tickets need `version`."""
+    """The reason why a shard's episodes take long. Their tickets need the weights of `version`."""
     actors = now.of("actor")
     if shard.failing:
         return [_failing(shard)]
     holders = [role for role in actors if role.name in shard.actors]
-    # An actor that does not work holds up others only if it has tickets, or if no other actor takes them.
+    # An actor that has stopped is the cause only if it has tickets, or if no other actor takes any.
     stopped = _worst(holders, now) or (None if holders else _worst(actors, now)) or _silent(shard, shard.actors, now)
     if stopped:
         return [stopped]
@@ -172,9 +171,9 @@ def _actors(shard: ShardNow, now: Situation, version: int) -> list[Wait]:
         who = "no actor runs" if none_runs else "no actor takes them"
         return [Wait("", f"{shard.pending} tickets wait for an actor, and {who}", fault=none_runs)]
     for found in (
-        _those(holders, lambda role: _without_servers(role)),
-        _those(holders, lambda role: _behind(role, version)),
-        _those(holders, lambda role: _idle_engine(role, shard)),
+        _longest(holders, lambda role: _without_servers(role)),
+        _longest(holders, lambda role: _behind(role, version)),
+        _longest(holders, lambda role: _idle_engine(role, shard)),
     ):
         if found:
             return [found]
@@ -206,12 +205,12 @@ def _idle_engine(role: RoleNow, shard: ShardNow) -> Wait | None:
     return Wait(
         role.name,
         f"plays {held} episodes, and its engine was idle for {role.row['idle']:.0%} of the last seconds: "
-        "their tools, users or agents take long",
+        "the tools, users or agents of the episodes take long",
     )
 
 
 def _scorers(shard: ShardNow, now: Situation) -> list[Wait]:
-    """Why a shard's trajectories have no labels."""
+    """The reason why a shard's trajectories have no labels."""
     scorers = now.of("scoring")
     holders = [role for role in scorers if role.name in shard.scorers]
     stopped = _worst(holders, now) or (None if holders else _worst(scorers, now)) or _silent(shard, shard.scorers, now)
@@ -219,7 +218,7 @@ def _scorers(shard: ShardNow, now: Situation) -> list[Wait]:
         return [stopped]
     if now.roles and not scorers:
         return [Wait("", "no scorer runs", fault=True)]
-    if unavailable := _those(scorers, _unavailable):
+    if unavailable := _longest(scorers, _unavailable):
         return [unavailable]
     if not shard.scorers:
         return [Wait("", f"{shard.waiting} trajectories wait for a scorer, and none takes them")]
@@ -230,11 +229,11 @@ def _scorers(shard: ShardNow, now: Situation) -> list[Wait]:
 
 def _unavailable(role: RoleNow) -> Wait | None:
     text = role.row.get("unavailable")
-    return Wait(role.name, f"cannot reach what it needs: {text}", fault=True) if text else None
+    return Wait(role.name, f"cannot reach a service that it needs: {text}", fault=True) if text else None
 
 
 def _idle_actors(now: Situation, phase: str, seconds: float | None) -> list[Wait]:
-    """Why actors have no tickets while the learner works."""
+    """The reason why actors have no tickets while the learner works."""
     for shard in now.shards:
         if stopped := _stopped(shard, now):
             return [stopped]
@@ -253,12 +252,12 @@ def _does(phase: str, step: int) -> str:
 
 
 def _worst(roles: Iterable[RoleNow], now: Situation) -> Wait | None:
-    """The role that has not worked for longest, and how many others do not."""
-    return _those(roles, lambda role: _not_working(role, now))
+    """The role that has been stopped for longest, and the number of further stopped roles."""
+    return _longest(roles, lambda role: _not_working(role, now))
 
 
-def _those(roles: Iterable[RoleNow], why: Callable[[RoleNow], Wait | None]) -> Wait | None:
-    """The worst role for which `why` has a reason, and the number of others."""
+def _longest(roles: Iterable[RoleNow], why: Callable[[RoleNow], Wait | None]) -> Wait | None:
+    """The longest wait that `why` finds for a role, and the number of further roles with a wait."""
     found = [wait for role in roles if (wait := why(role))]
     if not found:
         return None
@@ -268,7 +267,7 @@ def _those(roles: Iterable[RoleNow], why: Callable[[RoleNow], Wait | None]) -> W
 
 
 def _not_working(role: RoleNow, now: Situation) -> Wait | None:
-    """Why a role does nothing for the others; None: it works."""
+    """The reason why a role does not work; `None` if it works."""
     again = f" (restart {role.restarts})" if role.restarts else ""
     if not role.placed:
         return Wait(role.name, "waits for room on a host", fault=True)
@@ -300,7 +299,7 @@ def _silent(shard: ShardNow, holders: Mapping[str, int], now: Situation) -> Wait
 
 
 def _names(holders: Mapping[str, int]) -> str:
-    """The name of the worker that holds most, and the number of other holders."""
+    """The name of the worker that holds most items, and the number of further workers."""
     most = max(holders, key=holders.__getitem__)
     return most if len(holders) == 1 else f"{most} and {len(holders) - 1} more"
 

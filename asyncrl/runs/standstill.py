@@ -1,6 +1,6 @@
-"""Notices that a run makes no progress, and then asks again and again for the cause.
+"""Notices that a run makes no progress, and then looks for the cause every few seconds.
 
-It asks in a thread of its own, so that a replay that hangs does not hold up the terminal that shows the answer.
+It looks in another thread, so that a replay that hangs does not block the terminal.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Hashable
 log = logging.getLogger(__name__)
 
 STILL_S = 30.0
-"""A run makes no progress once nothing has changed for so long."""
+"""A run makes no progress if its counters have not changed for this time."""
 LOOK_S = 5.0
 """The time between two looks at such a run."""
 
 
 class Standstill:
-    """`look` returns the cause of the wait; it may take long and raise anything. `clock` gives seconds."""
+    """Tells the cause of a standstill. `look` finds it, and may take long or raise any error. `clock` gives seconds."""
 
     def __init__(self, look: Callable[[], str], clock: Callable[[], float]) -> None:
         self._look, self._clock = look, clock
@@ -30,7 +30,7 @@ class Standstill:
         self._failed = False
 
     def text(self, progress: Hashable) -> str:
-        """The cause of the wait, by the newest look; empty while `progress` changes, and until a first look."""
+        """The cause that the newest look found; empty while `progress` changes, and until a first look has ended."""
         now = self._clock()
         if progress != self._seen:
             self._seen, self._since, self._text = progress, now, ""
@@ -50,7 +50,7 @@ class Standstill:
     def _ask(self) -> None:
         try:
             self._text = self._look()
-        except Exception as error:  # noqa: BLE001 - no fault of a look at a run ends the run
+        except Exception as error:  # noqa: BLE001 - an error in this look must not end the run
             if not self._failed:
-                log.warning("whom the run waits for cannot be said: %s", error)
+                log.warning("cannot find out what the run waits for: %s", error)
             self._failed = True

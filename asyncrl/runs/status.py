@@ -49,8 +49,8 @@ class StoreSummary:
     - `counters` include `live_bytes`, the bytes of its pages in use.
     - `counts` of trajectories: `states` by state, `planned_trajectories` of the newest plans by lag, `scorers` by their
       scorer, `evicted` by reason.
-    - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`, the open ones, by what they wait
-      for: `playing`, `scoring`, and the same of held-out tasks.
+    - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`: open groups by the work that
+      they wait for (`playing`, `scoring`, and both of held-out tasks).
     - Other `counts`: `actors`, tickets by their actor; `dead_letters`, the kept ones, by what failed.
     - `steps` is the number of recorded plans, and `learner_step` the step that the learner requested last.
       `oldest_ticket` is the open ticket whose group was opened first, with its actor.
@@ -64,8 +64,8 @@ class StoreSummary:
 
 
 def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
-    """Summarise one shard's store. Trajectories that a checkpoint of `kept_steps` covers count as trained, although the
-    replay has not heard of it."""
+    """Summarise one shard's store. Trajectories that a checkpoint of `kept_steps` steps covers count as trained, even
+    if the learner has not reported it to the replay."""
     version, steps = tx.counter("version"), tx.count("plans")
     states, groups = _open_groups(tx)
     kept = unreported(tx, kept_steps)
@@ -96,7 +96,7 @@ def _what_failed(tx: Transaction, name: str, dead: DeadLetter) -> str:
 
 
 def join(shards: Sequence[StoreSummary]) -> StoreSummary:
-    """All shards as one."""
+    """The summary of all shards together."""
     counts: dict[str, Counter[Any]] = {name: Counter() for name in shards[0].counts}
     for shard in shards:
         for name, found in shard.counts.items():
@@ -111,8 +111,8 @@ def _oldest(tickets: Sequence[tuple[str, str]]) -> tuple[str, str] | None:
 
 
 def _open_groups(tx: Transaction) -> tuple[dict[str, int], Counter[str]]:
-    """Count the trajectories in each state that is no end, and the open groups by what they wait for. A trajectory that
-    is not at its end belongs to an open group, or to a plan that no checkpoint covers."""
+    """Count the trajectories in each state that is not final, and the open groups by the work that they wait for. A
+    trajectory in such a state belongs to an open group, or to a plan that no checkpoint covers."""
     facts: dict[str, TrajectoryRecord | None] = {}
     groups: Counter[str] = Counter()
     for key, group in GroupRecord.all(tx):
@@ -140,7 +140,7 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
 @dataclass(frozen=True, slots=True)
 class StatusSample:
     """A run at `at` seconds: all stores as one, the store and the status of each shard, and the `problem` of the shards
-    that do not answer. Such a shard has None as its status."""
+    that do not answer. The status of such a shard is `None`."""
 
     at: float
     store: StoreSummary
@@ -168,11 +168,12 @@ def describe(
     Keys that need explanation:
 
     - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
-    - `running`: at least one shard answers. `problem`: why not all do, or how the run ended.
-    - `steps`: plans so far. `tokens`: sampled ones, by the end of their trajectories.
-    - `rates`: None without `before`. `admission` and `failed_handshakes`: None unless the run is running.
-    - `readers`: processes that have read one snapshot for too long. `failing`: why tickets are few.
-    - `processes`: host, pid and restarts of each role, while the run is running; a pid of 0 waits for its start.
+    - `running`: at least one shard answers. `problem`: the reason why a shard does not answer, or how the run ended.
+    - `steps`: recorded plans. `tokens`: sampled tokens, by the final state of their trajectories.
+    - `rates`: `None` without `before`. `admission` and `failed_handshakes`: `None` unless the run is running.
+    - `readers`: processes that have read one snapshot for too long. `failing`: the reasons why few tickets are issued.
+    - `processes`: host, pid and restarts of each role, while the run is running. The pid of a role that does not run
+      is 0.
     """
     store, live = now.store, now.live
     ticket, actor = store.oldest_ticket or (None, "")
@@ -212,13 +213,13 @@ def describe(
 def _ended(run: Run) -> str:
     """The end of the run and the next commands, for people; empty while the run is running, and without a summary."""
     folder = shlex.quote(str(run.folder))
-    report = f"asyncrl report {folder} shows what came of it"
+    report = f"asyncrl report {folder} shows its results"
     match run.end():
         case "done":
             return f"the run is done: {report}"
         case "stopped" | "failed" as result:
             ended = "has stopped" if result == "stopped" else "failed"
-            return f"the run {ended}: asyncrl resume {folder} goes on with it, and {report}"
+            return f"the run {ended}: asyncrl resume {folder} continues it, and {report}"
     return ""
 
 
@@ -230,7 +231,7 @@ def _rates(before: StatusSample, now: StatusSample) -> dict[str, float]:
 
 
 def _leases(now: StatusSample, kind: str) -> list[dict[str, Any]]:
-    """The leases of every worker, and the seconds since its last request where the replay runs."""
+    """The leases of every worker, and the seconds since its last request if the replay runs."""
     holds, silence = now.store.counts[kind], _silence(now.live, kind)
     return [
         {"kind": kind, "worker": worker, "holds": holds[worker], "silence_s": silence.get(worker)}
@@ -239,7 +240,7 @@ def _leases(now: StatusSample, kind: str) -> list[dict[str, Any]]:
 
 
 def _silence(live: list[dict[str, Any]], kind: str) -> Mapping[str, float]:
-    """The shortest silence of each worker towards any shard."""
+    """The seconds since each worker's last request to any shard."""
     found: dict[str, float] = {}
     for status in live:
         for worker, seconds in status["silence_s"][kind].items():

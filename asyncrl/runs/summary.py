@@ -56,15 +56,16 @@ class RunSummary:
     """The results of a run.
 
     - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
-    - `steps` were trained. A run that resumes repeats those after the `steps_kept` that the newest checkpoint covers.
-    - `reward` and `outcome` are means over the first and over the last `averaged` steps; None without any step.
-    - `held_out` has the first and the last evaluation: outcome, accuracy and reward. If any episode failed, it has how
-      many these means leave out. It is empty without an evaluation.
-    - `trajectories` counts training trajectories by their end; `unused` have none. `failures` counts failed attempts at
-      episodes and at their scoring. `reasons` counts those that are kept as dead letters, the most frequent first.
+    - `steps` were trained. A resumed run repeats the steps after the `steps_kept` that the newest checkpoint covers.
+    - `reward` and `outcome` are means over the first and over the last `averaged` steps; `None` without any step.
+    - `held_out` has the first and the last evaluation: outcome, accuracy and reward. If any episode failed, `failed` is
+      the number that these means leave out. It is empty without an evaluation.
+    - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any. `failures`
+      counts failed attempts at episodes and at their scoring. `reasons` counts the failures that are kept as dead
+      letters, the most frequent reason first.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
     the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
-    - `files` are the folders that exist, by what they hold; `next` has the commands to use next.
+    - `files` are the existing folders, by their content; `next` has the commands to use next.
     """
 
     run: str
@@ -155,7 +156,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
             counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
-        warnings.append(f"the store tells nothing: {error}")
+        warnings.append(f"the store cannot be read: {error}")
     else:
         trajectories = _by_end(counts, sum(each["trained"] for each in kept))
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
@@ -222,7 +223,7 @@ def _speed(run: Run, steps: _Steps) -> dict[str, float]:
 
 
 def _files(run: Run, done: bool) -> dict[str, str]:
-    # Before its last step, a run has no exports except from an earlier end, if it had fewer learner.steps then.
+    # Exports of an unfinished run are from an earlier end with fewer learner.steps, and out of date.
     names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 
@@ -241,12 +242,12 @@ def resume_command(run: Run) -> str:
 
 
 def as_text(summary: RunSummary) -> str:
-    """The summary for people, one fact a line."""
+    """The summary for people, one fact per line."""
     return "".join(f"  {name:<19}{text}\n" for name, text in summary_rows(summary))
 
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
-    """The facts of a summary for people, with their names; the name is empty where a fact belongs to the one before."""
+    """The facts of a summary for people, with their names. An empty name: the fact continues the one before."""
     steps = f"{summary.steps} of {summary.planned_steps} steps"
     if summary.result in ("stopped", "failed"):
         if summary.steps_kept < summary.steps:

@@ -19,19 +19,19 @@ from asyncrl.runs.run import Run
 from asyncrl.runs.standstill import Standstill
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
 
-STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less by replay.retention"
+STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less with replay.retention"
 REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
-"""The seconds over which the rate of failures is averaged: replays report theirs every five."""
+"""The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
 FLOW = ("accepted", "labelled", "trained")
 """The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner count,
 too."""
 
 
 class TerminalTable:
-    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits` returns the
-    cause of a wait."""
+    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits` the reason
+    for which the run waits."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class TerminalTable:
             warnings["failing"] = failing
         for kind in warnings.keys() - self._warned:
             self._console.print(f"warning: {warnings[kind]}", style="yellow", soft_wrap=True, markup=False)
-        # The share of all episodes may come and go around its bound, so that one is told once.
+        # The share of failures may cross its bound many times, so this warning is printed once.
         self._warned = set(warnings) | (self._warned & {"failing"})
 
     def _failure_warning(self) -> str:

@@ -12,8 +12,8 @@ MAX_FAILED_SHARE = 0.1
 
 
 def learning_warnings(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, str]:
-    """Warnings by kind, from the metrics of the last steps that were trained: at most `WINDOW`, fewer if there are no
-    more. Rows of an earlier asyncrl may lack some. `run` is the folder of the run, for the commands in the texts."""
+    """Warnings by kind, from the metrics of the last `WINDOW` steps that were trained, or of all if there are fewer.
+    Rows of an earlier asyncrl may lack some metrics. `run` is the folder of the run, for the commands in the texts."""
     rows = [row for row in rows if "reward/mean" in row][-WINDOW:]
     if not rows:
         return {}
@@ -43,14 +43,14 @@ def learning_warnings(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, 
 
 
 def failure_warning(counts: Mapping[str, int], newest: str, run: str) -> str:
-    """A warning if so many episodes or their scorings were given up that the trained ones may be a biased sample; else
-    empty. `counts` has the replay's counters, `newest` says why the newest one failed, and `run` is the run's folder.
+    """A warning if so many episodes or scorings have failed that the trained episodes may be a biased sample; else
+    empty. `counts` has the replay's counters, `newest` the reason of the newest failure, and `run` is the run's folder.
     """
     episodes, failed = counts["accepted"] + counts["failures"], counts["dead"] + counts["failures"]
     if episodes < FEWEST_EPISODES or failed <= MAX_FAILED_SHARE * episodes:
         return ""
     return (
         f"{failed / episodes:.0%} of the episodes ({failed} of {episodes}) failed or could not be scored. The run "
-        f"trains only on the others, a biased sample{f'; newest failure: {newest}' if newest else ''}. "
-        f"`asyncrl inspect dead-letters {run}` lists the failures; actor.max_failure_share ends such runs"
+        f"trains only on the rest, a biased sample{f'; newest failure: {newest}' if newest else ''}. "
+        f"`asyncrl inspect dead-letters {run}` lists the failures; actor.max_failure_share can end such a run"
     )

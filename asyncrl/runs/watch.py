@@ -1,4 +1,4 @@
-"""Looks at a run again and again: which role waits for which, and what to change.
+"""Finds out which role of a run waits for which, and what to change.
 
 A caller that has a sample of the run gives it to a `StallReader`. Without a sample it uses a `RunWatch`, which opens
 the stores for a moment: a process can open a store only once at a time.
@@ -30,8 +30,8 @@ GIVE_UP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The chain of `waits`, and `advice`; None where too few steps are done to advise anything, and while a fault holds
-    the run up. `faults` are the roles that are silent or down, by name."""
+    """The chain of `waits`, and `advice`, which is `None` after too few steps and while a fault stops the run. `faults`
+    are the roles that are silent or down, by name."""
 
     waits: Sequence[Wait] = ()
     advice: Sequence[str] | None = None
@@ -39,7 +39,7 @@ class Stalls:
 
     @property
     def text(self) -> str:
-        """The chain as one sentence; empty where no role waits."""
+        """The chain as one sentence; empty if no role waits."""
         return sentence(self.waits)
 
     def values(self) -> dict[str, Any]:
@@ -56,8 +56,8 @@ class StallReader:
         self._roles = RolesReader(run)
 
     def read(self, now: StatusSample | None, settings: ViewSettings | None) -> Stalls:
-        """Read the stalls at the moment of a sample; None: the run has no store yet. A run that has ended, or that has
-        no configuration, has no waits."""
+        """Read the stalls at the time of the sample `now`; `None`: the run has no store yet. A run that has ended, or
+        that has no configuration, has no waits."""
         if settings is None:
             return Stalls()
         seen = idle_shares(self._run)
@@ -68,7 +68,7 @@ class StallReader:
         roles = self._roles.read(self._run.processes(), settings.replay.shards) if supervised else {}
         seen_now = Situation([], roles) if now is None else situation(now, settings, roles)
         waits = chain(seen_now)
-        # The idle shares are the fault's.
+        # Under a fault roles are idle for that reason, and the advice would be wrong.
         held_up = any(wait.fault for wait in waits)
         return Stalls(waits, None if held_up else advice, faults(seen_now))
 

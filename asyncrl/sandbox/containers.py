@@ -1,8 +1,9 @@
 """Runs programs of the policy in containers, by the programs docker or podman.
 
-A container has no network, no rights, a read-only image, a private /tmp, and limits of memory, processors, processes
-and files. Its first process (`child/container.py`) starts the program, ends it when its time is over, and reports. The
-time in which the container itself starts does not count. The container ends with its caller.
+A container has no network, no capabilities, a read-only image, a private /tmp, and limits on memory, processors,
+processes and files. Its first process (`child/container.py`) starts the program, ends it when its time is over, and
+reports the result. The start of the container does not count as time of the program. The container ends with its
+caller.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ INSTALL = {
 }
 NOBODY = "65534:65534"
 START_S = 60.0
-"""Seconds that a container has to start, and to answer in addition to the time of its program."""
+"""Seconds that a container may take to start, and that an answer may take in addition to the program's time."""
 
 _END_S = 20.0
 _LONGEST_REPORT = 8 * MAX_OUTPUT_BYTES
@@ -125,7 +126,7 @@ class ContainerSession:
 
 
 class ContainerSandbox:
-    """Starts containers of `image` by `program`, docker or podman, with further `arguments` of its `run`."""
+    """Starts containers of `image` with `program` (docker or podman) and additional `arguments` of its `run`."""
 
     def __init__(self, program: str, image: str, arguments: Sequence[str] = ()) -> None:
         self._program = program
@@ -134,7 +135,7 @@ class ContainerSandbox:
         self._guards = WeakSet[Guarded]()
 
     async def check(self) -> None:
-        """Check that programs can run here. Raises SandboxError: they cannot; its message names what to install."""
+        """Check that programs can run here. Raises SandboxError, which names what to install, if they cannot."""
         if shutil.which(self._program) is None:
             raise SandboxError(f"there is no program {self._program} on this host: {INSTALL[self._program]}")
         try:
@@ -172,7 +173,7 @@ class ContainerSandbox:
         return ContainerSession(container)
 
     def close(self) -> None:
-        """End the containers that are open."""
+        """End all open containers."""
         for each in self._guards:
             each.close()
 
@@ -184,7 +185,7 @@ class ContainerSandbox:
             *(self._program, "run", "--rm", "--interactive", f"--name={name}", "--pull=never", "--log-driver=none"),
             *("--network=none", "--read-only", f"--tmpfs=/tmp:rw,size={limits.disk_mb}m,mode=1777", "--workdir=/tmp"),
             *(f"--memory={limits.memory_mb}m", f"--memory-swap={limits.memory_mb}m", "--cpus=1"),
-            # The first process counts, too.
+            # `+ 1`: the first process counts, too.
             *(f"--pids-limit={limits.processes + 1}", f"--ulimit=fsize={MAX_OUTPUT_BYTES}", "--ulimit=core=0", *cpu),
             *("--ulimit=nofile=64:64", "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}"),
             *("--env=HOME=/tmp", "--env=OMP_NUM_THREADS=1", "--env=OPENBLAS_NUM_THREADS=1"),
@@ -220,7 +221,7 @@ def _result(report: Mapping[str, Any]) -> ProgramResult:
 
 
 async def _tail(started: Process) -> str:
-    """The end of the standard error of docker or podman, once it has ended."""
+    """Wait until docker or podman ends, and return the end of its standard error."""
     assert started.stderr is not None
     kept = b""
     while part := await started.stderr.read(1 << 12):

@@ -4,8 +4,8 @@
     200 {"status": "Success", "message": "", "compile_result": null,
          "run_result": {"status": "Finished", "execution_time": 0.02, "return_code": 0, "stdout": ..., "stderr": ...}}
 
-The result is that of the program, under any of the server's names for it. If the server fails, is busy or gives an
-invalid answer, the request is retried. Then SandboxError is raised, which is no result of the program.
+The program's result counts, even if the server calls the run `Failed`. If the server fails, is busy or gives an invalid
+answer, the request is retried. After `TRIES` SandboxError is raised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 TRIES = 3
 FIRST_WAIT_S = 0.25
 QUEUE_S = 60.0
-"""Seconds that a program may wait at the server, and its answer may take, in addition to the program's own time."""
+"""Seconds that a request may take in addition to the program's own time, such as the wait at a busy server."""
 
 MAX_BYTES = 16 << 20
 """The most bytes of one answer."""
@@ -31,9 +31,9 @@ _PATH = "/run_code"
 
 
 class FusionSandbox:
-    """Runs programs at the server at `url`, which may end with the path of its function.
+    """Runs programs on the server at `url`, with or without `/run_code` at its end.
 
-    `first_wait_s` is the pause after the first of `tries`; it doubles with each.
+    `first_wait_s` is the pause after the first of `tries`. Each further pause is twice as long.
     """
 
     def __init__(self, url: str, tries: int = TRIES, first_wait_s: float = FIRST_WAIT_S) -> None:
@@ -49,7 +49,7 @@ class FusionSandbox:
     ) -> ProgramResult:
         """Run a program, see `sandbox.run`. Standard error follows the output. Raises SandboxError.
 
-        The server has no limit of CPU time, and its own limits of processes and files.
+        Of `limits`, the server applies only wall time and memory.
         """
         body = {
             "code": program.encode(errors="replace").decode(),
@@ -68,7 +68,7 @@ class FusionSandbox:
                 try:
                     return read_answer(await self._request(session, body), errors)
                 except TimeoutError:
-                    # A retry would wait as long.
+                    # A retry would take as long again.
                     raise SandboxError(f"{self._url} took more than {timeout.total:g} s") from None
                 except (aiohttp.ClientError, ValueError, RecursionError) as error:
                     reason = (str(error) or repr(error))[:300]
@@ -77,7 +77,7 @@ class FusionSandbox:
     async def _request(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> Any:
         """Send a request. Returns None for an answer that is too large.
 
-        Raises ValueError: the answer is no JSON; SandboxError: the server refuses the request.
+        Raises ValueError: the answer is not JSON; SandboxError: the server refuses the request.
         """
         async with session.post(self._url, json=body, allow_redirects=False) as response:
             content = bytearray()
@@ -86,22 +86,24 @@ class FusionSandbox:
                 if len(content) > MAX_BYTES:
                     break
             if 400 <= response.status < 500 and response.status != 429:
-                raise SandboxError(f"{self._url} refused it with status {response.status}: {bytes(content[:300])!r}")
+                raise SandboxError(
+                    f"{self._url} refused the request with status {response.status}: {bytes(content[:300])!r}"
+                )
             if response.status != 200:
                 raise ValueError(f"status {response.status}: {bytes(content[:300])!r}")
-            # A large answer that is no JSON is the page of another server, not the output of a program.
+            # A large answer that is not JSON comes from another kind of server, and is not the output of a program.
             is_output = len(content) > MAX_BYTES and content.lstrip().startswith(b"{")
             return None if is_output else json.loads(content)
 
 
 def read_answer(answer: Any, errors: bool) -> ProgramResult:
-    """Read the program's result. Raises ValueError: the server failed, or the answer has another form."""
+    """Read the program's result. Raises ValueError: the server failed, or the answer is malformed."""
     if answer is None:
         return ProgramResult(f"(the output has more than {MAX_BYTES >> 20} MiB)", 1)
     match answer:
         case {"status": "SandboxError"}:
             raise ValueError(f"SandboxError: {str(answer.get('message'))[:300]}")
-        # A program that did not compile has no result of a run.
+        # A program that did not compile has no `run_result`.
         case {"status": "Success" | "Failed", "run_result": {"status": str()} as ran}:
             pass
         case {"status": "Failed", "compile_result": {"status": str()} as ran}:

@@ -1,11 +1,11 @@
-"""Runs a Python program in a process of its own, under limits, for tools and verifiers.
+"""Runs a Python program in a new process, under limits, for tools and verifiers.
 
 If Linux grants namespaces, the program is isolated. It sees Python and the system's programs, read-only, and a private
-folder of bounded size, but no other files, no other processes and no network. On other machines only the limits hold;
-docs/security.md describes them. Every process that the program starts ends with the call, however the call ends.
+folder of bounded size, but no other files, no other processes and no network. Without namespaces only the limits
+apply; docs/security.md describes them. Every process that the program starts ends when the call ends for any reason.
 
-asyncrl makes the namespaces itself. bubblewrap needs the same permission of the kernel and would replace only the
-mounts; users, limits, watching and reporting would stay, and the mounts too, for machines without bubblewrap.
+asyncrl makes the namespaces itself. bubblewrap needs the same permission from the kernel, and would replace only the
+mounts, and these only on machines that have it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
 MAX_OUTPUT_BYTES = 1 << 20
-"""The most bytes of the output, and of each file that a program writes."""
+"""The most bytes of a program's output, and of each file that it writes."""
 _KILLED = 128 + signal.SIGKILL
 _CHECK_S = 60.0
 
@@ -45,7 +45,7 @@ _OF_PYTHON = ("bin", "lib", "lib64", "pyvenv.cfg")
 
 
 class SandboxError(AsyncrlError):
-    """The program could not be run. The reason lies in this machine, not in the program."""
+    """The program could not be run because of a fault of this machine, not of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,8 @@ class SandboxLimits:
     """Limits of a program.
 
     - `wall_s`: seconds of wall time. `cpu_s`: seconds of CPU time, rounded up; infinite for no limit.
-    - `memory_mb`: megabytes of memory, of a process and of all together. `processes`: processes and threads at once.
+    - `memory_mb`: megabytes of memory of each process, and of all processes together.
+    - `processes`: processes and threads at once.
     - `disk_mb`: megabytes in each of the private folders /tmp and /dev/shm.
     """
 
@@ -68,8 +69,8 @@ class SandboxLimits:
 class ProgramResult:
     """The output of a program and its exit status, which is None if its time ran out.
 
-    `seconds` is the time that it ran, if the sandbox knows that better than its caller. `reason` says why it was
-    stopped, if the status does not.
+    `seconds` is the program's running time, if the sandbox measured it more exactly than its caller can. `reason` says
+    why the program was stopped, if the status does not.
     """
 
     printed: str
@@ -79,16 +80,16 @@ class ProgramResult:
 
     @property
     def killed(self) -> bool:
-        """True if it was stopped because of CPU time, memory or the number of its processes."""
+        """True if the program was killed because of CPU time, memory or the number of its processes."""
         return self.status == _KILLED
 
 
 @cache
 def why_no_namespaces() -> str:
-    """The reason why programs cannot have namespaces here, which is logged as a warning. Empty if they can."""
+    """Return the reason why programs cannot have namespaces here, and log a warning. Empty if they can."""
     limits = SandboxLimits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
-        # In another thread, since this one may have a running event loop.
+        # In a new thread, since this thread may have a running event loop.
         with ThreadPoolExecutor(1) as thread:
             ran = thread.submit(lambda: asyncio.run(run("import ctypes, json", limits, namespaces=True))).result()
         reason = "" if ran.status == 0 else ran.printed.strip() or f"Python ended with status {ran.status}"
@@ -114,8 +115,8 @@ async def run(
 ) -> ProgramResult:
     """Run `program` in an empty folder that is deleted afterwards. It reads `stdin` and has the open files `fds`.
 
-    With `errors` its standard error is part of the output. With `namespaces` it gets its own; None means that it gets
-    them if this machine grants them. Raises SandboxError.
+    With `errors` its standard error is part of the output. `namespaces`: whether it runs in new namespaces; None: if
+    this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)
@@ -155,14 +156,14 @@ def child_command(module: str) -> list[str]:
 
 
 def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
-    """The arguments that `Options` reads after the control socket and the file of the program."""
+    """The arguments of the launcher, which `Options` reads, after the control socket and the file of the program."""
     cpu_s = math.ceil(limits.cpu_s) if math.isfinite(limits.cpu_s) else resource.RLIM_INFINITY
     sizes = (limits.memory_mb << 20, MAX_OUTPUT_BYTES, limits.disk_mb << 20)
     return [*map(str, (int(namespaces), cpu_s, *sizes, limits.processes)), *(_visible() if namespaces else ())]
 
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
-    """Wait for the watcher's report. None after `wall_s`. In both cases all processes of the call have ended."""
+    """Wait for the watcher's report. None after `wall_s`. All processes of the call have ended when this returns."""
     control.setblocking(False)
     try:
         async with asyncio.timeout(wall_s):
@@ -170,7 +171,7 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
     except TimeoutError:
         return None
     finally:
-        # The watcher ends with the connection. Closing it is not enough: a fork of this process may hold a copy.
+        # The watcher ends when the connection does. `close` would not end it: a fork of this process may hold a copy.
         control.shutdown(socket.SHUT_RDWR)
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -185,7 +186,7 @@ def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResu
     if report is None:
         return ProgramResult(printed, None)
     if not report and not namespaces:
-        # The watcher runs as the program's user. Only the program had a reason to kill it.
+        # The watcher was killed without a report. It runs as the program's user, so the program must have killed it.
         return ProgramResult(printed, _KILLED)
     kind, _, detail = report.partition(" ")
     if kind != "status":
@@ -195,7 +196,7 @@ def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResu
 
 
 def _visible() -> list[str]:
-    """The paths that Python and the system's programs need, and asyncrl's code. No run, no keys, no home folder."""
+    """The paths that Python and the system's programs need, and asyncrl's code, without runs, keys and home folders."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
     python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
     return [each for each in (*_SYSTEM, *python, str(_PACKAGE)) if Path(each).exists()]

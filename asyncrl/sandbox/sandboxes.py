@@ -1,4 +1,4 @@
-"""The sandboxes by their settings: the built-in one, containers, and servers of SandboxFusion."""
+"""Opens the sandbox that the settings name: the built-in one, containers, or a server of SandboxFusion."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sandbox(Protocol):
         ...
 
     async def check(self) -> None:
-        """Check that programs can run here. Raises SandboxError: they cannot; its message names the remedy."""
+        """Check that programs can run here. Raises SandboxError, which names the remedy, if they cannot."""
         ...
 
 
@@ -70,6 +70,6 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
 
 
 def check_sandbox(opened: Sandbox) -> None:
-    """Check a sandbox, in a thread that may have a running event loop. Raises SandboxError as `check`."""
+    """Check a sandbox. The calling thread may have a running event loop. Raises SandboxError as `check`."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lambda: asyncio.run(opened.check())).result()

@@ -1,11 +1,11 @@
-"""Python sessions in the sandbox: an interpreter that runs cells one after another, and keeps what they define.
+"""Python sessions in the sandbox: an interpreter that runs cells one after another, and keeps their variables.
 
 A session has the isolation and the limits of a program (`sandbox`), with a time limit for each cell. Between two cells
-all its processes are stopped; if one of them continues to run, the session ends. The session and all its processes end
-with its caller, however that ends.
+all its processes are stopped. If one of them nevertheless runs, the session ends. The session and all its processes end
+when its caller ends for any reason.
 
-To start Python takes too long for each episode. So `SessionServer` has a process that has loaded Python, and forks it.
-The sessions share its memory.
+Starting Python takes too long for each episode. So `SessionServer` starts one Python process, which forks for each
+session. The sessions share its memory.
 """
 
 from __future__ import annotations
@@ -41,10 +41,7 @@ from asyncrl.sandbox.sandbox import (
 
 _START_S = 60.0
 _BROKEN = 1
-"""The status of a session that broke the protocol, or that ended itself with status 0.
-
-Status 0 would mean that the session continues.
-"""
+"""The status of a session that broke the protocol, or that exited with status 0, which means that it continues."""
 
 
 class _Outcome(Enum):
@@ -52,9 +49,9 @@ class _Outcome(Enum):
 
 
 class Interpreter:
-    """One interpreter. Its cells must not overlap.
+    """One interpreter, which runs one cell at a time.
 
-    `stack` closes its resources. `namespaces` is true if it has its own.
+    `stack` closes its resources. `namespaces` is true if it runs in new namespaces.
     """
 
     def __init__(
@@ -89,8 +86,8 @@ class Interpreter:
     async def run(self, code: str, wall_s: float) -> ProgramResult:
         """Run a cell. The output includes the value of its last expression.
 
-        The status is 0 if the session continues. Otherwise it has ended, and the status is a program's. Raises
-        SandboxError: this machine ended it.
+        The status is 0 if the session continues. Otherwise the session has ended, and its status is as for a program.
+        Raises SandboxError: a fault of this machine ended the session.
         """
         request = json.dumps({"code": code}).encode() + b"\n"
         self._order(GO)
@@ -124,7 +121,7 @@ class Interpreter:
             await asyncio.to_thread(self._stack.close)
 
     async def _end(self) -> None:
-        """End the processes. The connection ends when the watcher and all others have ended."""
+        """End the processes, and wait until the watcher closes the connection: then all processes have ended."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         await asyncio.shield(self._report)
@@ -137,7 +134,7 @@ class Interpreter:
         return report.decode(errors="replace")
 
     async def _outcome(self, request: bytes, number: int, seconds: float) -> _Outcome:
-        """Wait for the reply to the request of this `number`, for the end of the session, or until time is over."""
+        """Wait for the reply to request `number`, for the end of the session, or until `seconds` have passed."""
         reply = asyncio.ensure_future(self._exchange(request, reply_to(number)))
         try:
             await asyncio.wait({reply, self._report}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -149,7 +146,7 @@ class Interpreter:
             reply.cancel()
 
     async def _exchange(self, request: bytes, wanted: bytes) -> bool:
-        """Send a request. True if the program answers with exactly the bytes `wanted`."""
+        """Send a request. Returns true if the program replies with exactly the bytes `wanted`."""
         loop, reply = asyncio.get_running_loop(), b""
         with suppress(OSError):
             await loop.sock_sendall(self._cells, request)
@@ -165,20 +162,20 @@ class Interpreter:
         return False
 
     def _order(self, order: bytes) -> None:
-        # If the watcher has ended, so has the connection.
+        # Sending fails if the watcher has ended.
         with suppress(OSError):
             self._control.send(order)
 
     def _printed(self) -> str:
         """Read and clear the output."""
-        # Not through the file object: its buffer does not see other writers.
+        # The buffer of the file object would miss the program's writes.
         printed = os.pread(self._output.fileno(), MAX_OUTPUT_BYTES, 0)
         os.ftruncate(self._output.fileno(), 0)
         return printed.decode(errors="replace")
 
 
 class SessionServer:
-    """Starts sessions by a process that forks. It starts with the first session, and again if it has ended."""
+    """Starts sessions in forks of one process, which is started for the first session, and again if it has ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -186,7 +183,7 @@ class SessionServer:
         self._socket: socket.socket | None = None
 
     async def start(self, limits: SandboxLimits, namespaces: bool | None = None) -> Interpreter:
-        """Start a session. The time limits of `limits` do not hold. See `sandbox.run` for `namespaces`.
+        """Start a session. The time limits in `limits` do not apply. See `sandbox.run` for `namespaces`.
 
         Raises SandboxError.
         """
@@ -194,7 +191,7 @@ class SessionServer:
             namespaces = not await asyncio.to_thread(why_no_namespaces)
         with ExitStack() as stack:
             output = stack.enter_context(tempfile.TemporaryFile())
-            # All writers append, also after `_printed` has truncated the file.
+            # With O_APPEND, processes write at the right position after `_printed` has truncated the file.
             fcntl.fcntl(output, fcntl.F_SETFL, os.O_APPEND)
             folder = "/tmp"
             if not namespaces:
@@ -219,13 +216,13 @@ class SessionServer:
             self._stop()
 
     def _send(self, request: bytes, fds: Sequence[int]) -> None:
-        """Request a session with these files from the process, and close them here."""
+        """Request a session with the files `fds` from the process, and close them here."""
         try:
             with self._lock:
                 try:
                     self._send_once(request, fds)
                 except OSError:
-                    # The process may have been killed, for want of memory or by a program that runs as its user.
+                    # The process may have been killed, because memory was short or by a program of the same user.
                     self._stop()
                     self._send_once(request, fds)
         except OSError as error:

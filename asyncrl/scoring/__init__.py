@@ -1,17 +1,17 @@
 """The scoring pool: it leases unlabelled trajectories, verifies and scores them, and returns labels.
 
-This room keeps promise 4, a failure is never a zero. A rule, verifier or model that fails never gives a reward
-of zero: worker.py returns the trajectory to the replay with the reason, which leases it again or dead-letters it.
+This room keeps promise 4, a failure is never a zero. If a rule, verifier or model fails, worker.py reports the
+trajectory and the reason to the replay, which leases the trajectory again or dead-letters it.
 judges.py runs users' code in processes that may be killed, so that a hanging rule is a failure of that rule alone.
 Groups that a manager judges are leased, delivered and failed as a whole (promise 5).
 
 In reading order:
 - worker.py: the loop of a scorer; scorer.py: the labels of leased trajectories
 - shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
-- verifier.py, judges.py: rules in processes of their own; rules/: one file a rule, registry.py finds them
+- verifier.py, judges.py: rules in separate processes; rules/: one file a rule, registry.py finds them
 - transcript.py, models/: process reward models and outcome models, one file a family
 - managers.py: verl's reward managers, which judge whole groups
 
 A new rule needs a file in rules/ and its name in rules/registry.py; a new family of models a file in models/ and its
-name in models/registry.py. Neither needs anyone's consent. A change of an existing score does, since runs train on it.
+name in models/registry.py. Discuss a change of an existing score first, since runs train on it.
 """

@@ -32,14 +32,13 @@ log = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig) -> None:
-    """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded; RunOverError."""
+    """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded; RunOverError: the run is done."""
     stop, drain, activity = process.stop_on_signals(), process.event_on(process.DRAIN), Activity()
     name, life = process.worker_name("scoring"), process.incarnation()
     process.limit_threads(config.cluster.scorer_threads)
     with heartbeat(activity, config.cluster.hang_timeout_s), ExitStack() as stack:
         workers = _workers(config, name, life, stop, stack)
         process.freeze_heap()
-        # Every worker has a thread.
         with ThreadPoolExecutor(len(workers), thread_name_prefix="shard") as threads:
             running = [threads.submit(worker.run, stop, drain) for worker in workers]
             activity.enter("score")
@@ -55,13 +54,13 @@ def run(config: TrainConfig) -> None:
 def _wait(
     running: Collection[Future[None]], activity: Activity, drain: threading.Event, limit_s: float
 ) -> set[Future[None]]:
-    """Wait until one has ended, and return the ended ones.
+    """Wait until one of `running` has ended, and return all that have ended.
 
     Once `drain` is set, it waits until all have ended, for up to `limit_s` seconds.
     """
     until = math.inf
     while True:
-        # Workers may wait for the replay. They end by themselves where scoring hangs: scoring.stall_s.
+        # A worker that waits for the replay does not hang. A worker whose scoring hangs ends itself (scoring.stall_s).
         activity.advance()
         when = ALL_COMPLETED if drain.is_set() else FIRST_COMPLETED
         done, rest = wait(running, min(BEAT_S, max(0.0, until - time.monotonic())), when)
@@ -71,16 +70,16 @@ def _wait(
             until = time.monotonic() + limit_s
             log.info("waiting up to %g s for the trajectories that are being scored", limit_s)
         if not rest:
-            log.info("all that was leased is scored")
+            log.info("all leased trajectories are scored")
             return done
         if time.monotonic() >= until:
-            log.warning("not all that was leased was scored in time: others score it (cluster.drain_s)")
+            log.warning("some leased trajectories were not scored within cluster.drain_s: other scorers score them")
             return done
 
 
 def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
-    """The workers, one for each shard of the replay. All share one scorer."""
-    # An unavailable shard delays only its own trajectories.
+    """The workers, one for each shard of the replay, so that an unavailable shard delays only its own trajectories.
+    All share one scorer."""
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
     from asyncrl.modelling.tokenizer import open_tokenizer
     from asyncrl.observe.from_config import open_reports
@@ -116,7 +115,7 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run this role with the words of a command line, and return the exit status."""
+    """Run this role with the command-line arguments `argv`, and return the exit status."""
     return role_main(run, argv)
 
 

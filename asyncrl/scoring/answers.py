@@ -1,8 +1,8 @@
 """Trajectories as the text that rules read: the answer without the thoughts before it, and the whole response.
 
-The answer is the text after the last closed thought. Thoughts are known by the tags of several families of models, some
-of which are special tokens. If the chat template itself opens the thought, in the generation prompt, the model writes
-only the closing tag. If an agent rewrote its history, the last branch counts.
+The answer is the text after the last closed thought. Thoughts are recognised by the tags of several model families;
+some tags are special tokens. If the chat template itself opens the thought, in the generation prompt, the model writes
+only the closing tag. If an agent rewrote its history, only the last branch is read.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ TAGS = (
 """The opening and the closing tag of a thought."""
 
 _CHANNEL = r"<\|channel\|>\s*{}\b[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
-"""The header of a message of gpt-oss, which writes channels: thoughts on one and the answer on another. It may name the
-format of the message, as in `final <|constrain|>json`."""
+"""The header of a gpt-oss message. It names a channel, `analysis` for thoughts or `final` for the answer, and may name
+the message's format, as in `final <|constrain|>json`."""
 
 _OPENING = re.compile(
     "|".join([*(re.escape(opening) for opening, _ in TAGS), _CHANNEL.format("analysis")]), re.IGNORECASE
@@ -35,7 +35,7 @@ _OPENING = re.compile(
 _CLOSING = re.compile("|".join([*(re.escape(closing) for _, closing in TAGS), _CHANNEL.format("final")]), re.IGNORECASE)
 _TAG = re.compile(f"({_OPENING.pattern}|{_CLOSING.pattern})", re.IGNORECASE)
 _GENERATION_PROMPT = 64
-"""The tokens before an assistant turn that may hold the template's own opening tag."""
+"""The number of tokens before an assistant turn that are searched for an opening tag written by the template."""
 
 
 def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: bool = True) -> tuple[str, str]:
@@ -55,7 +55,7 @@ def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: boo
 
 
 def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
-    """The positions at which the last branch's prompt and its response begin."""
+    """The start positions of the last branch's prompt and of its response."""
     start, _ = trajectory.branches[-1]
     return start, next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT and turn.start >= start)
 

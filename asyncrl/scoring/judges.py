@@ -1,9 +1,9 @@
-"""Users' code in processes of its own, which are killed when it overruns its limits: both sides of the pipe.
+"""Runs users' code in separate processes, which are killed when the code overruns its limits: both sides of the pipe.
 
 Such code may never end, block the interpreter in a regular expression, use up the memory, or crash. None of that may
-stop the scorer or become a reward. The process ends itself when a request takes too long, and writes on stderr where it
-was; this side kills it if it does not. Memory is watched from here, because a limit inside the process would reach the
-code as an exception, which it may take for a wrong answer.
+stop the scorer or become a reward. When a request takes too long, the process writes its stack to stderr and ends
+itself; if this fails, the scorer kills it. The scorer also measures the process's memory, because a limit inside the
+process would reach the code as a MemoryError, which the code may take for a wrong answer.
 """
 
 from __future__ import annotations
@@ -38,21 +38,23 @@ START_TIMEOUT_S = 120.0
 """The limit for the start of the process and its imports."""
 
 GRACE_S = 2.0
-"""The time that the process has to end itself."""
+"""Seconds after the time limit in which the process may end itself; then the scorer kills it."""
 
 MARK = "ASYNCRL_JUDGE"
-"""An environment variable of the processes, by which code that they import cannot start further ones without end."""
+"""An environment variable of the processes. It prevents code that they import from starting further ones without
+end."""
 
 _WATCH_S = 0.1
-"""The time between two measurements of memory. A request that is answered sooner is never measured."""
+"""Seconds between two measurements of memory. The memory of a request that is answered sooner is never measured."""
 
 Answer = Callable[[Sequence[Message], float], Message]
-"""Answers the messages of one request by a time of `time.monotonic`. An exception ends the process."""
+"""Answers the messages of one request by a deadline on the clock `time.monotonic`. An exception ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one request, and the setting of the time. `judge` names the code in messages: "the rule"."""
+    """The limits of one request. `timeout_key` is the configuration key of `timeout_s`; `judge` names the code in
+    messages, for example "the rule"."""
 
     judge: str
     timeout_s: float
@@ -62,18 +64,18 @@ class Limits:
 
 
 class JudgePool:
-    """Up to `processes` processes of the module `program`, which calls `serve` with `settings`.
+    """Up to `processes` processes that run the module `program`, which calls `serve`. `serve` receives `settings`.
 
-    They start when they are needed. The first one starts at once, to report code that cannot be loaded.
+    The first process starts at once, to report code that cannot be loaded; the rest start when they are needed.
 
-    Raises ConfigError: the process refuses its settings, or does not start; this is such a process itself.
+    Raises ConfigError: the first process refuses its settings or does not start, or this process belongs to a pool.
     """
 
     def __init__(self, program: str, settings: Mapping[str, Any], processes: int, limits: Limits) -> None:
         if MARK in os.environ:
             raise ConfigError(
-                f"the module that has {limits.judge} scores episodes as soon as it is imported: put what it runs under "
-                'if __name__ == "__main__":'
+                f"the module that has {limits.judge} scores episodes as soon as it is imported: put the code that it "
+                'runs under if __name__ == "__main__":'
             )
         self._program = program
         self._settings = settings
@@ -87,8 +89,8 @@ class JudgePool:
     def submit(self, messages: Sequence[Message], read: Callable[[Message], T]) -> Future[T]:
         """Send a request in the background; the future has the result of `read` for the answer.
 
-        It raises ScoringError if the code failed, overran a limit, or ended its process, and CancelledError if the pool
-        is closed before. Raises ScoringError: the pool is closed.
+        The future raises ScoringError if the code failed, overran a limit, or ended its process, and CancelledError if
+        the pool is closed first. Raises ScoringError: the pool is closed.
         """
         try:
             return self._threads.submit(lambda: read(self._ask(messages)))
@@ -96,7 +98,7 @@ class JudgePool:
             raise self._closed_error() from error
 
     def _closed_error(self) -> ScoringError:
-        return ScoringError(f"what runs {self._limits.judge} was closed")
+        return ScoringError(f"the process that runs {self._limits.judge} was closed")
 
     def _ask(self, messages: Sequence[Message]) -> Message:
         try:
@@ -163,9 +165,9 @@ class JudgePool:
 
 
 class _JudgeProcess:
-    """A running process of `serve`. Messages pass a pipe in the wire format.
+    """A process that runs `serve`, and the pipe to it, which carries messages in the wire format.
 
-    The process leads a session of its own, so that everything that its code started is killed with it.
+    The process leads its own session, so that all processes that its code has started are killed with it.
     """
 
     def __init__(self, program: str, settings: Mapping[str, Any]) -> None:
@@ -177,8 +179,8 @@ class _JudgeProcess:
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
         self._memory_before = 0
         theirs.close()
-        # Every user of the machine sees a command line, and the parameters of a rule may have keys of services. If the
-        # process has ended already, `receive` tells so.
+        # The settings are not in the command line, which every user of the machine sees, because a rule's parameters
+        # may contain API keys. If the process has ended already, `receive` raises an error.
         with suppress(ConnectionError):
             self._pipe.send_bytes(json.dumps(settings).encode())
 
@@ -193,8 +195,9 @@ class _JudgeProcess:
     def receive(self, timeout_s: float, limits: Limits | None = None) -> Message:
         """The next message.
 
-        Raises TimeoutError, EOFError or OSError if the process has ended. Raises ScoringError if it and its descendants
-        take more memory than `limits` allow beyond that before the first request.
+        Raises TimeoutError: no message came within `timeout_s`; EOFError or OSError: the process has ended;
+        ScoringError: since the first request, the memory of the process and its descendants has grown by more than
+        `limits` allow.
         """
         deadline = time.monotonic() + timeout_s
         while not self._pipe.poll(max(0.0, min(_WATCH_S, deadline - time.monotonic()))):
@@ -209,7 +212,7 @@ class _JudgeProcess:
         for process in self._tree():
             with suppress(psutil.Error):
                 process.kill()
-        # The system does not give the id to another process until this one is waited for.
+        # Until `wait`, the system gives the id to no other process.
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -240,13 +243,13 @@ def _resident(process: psutil.Process) -> int:
 
 
 def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """Run the process: answer each request from the pipe, and end with the pipe and its session.
+    """Answer each request from the pipe until it is closed, then kill all processes of the session, this one included.
 
-    `arguments` come from the command line: the pipe's file descriptor. The pipe's first message has the settings,
-    with `timeout_s`, the seconds for a request. `load` makes the answering function from them; a ConfigError that it
-    raises is reported.
+    `arguments`, from the command line, hold the pipe's file descriptor. The pipe's first message has the settings,
+    among them `timeout_s`, the limit of a request. `load` makes the answering function from the settings; a ConfigError
+    that `load` raises is sent to the scorer.
     """
-    # Slurm sends these, by which it asks a scorer to stop or to drain, to its children, too.
+    # Slurm asks a scorer to stop or to drain with these signals, and sends them to the scorer's children too.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     fd = int(arguments[0])
@@ -276,13 +279,13 @@ def _serve(pipe: Connection, settings: Mapping[str, Any], load: Callable[[Mappin
         deadline = time.monotonic() + settings["timeout_s"]
         reply = answer([wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests], deadline)
         faulthandler.cancel_dump_traceback_later()
-        # Into a file, Python collects what the code prints.
+        # Python buffers the code's output if stdout is a file.
         sys.stdout.flush()
         _send(pipe, reply)
 
 
 def failed(reason: str) -> Message:
-    """The answer that there is no score, with the reason."""
+    """The answer to a request that failed: the reason, and no score."""
     return Message("failed", 0, {"reason": reason})
 
 

@@ -1,7 +1,7 @@
-"""The reward managers that judge whole groups, in a process of their own: the scorer's side.
+"""verl's reward managers, which judge whole groups in a separate process: the scorer's side.
 
-They were written for verl. The process runs the program that `config/extensions.py` names, which has verl's batch type;
-this room does not import it.
+The process runs the program that `config/extensions.py` names. That program has verl's batch type, and this room does
+not import it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from asyncrl.types import Lease
 from asyncrl.wire import Message
 
 PROGRAM = EXTENSIONS["scoring.manager"]
-"""The module of the process. Its function `check` looks at a manager's settings without making the manager."""
+"""The module of the process. Its function `check` checks a manager's settings without making the manager."""
 
 START_TIMEOUT_S = 600.0
-"""A manager may load models when it is made."""
+"""This is long because a manager may load models when it is made."""
 
 Group = Sequence[Lease]
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerScore:
-    """The scores of one member of a group: its reward, its outcome (the answer is right), and further numbers by name.
+    """The scores of one member of a group: its reward, its outcome (1 for a right answer), and further numbers by name.
 
-    `vote` is the answer in short, and `reason` says why, in words. Both are empty if the manager does not give them.
+    `vote` is a short form of the answer, and `reason` explains the scores. Both are empty if the manager gives none.
     """
 
     reward: float
@@ -59,8 +59,8 @@ class GroupJudge(Protocol):
 class Managers:
     """The managers of `config.manager`, made with the policy's tokenizer, in one process.
 
-    A call gets up to `batch_groups` groups whose data sources have the same settings, of training or of an evaluation.
-    If it fails, each of its groups is judged alone, so that a group fails by its own fault only.
+    One call judges up to `batch_groups` groups. They share their manager's settings, and all are of training or all of
+    an evaluation. If a call fails, each of its groups is judged again alone, so that only the faulty group fails.
 
     Raises ConfigError: a manager cannot be made.
     """
@@ -82,7 +82,7 @@ class Managers:
         self._pool = JudgePool(PROGRAM, settings, 1, limits)
 
     def submit(self, groups: Sequence[Group]) -> list[list[Future[ManagerScore]]]:
-        """See GroupJudge. Groups that were not judged fail once the managers are closed."""
+        """See GroupJudge. `close` fails the groups that are not judged yet."""
         futures: list[list[Future[ManagerScore]]] = [[Future() for _ in group] for group in groups]
         calls: dict[str, list[int]] = {}
         for index, group in enumerate(groups):
@@ -128,7 +128,7 @@ class Managers:
 
 
 def managers_by_source(config: ScoringConfig) -> dict[str, Mapping[str, Any] | None]:
-    """The manager's settings by data source; those under "" are for all other sources."""
+    """The manager's settings by data source; the key "" is for all other sources."""
     return {source: config.manager.of(source) for source in ("", *config.manager.sources)}
 
 

@@ -1,4 +1,4 @@
-"""Samples of evaluations for people: some episodes with their scores, in the scorer's log."""
+"""Samples of evaluations for readers of the scorer's log: some episodes with their scores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from asyncrl.text import cut
 from asyncrl.types import Labels, Task, Trajectory, process_score
 
 MAX_CHARS = 2000
-"""The longest prompt or response in the log."""
+"""The most characters of a prompt or response in the log."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,9 +27,9 @@ class EvaluationSamples:
         self._logged: Counter[str] = Counter()
 
     def show(self, task: Task, trajectory: Trajectory, labels: Labels) -> None:
-        """Log an episode if it belongs to an evaluation of which few have been logged.
+        """Log an episode of an evaluation, unless `count` episodes of its data source have been logged.
 
-        The count starts again with an evaluation of another version.
+        The count starts again with each evaluated version.
         """
         if not ids.is_evaluation(trajectory.id):
             return
@@ -42,7 +42,7 @@ class EvaluationSamples:
 
 
 def described(task: Task, trajectory: Trajectory, labels: Labels, tokenizer: Decoder) -> str:
-    """An episode with its scores as text: the last branch's prompt, what follows it, and the ground truth."""
+    """An episode with its scores as text: the last branch's prompt and response, and the ground truth."""
     begin, response = prompt_and_response(trajectory)
     prompt = decode(trajectory.tokens[begin:response].tolist(), tokenizer, skip_special=True)
     scores = {"outcome": labels.outcome, "reward": labels.reward, "process": process_score(labels)}

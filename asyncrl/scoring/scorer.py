@@ -1,10 +1,10 @@
 """The labels of leased trajectories: rules and models score each episode, managers whole groups.
 
-The last kind of scoring shapes the reward. Every episode ends in labels or in the reason why it has none. An episode
-that cannot be scored does not affect others: if a model fails on a batch, its members are scored one by one.
+The last kind of scoring shapes the reward. Every episode gets labels or an error. An episode that cannot be scored does
+not affect others: if a model fails on a batch, the batch's members are scored one by one.
 
-If a service seems to be unavailable, it gets an easy episode. Its answer shows that the service is available and cannot
-score the other episode.
+If a service seems to be unavailable, it gets an easy episode. If the service answers, it is available, and the error
+counts as a failure of the first episode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
 class KindUnavailableError(ScoringError):
-    """The service that gives the scores of `kind` cannot be reached, which is no fault of the episode."""
+    """The service for scores of `kind` cannot be reached, which is not a failure of the episode."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -58,8 +58,8 @@ class KindUnavailableError(ScoringError):
 class ScoredEpisode:
     """The labels of one lease, and numbers for the guards if the labels are final.
 
-    These are every step's score float32[K] before shaping, the share of repeated steps, and the agreement of process
-    model and rules on the answer.
+    The numbers are every step's score float32[K] before shaping, the share of repeated steps, and the agreement of
+    process model and rules on the answer.
     """
 
     labels: Labels
@@ -70,7 +70,7 @@ class ScoredEpisode:
 
 
 class Scorer:
-    """Labels episodes. A lease must not name a kind whose scorer here is None. Several threads may share one Scorer:
+    """Labels episodes. A lease that names a kind whose scorer here is None fails. Several threads may share one Scorer:
     it calls models from one thread at a time."""
 
     def __init__(
@@ -92,9 +92,9 @@ class Scorer:
         self._told_of_images = False
 
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, in order, as soon as it is ready. Some may be a KindUnavailableError.
+        """The result of each lease, in order, as soon as it is ready. An error may be a KindUnavailableError.
 
-        Rules and managers run while the models do. All leases of a group that was leased whole must be given.
+        Rules and managers run while the models do. `leases` must have all leases of a group that was leased whole.
         """
         judged = self._judge(leases)
         chosen = {index: lease for index, lease in enumerate(leases) if "rules" in lease.kinds}
@@ -106,7 +106,7 @@ class Scorer:
             yield _attempt(partial(self._label, lease, *scores))
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
-        """The managers' scores of the leases of whole groups, by their index."""
+        """The managers' scores of the leases of whole groups, by the index of the lease."""
         groups: dict[str, list[int]] = {}
         for index, lease in enumerate(leases):
             if GROUP_KIND in lease.kinds:
@@ -135,7 +135,7 @@ class Scorer:
         score: Callable[[Sequence[Lease]], list[T]],
         leases: Sequence[Lease],
     ) -> dict[int, T | ScoringError]:
-        """A model's scores of the leases that name its kind, by their index."""
+        """A model's scores of the leases that name `kind`, by the index of the lease."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
 
         def checked(members: Sequence[Lease]) -> list[T]:
@@ -160,7 +160,7 @@ class Scorer:
         model = _served(self._prm, "prm")
         by_lease = [self._transcripts(lease) for lease in leases]
         branches = [branch for each in by_lease for branch in each]
-        # A model of the user may change the lists that it is given.
+        # Counted first, since a model of the user may change these lists.
         wanted = [(sum(passage.is_step for passage in branch),) for branch in branches]
         scores = [shaping.scale(each, self._config.shaping) for each in model.score(branches)]
         shapes = [each.shape for each in scores]
@@ -173,7 +173,7 @@ class Scorer:
         if len(lease.trajectory.image_digests) and not self._told_of_images:
             self._told_of_images = True
             logger.warning(
-                "an episode shows images, which reward models do not see: they judge it by its text (docs/scoring.md)"
+                "an episode shows images, which reward models do not see: they judge only its text (docs/scoring.md)"
             )
         return transcripts(lease.trajectory, self._tokenizer, lease.task)
 
@@ -223,7 +223,8 @@ class Scorer:
         vote: str,
         reasons: Sequence[Reason],
     ) -> ScoredEpisode:
-        """The final labels, from the numbers of all kinds; `step_scores` has the scores of all steps, or is empty."""
+        """The final labels, from the numbers of all kinds. `step_scores` has the scores of all steps, or is empty if no
+        model scored them."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
         tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
         texts = [decode(each, self._tokenizer, skip_special=True) for each in tokens]
@@ -271,7 +272,7 @@ class Scorer:
         return (shaping.aggregate(step_scores, config.prm_aggregation) >= shaping.middle(config)) == bool(accuracy)
 
     def _name(self, lease: Lease) -> str:
-        """The names with versions of all scorers so far."""
+        """The names, with versions, of all scorers of the lease so far."""
         before = [lease.partial.scorer] if lease.partial else []
         names = {
             "rules": rule_names(self._config, lease.task.data_source),
@@ -283,7 +284,8 @@ class Scorer:
 
 
 def _outcome(rules: float | None, scores: Mapping[str, float], steps: Scores, trajectory_id: str) -> float:
-    """The score of the first kind that has one, at last the mean of the steps. Raises ScoringError: there is none."""
+    """The first score that exists: of the rules, the outcome model, the process model, or the mean of the steps.
+    Raises ScoringError: no score exists."""
     mean = float(steps.mean()) if len(steps) else None
     for score in (rules, scores.get("outcome_model"), scores.get("process"), mean):
         if score is not None:
@@ -296,9 +298,7 @@ def _ends(lease: Lease) -> NDArray[np.int32]:
 
 
 def _of_turns(trajectory: Trajectory) -> tuple[Scores, NDArray[np.int32]]:
-    """The scores float32[k] that a simulated user gave to turns, and the ends int32[k] of the turns, at which steps
-    end.
-    """
+    """The scores float32[k] that a simulated user gave to turns, and the ends int32[k] of these turns."""
     ends = [turn.end for turn in trajectory.turns if turn.score is not None]
     return np.array(trajectory.turn_scores, np.float32), np.array(ends, np.int32)
 
@@ -316,7 +316,7 @@ def _given(result: T | ScoringError) -> T:
 
 
 def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
-    """The result of each lease. A service that is unavailable for one gets no requests for the rest."""
+    """The result of each lease. Once a service is unavailable, it gets no requests for the remaining leases."""
     if not leases:
         return []
     together: list[T] | ScoringError = _attempt(partial(score, leases))
@@ -334,7 +334,7 @@ def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Seq
 
 
 def _answers(model: RewardModel[Any] | None) -> bool:
-    """True if the model's service answers for an easy episode, with scores or with a failure."""
+    """True if the model's service answers a request for an easy episode, with scores or with a failure."""
     try:
         return model is not None and len(model.score([[*_EASY]])) == 1
     except UnavailableError:
@@ -352,7 +352,7 @@ def _attempt(work: Callable[[], T]) -> T | ScoringError:
     except AsyncrlError as error:
         return ScoringError(str(error))
     except CancelledError:
-        return ScoringError("the rules were closed before they came to this episode")
+        return ScoringError("the rules were closed before this episode was scored")
     except Exception as error:  # noqa: BLE001 - the worker logs it
         failed = ScoringError(reason_of(error))
         failed.__cause__ = error

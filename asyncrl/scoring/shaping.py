@@ -1,6 +1,6 @@
-"""The reward of an episode from its scores, with its parts by name, and the step scores that count.
+"""The reward of an episode from its scores, the reward's parts by name, and the step scores that count.
 
-scale (every step's score) -> earned (without the gains of hacks) -> aggregate (one number, for the reward)
+scale (every step's score) -> earned (without gains from reward hacks) -> aggregate (one number, for the reward)
                                                                   -> transformed (for the algorithms)
 """
 
@@ -24,7 +24,7 @@ Scores = NDArray[np.float32]
 _AGGREGATIONS: Mapping[str, Callable[[Scores], np.float32]] = {
     "mean_response": np.mean,
     "best_of_n": np.mean,
-    # Algorithms read the steps themselves; the mean only says whether a step costs.
+    # Algorithms read the steps themselves. The mean only tells `_costs` if a step lowers the result.
     "per_step": np.mean,
     "pooled_last": lambda scores: scores[-1],
     "min": np.min,
@@ -52,7 +52,7 @@ def scale(scores: StepScores, config: ShapingConfig) -> Scores:
 
 
 def middle(config: ShapingConfig) -> float:
-    """The score of a step that is as likely right as wrong."""
+    """The score of a step whose probability to be right is a half."""
     is_logit = config.use_raw_logit and not config.prm_apply_sigmoid
     return 0.0 if config.use_logit_tanh or is_logit else 0.5
 
@@ -69,7 +69,7 @@ class StepText:
 
 
 def step_texts(trajectory: Trajectory, texts: Sequence[str]) -> list[StepText]:
-    """The steps of a trajectory, whose texts are given."""
+    """The steps of a trajectory; `texts` are their texts."""
     starts = [start for start, _ in trajectory.branches]
     found = []
     for step, text in zip(trajectory.steps, texts, strict=True):
@@ -81,7 +81,7 @@ def step_texts(trajectory: Trajectory, texts: Sequence[str]) -> list[StepText]:
 def repeated(steps: Iterable[StepText]) -> list[bool]:
     """True for each step that repeats an earlier step of its branch.
 
-    White space, case, a leading number and trailing punctuation make no difference.
+    White space, case, a leading number and trailing punctuation are ignored.
     """
     seen: set[tuple[int, str]] = set()
     found = []
@@ -93,12 +93,12 @@ def repeated(steps: Iterable[StepText]) -> list[bool]:
 
 
 def earned(scores: Scores, steps: Sequence[StepText], length: int, config: ShapingConfig) -> tuple[Scores, list[int]]:
-    """The scores that count, float32[k], and the indices of their steps among the K. `length` is the number of the
-    episode's policy tokens.
+    """The scores that count, float32[k], and the indices of their steps among the K steps. `length` is the number of
+    the episode's policy tokens.
 
-    Repeated steps are left out: they neither earn nor cost anything. After the first final answer of a branch a step
-    counts only if it costs; otherwise an answer announced early could hide later mistakes. Steps and episodes that are
-    too long keep only scores below 0.
+    Repeated steps are left out. After the first final answer of a branch, a step counts only if it lowers the result:
+    later steps earn nothing, and an early answer does not hide later mistakes. In steps and episodes that are too long,
+    scores above 0 become 0.
     """
     if not config.enable_anti_hack:
         return scores, list(range(len(scores)))
@@ -126,15 +126,15 @@ def aggregate(scores: Scores, how: str) -> float:
 
 
 def environment(trajectory: Trajectory, config: ShapingConfig) -> float:
-    """The rewards of the episode's tools, and its user's scores of turns as one number, together."""
+    """The sum of the tools' rewards and of the simulated user's scores of turns, reduced to one number."""
     scores = trajectory.turn_scores
     of_user = _TURN_SCORES[config.turn_scores](scores) if scores else 0.0
     return float(sum(trajectory.rewards.values()) + of_user)
 
 
 def transformed(scores: Scores, config: ShapingConfig) -> Scores:
-    """The step scores for algorithms: min(r_k - eta, 0) for `clip`, r_k - r_{k+1} for `delta`. The last step has no
-    successor, so that the deltas from step k on sum to r_k.
+    """The step scores for algorithms: min(r_k - eta, 0) for `clip`, r_k - r_{k+1} for `delta`. For the last step,
+    r_{k+1} is 0, so that the deltas from step k on sum to r_k.
 
     Source: On Designing Effective RL Reward at Training Time for LLM Reasoning, 2024.
     """
@@ -152,11 +152,11 @@ def accuracy(outcome: float) -> float:
 
 
 def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tuple[float, dict[str, float]]:
-    """The reward of an episode of `length` policy tokens, and its parts by name: unweighted scores, and bonuses and
-    penalties as they are added. A configured bonus is 0 for an episode that does not get it.
+    """The reward of an episode of `length` policy tokens, and the reward's parts by name: unweighted scores, and
+    weighted bonuses and penalties. A configured bonus is 0 for an episode that does not get it.
 
     `scores` may have `rules` (the weighted sum of the rules), `manager` (a reward manager's reward), `accuracy`,
-    `outcome_model`, `process` and `environment` (see `environment`); a kind of scoring that the episode did not need is
+    `outcome_model`, `process` and `environment` (see `environment`). Kinds of scoring that the episode did not need are
     absent.
     """
     weights = {

@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 
 
 class HackAlarm:
-    """Watches trends over a sliding window: it rings while the mean reward rises, the outcomes do not rise with it, and
-    process model and rules agree less and less.
+    """Watches trends over a sliding window: rings while the mean reward rises, the outcomes do not rise, and the
+    process model agrees with the rules less and less.
 
-    A fall of the agreement alone says little: a policy that learns takes most steps right before its answers are."""
+    Falling agreement alone is no alarm: while a policy learns, its steps become right before its answers do."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
@@ -34,7 +34,8 @@ class HackAlarm:
         self.count = 0
 
     def add(self, now: float, reward: float, outcome: float, agreement: float) -> bool:
-        """Add the means of one report. True if the alarm begins with it; `ringing` says whether it continues."""
+        """Add the means of one report. True if this report starts the alarm; `ringing` is true while the alarm
+        lasts."""
         self._points.append((now, reward, outcome, agreement))
         while now - self._points[0][0] > self._config.window_s:
             self._points.popleft()
@@ -46,7 +47,7 @@ class HackAlarm:
         return self.ringing and not before
 
     def _changes(self) -> tuple[float, float, float]:
-        """The changes of reward, outcome and agreement over the window, by straight lines; 0 until it is half full."""
+        """The changes of reward, outcome and agreement over the window, by linear fits; 0 until it is half full."""
         times, *trends = np.array(self._points).T
         span = times[-1] - times[0]
         if len(times) < _LEAST_POINTS or span < self._config.window_s / 2:
@@ -64,18 +65,18 @@ class ScoringStats:
         self._start_window(now)
 
     def waited(self, seconds: float) -> None:
-        """Time spent without any episode to score."""
+        """Add time spent without any episode to score."""
         self._idle += seconds
 
     def count(self, trajectory: Trajectory, scored: ScoredEpisode) -> None:
-        """Labels that the replay has accepted."""
+        """Add labels that the replay has accepted."""
         self._tokens += len(trajectory)
         self._counts["labelled" if scored.final else "handed_on"] += 1
         if scored.final and not trajectory.is_demonstration:
             self._window.append((trajectory, scored))
 
     def count_failure(self, kind: Literal["failed", "refused", "waited"], episodes: int = 1) -> None:
-        """Episodes that could not be scored, whose labels the replay refused, or whose service is unavailable."""
+        """Add episodes that failed, whose labels the replay refused, or that wait for an unavailable service."""
         self._counts[kind] += episodes
 
     def age(self, now: float) -> float:
@@ -83,7 +84,7 @@ class ScoringStats:
         return now - self._since
 
     def report(self, now: float) -> dict[str, float]:
-        """The metrics since the last report; docs/metrics.md lists them. A new window begins."""
+        """The metrics since the last report, listed in docs/metrics.md. Starts a new window."""
         seconds = max(self.age(now), 1e-9)
         values: dict[str, float] = {
             **self._counts,
@@ -120,7 +121,7 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
         "outcome_mean": fmean([each.outcome for each in labels]),
         "steps_per_answer": fmean([len(trajectory.steps) for trajectory, _ in window]),
         "length_mean": fmean([trajectory.sampled_tokens for trajectory, _ in window]),
-        # Of the policy's tokens.
+        # The first step's share of the policy's tokens.
         "first_step_share": fmean(
             [sum(step.end - step.start for step in each.steps[:1]) / each.sampled_tokens for each, _ in window]
         ),
@@ -133,7 +134,7 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
 
 
 def _histograms(scores: Sequence[Scores]) -> dict[str, float]:
-    """The share of scores in each bin, for first, inner and last steps. An only step is a last one."""
+    """The share of scores in each bin, for first, inner and last steps. An only step is a last step."""
     positions = {
         "first": [each[0] for each in scores if len(each) > 1],
         "inner": [score for each in scores for score in each[1:-1]],

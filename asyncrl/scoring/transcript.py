@@ -1,4 +1,4 @@
-"""Trajectories as the text that reward models read, cut at the bounds of the steps.
+"""Trajectories as the text that reward models read, split at the bounds of the steps.
 
 An episode whose agent rewrote its history has one transcript for each branch. Text is decoded from the policy's tokens
 and never mapped back onto them: the k-th step of the transcripts, counted through all branches, is the k-th step of the
@@ -26,7 +26,7 @@ class Decoder(Protocol):
 
 
 def decode(tokens: list[int], tokenizer: Decoder, skip_special: bool) -> str:
-    """The text of the tokens as it is, without cleaning up spaces."""
+    """The exact text of the tokens, without cleaning up spaces."""
     return str(tokenizer.decode(tokens, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False))
 
 
@@ -41,8 +41,8 @@ class Passage:
     is tool results.
 
     `text` includes the special tokens of the policy's template. `bare` is the text without them, for models with
-    another template; None if there are none. `runs` cuts the text into stretches of special tokens (True) and of
-    ordinary ones (False). An ordinary stretch that looks like a special token was spelled out by somebody.
+    another template; None if the text has no special tokens. `runs` splits the text into stretches of special tokens
+    (True) and of ordinary tokens (False). A special token's text in an ordinary stretch is only ordinary text.
     """
 
     text: str
@@ -62,9 +62,9 @@ Transcript = Sequence[Passage]
 def transcripts(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Transcript]:
     """One transcript for each branch, up to the end of the branch's last step.
 
-    The bare prompt is the text of the task's messages without the system's; if several roles speak, each message
-    follows its role. If there are several branches, each has the prompt of its own tokens. Bare tool results have no
-    role headers.
+    With one branch, the bare prompt is the text of the task's messages without the system's; with several roles, each
+    message begins with its role. With several branches, the bare prompt is decoded from each branch's own tokens. Bare
+    tool results have no role headers.
     """
     branches = trajectory.branches
     problem = _problem(task) if len(branches) == 1 else None
@@ -102,12 +102,12 @@ def _problem(task: Task) -> str:
 def _content(content: Any) -> str:
     if isinstance(content, str):
         return content
-    # Tables give an image the columns of a text, which are empty.
+    # In data from tables, the part of an image has an empty `text`.
     return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content or ())
 
 
 def _without_template(runs: Sequence[tuple[bool, str]]) -> str:
-    """The text without special tokens, role headers and what the system says."""
+    """The text without special tokens, role headers and system messages."""
     texts, role = "", ""
     for is_special, text in runs:
         if is_special:

@@ -1,4 +1,4 @@
-"""Scores by rule in processes of their own: both the scorer's side and the program that these processes run."""
+"""Scores by rule in separate processes: both the scorer's side and the program that these processes run."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from asyncrl.wire import Message
 logger = logging.getLogger(__name__)
 
 _BACKSTOP = 8
-"""A multiple of the memory limit. The parent kills the process long before, unless it has ended or is too slow."""
+"""The process limits its own memory to this multiple of the limit, in case the parent has ended or reacts too late."""
 
 
 class Verifier:
-    """Scores with the configured rules, `rule_processes` episodes at once, within `timeout_s` and `rule_memory_mb`
-    each. verl's reward managers use the tokenizer of `policy`. Programs run in `sandbox`.
+    """Scores with the configured rules, `rule_processes` episodes at once. Each episode may take `timeout_s` and
+    `rule_memory_mb`. verl's reward managers use the tokenizer of `policy`. Programs run in `sandbox`.
 
     Raises ConfigError: a rule cannot be loaded.
     """
@@ -53,14 +53,14 @@ class Verifier:
 
     def submit(self, given: RuleInput) -> Future[RuleScores]:
         """Scores in the background. The future raises ScoringError if a rule failed, overran a limit, or ended its
-        process, and CancelledError if the verifier is closed before. Raises ScoringError: the verifier is closed."""
+        process, and CancelledError if the verifier is closed first. Raises ScoringError: the verifier is closed."""
         texts = {"answer": given.answer, "full_answer": given.full_answer, "response": given.response}
         message = wire.trajectory_message(given.trajectory)
         body = {**message.body, "row": wire.task_body(given.task), **texts}
         return self._pool.submit([Message("verify", 0, body, message.arrays)], _read)
 
     def score(self, given: RuleInput) -> RuleScores:
-        """The scores of one episode. It raises the errors of the future of `submit`."""
+        """The scores of one episode. Raises: see `submit`."""
         return self.submit(given).result()
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def policy_settings(policy: ModelConfig | None) -> dict[str, Any]:
 
 
 def policy_tokenizer(settings: Mapping[str, Any]) -> Any:
-    """The policy's tokenizer. Raises ConfigError: there is none."""
+    """The policy's tokenizer. Raises ConfigError: model.path is not set."""
     if settings["policy"] is None:
         raise ConfigError("a verl reward manager needs model.path, whose tokenizer it is made with")
     return open_tokenizer(ModelConfig(**settings["policy"]))
@@ -88,7 +88,7 @@ def _read(reply: Message) -> RuleScores:
 
 
 def _load(settings: Mapping[str, Any]) -> Answer:
-    """The answering function of a process of the verifier."""
+    """Makes the function that answers requests in a process of the verifier."""
     config = ScoringConfig(rule=settings["rule"], rules=settings["rules"])
     sandbox = open_sandbox(SandboxConfig(**settings["sandbox"]))
     rules = load_rules(config, lambda: policy_tokenizer(settings), sandbox)

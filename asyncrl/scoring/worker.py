@@ -1,12 +1,12 @@
-"""The loop of a scorer: leases trajectories, and returns labels for each, or the reason why it has none.
+"""The loop of a scorer: leases trajectories, and returns labels or a failure for each.
 
 A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures dead-letters
-and counts it. A group that was leased as a whole is delivered as a whole, and fails as a whole. A service that is
-unavailable is no failure of a trajectory: the trajectory goes back unchanged, and the scorer does not try that kind of
-scores for a while.
+and counts it. A group that was leased as a whole is delivered as a whole, and fails as a whole. An unavailable service
+is not a failure of a trajectory: the scorer does not lease for this service for a while, and the trajectory waits in
+the replay.
 
-A thread of its own scores, so that leases are renewed during long batches. A scorer without results for too long ends,
-and its leases go to others.
+Scoring runs in a separate thread, so that leases are renewed during long batches. A scorer without results for too long
+ends, and its leases go to other scorers.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ logger = logging.getLogger(__name__)
 
 Result = ScoredEpisode | ScoringError
 Unit = list[Lease]
-"""Leases whose results are delivered together: one, or all of a group."""
+"""Leases whose results are delivered together: one lease, or all leases of a group."""
 
 
 class ScoringWorker:
-    """Scores until it is stopped. `lease_s` is how long the replay waits for a silent scorer. Some episodes of
-    evaluations are shown to `samples`. `spans` get each lease, batch and delivery."""
+    """Scores until it is stopped. The replay takes leases back `lease_s` after their last renewal. `samples` logs some
+    episodes of evaluations. `spans` records each lease, batch and delivery."""
 
     def __init__(
         self,
@@ -73,8 +73,8 @@ class ScoringWorker:
         self._background = _Background(scorer, self._spans)
 
     def run(self, stop: threading.Event, drain: threading.Event) -> None:
-        """Work until `stop` is set, when the replay gives unfinished leases to others; or until `drain` is set and what
-        is leased is scored.
+        """Work until `stop` is set, or until `drain` is set and all leased trajectories are scored. After `stop`, the
+        replay gives unfinished leases to other scorers.
 
         Raises ScoringError: the scorer hangs, or its thread died.
         """
@@ -142,7 +142,7 @@ class ScoringWorker:
                 self._outages.end(unit[0].kinds, self._clock())
 
     def _send(self, scored: Sequence[tuple[Lease, ScoredEpisode]]) -> None:
-        """Deliver labels together; if the replay refuses some of them, one by one."""
+        """Deliver labels together; if the replay refuses them, one by one."""
         if not scored:
             return
         try:
@@ -171,7 +171,7 @@ class ScoringWorker:
                 self._samples.show(lease.task, lease.trajectory, each.labels)
 
     def _fail(self, unit: Unit, error: ScoringError | RefusedError | WireError) -> None:
-        """Give a unit up for now; the replay knows the group of its first trajectory."""
+        """Report a unit as failed. For a group, the replay finds the members by the first trajectory."""
         trajectory = unit[0].trajectory
         what = f"group {trajectory.group_id}" if _is_group(unit[0]) else f"trajectory {trajectory.id}"
         self._error_logger.exception(f"{what} was not scored: {error}", error)
@@ -184,22 +184,23 @@ def _is_group(lease: Lease) -> bool:
 
 
 def _scored(unit: Unit, results: Sequence[Result]) -> list[tuple[Lease, ScoredEpisode]]:
-    """The leases of a unit with their results; empty if one of them failed."""
+    """The leases of a unit with their results; empty if one of the leases failed."""
     pairs = [(lease, each) for lease, each in zip(unit, results, strict=True) if isinstance(each, ScoredEpisode)]
     return pairs if len(pairs) == len(unit) else []
 
 
 def _units(leases: Iterable[Lease]) -> list[Unit]:
-    """The members of a group that was leased whole follow each other."""
+    """The units of the leases, in which the members of a group are neighbours."""
     by_unit = groupby(leases, lambda each: each.trajectory.group_id if _is_group(each) else each.trajectory.id)
     return [list(unit) for _, unit in by_unit]
 
 
 class Outages:
-    """Kinds whose service is unavailable, tried again after growing pauses. Times are seconds of a monotonic clock."""
+    """The kinds whose service is unavailable. They are tried again after growing pauses. Times are seconds of a
+    monotonic clock."""
 
     def __init__(self) -> None:
-        # When the outage began, its last pause, and when that pause ends.
+        # By kind: the start of the outage, its last pause, and the end of that pause.
         self._outages: dict[str, tuple[float, float, float]] = {}
         self._reasons: dict[str, str] = {}
 
@@ -208,30 +209,30 @@ class Outages:
         return [kind for kind in kinds if kind not in self._outages or now >= self._outages[kind][2]]
 
     def begin(self, error: KindUnavailableError, now: float) -> None:
-        """Leave the kind alone for a pause, twice as long as the last one. Within a pause this changes nothing."""
+        """Start a pause for the kind, twice as long as its last one. During a pause, changes nothing."""
         since, pause, until = self._outages.get(error.kind, (now, FIRST_PAUSE_S / 2, now))
         if now < until:
             return
         pause = min(2 * pause, LONGEST_PAUSE_S)
         self._outages[error.kind] = since, pause, now + pause
         self._reasons[error.kind] = str(error)
-        message = "%s has been unavailable for %.0f s: its trajectories wait, and the next try is in %.0f s (%s)"
+        message = "%s has been unavailable for %.0f s: its trajectories wait, and are tried again in %.0f s (%s)"
         logger.warning(message, error.kind, now - since, pause, error)
 
     @property
     def text(self) -> str:
-        """The unavailable kinds and the reasons; empty without any."""
+        """The unavailable kinds with their reasons, or ""."""
         return "; ".join(f"{kind}: {one_line(reason)}" for kind, reason in self._reasons.items())
 
     def end(self, kinds: Sequence[str], now: float) -> None:
-        """Note that these kinds gave scores."""
+        """End the outages of these kinds, which gave scores."""
         for kind in self._outages.keys() & set(kinds):
             del self._reasons[kind]
             logger.warning("%s is available again after %.0f s", kind, now - self._outages.pop(kind)[0])
 
 
 class _Background:
-    """A thread that scores batches, one after another. It ends with the process. `spans` get each batch."""
+    """A thread that scores batches, one after another. It ends with the process. `spans` records each batch."""
 
     def __init__(self, scorer: Scorer, spans: Spans) -> None:
         self._scorer = scorer
@@ -244,8 +245,8 @@ class _Background:
         self._batches.put(units)
 
     def results(self) -> list[list[Result]]:
-        """The results of the units that are ready, in order; waits up to POLL_S for the first. Raises ScoringError: the
-        thread died."""
+        """The results of the next units that are ready, in order; waits up to POLL_S for the first. Raises
+        ScoringError: the thread died."""
         ready: list[list[Result]] = []
         try:
             while True:

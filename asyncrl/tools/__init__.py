@@ -2,17 +2,18 @@
 
 Promises that this room keeps (the numbers are those of docs/concepts.md):
 
-- 4, a failure is never a zero: a tool that fails is retried, and then fails its episode (`toolbox.py`). The same holds
-  for environments (`environments/environments.py`) and simulated users (`interactions/users.py`).
+- 4, a failure is never a zero: a failed call of a tool is retried, and if it keeps failing, its episode fails
+  (`toolbox.py`). Failures of environments (`environments/environments.py`) and simulated users
+  (`interactions/users.py`) fail the episode, too.
 - Every tool that an episode has opened is released exactly once (`toolbox.py`).
 
 Files in reading order: `base.py` is the class that a tool derives from, `toolbox.py` opens and calls the tools of an
 episode, `calculator.py` is the shortest tool. `registry.py` finds tools by name, and `offered.py` lists those on offer.
-`environments/`, `interactions/`, `mcp/` and `search/` have one kind each; `python_sandbox.py` and `python_session.py`
-run programs, `fetch.py` reads web pages.
+`interactions/` has simulated users, `environments/` environments, `mcp/` tools of MCP servers, and `search/` the tool
+`search`. `python_sandbox.py` and `python_session.py` run programs, `fetch.py` reads web pages.
 
-Free to change: everything within one tool. To add one, write a file with a class that derives from `Tool`, and name it
-in `BUILT_IN` of `registry.py`. The signatures of the classes below are those that users implement.
+To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. Users
+derive from the classes below, so their signatures must not change.
 """
 
 from asyncrl.tools.base import StateLostError, Tool, ToolRefusal

@@ -16,7 +16,7 @@ class ToolRefusal(Exception):  # noqa: N818 - a refusal is the policy's mistake,
 
 
 class StateLostError(Exception):
-    """The tool has lost the state of the episode. Another try would answer from another state, so the episode fails."""
+    """The tool has lost the state of the episode. A retry would answer from another state, so the episode fails."""
 
 
 class Service(Protocol):
@@ -25,7 +25,7 @@ class Service(Protocol):
     name: str
 
     def session(self) -> AbstractAsyncContextManager[Any]:
-        """Open the session of one episode. Entering it may wait until another episode has left its own."""
+        """Open the session of one episode. Entering the session may wait until other episodes have left theirs."""
         ...
 
     async def close(self) -> None:
@@ -55,7 +55,7 @@ class Tool(ABC):
     """The episode's session with `service`; set before `create`, and closed after `release`."""
 
     limits_itself: ClassVar[bool] = False
-    """True if the tool limits the time of its calls itself, so that `actor.tool_timeout_s` does not hold."""
+    """True if the tool limits the time of its calls itself, so that `actor.tool_timeout_s` does not apply."""
 
     shared: dict[str, Any]
     """A dictionary that all tools of the episode share; set before `create`."""
@@ -70,10 +70,10 @@ class Tool(ABC):
 
     @classmethod
     def prepare(cls) -> None:
-        """Check this machine, once when an actor starts. Raises ConfigError: the tool cannot be used here."""
+        """Check, once when an actor starts, that this machine can run the tool. Raises ConfigError if it cannot."""
 
     def __init__(self, episode: str) -> None:
-        """`episode` is the episode's unique id. It may seed a generator, or name a session of another service."""
+        """`episode` is the episode's unique id, which may seed a generator or name a session elsewhere."""
         self.episode = episode
 
     async def create(self, **kwargs: Any) -> None:

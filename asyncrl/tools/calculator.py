@@ -35,7 +35,10 @@ class Calculator(Tool):
 
 
 def calculate(expression: str) -> str:
-    """The result, rounded to DECIMALS decimals, without trailing zeros. Raises ToolRefusal: it is not one operation."""
+    """The result, rounded to DECIMALS decimals, without trailing zeros.
+
+    Raises ToolRefusal: the expression is not one operation on two numbers, or divides by zero.
+    """
     parts = _EXPRESSION.fullmatch(expression)
     if parts is None:
         raise ToolRefusal("Error: write two numbers with one of + - * / between them, such as 5*3.")

@@ -1,4 +1,4 @@
-"""Calls of users' code, which may raise an exception that would end more than the call."""
+"""Keeps users' code from ending the whole actor with SystemExit or CancelledError."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ T = TypeVar("T")
 class EscapeError(Exception):
     """The code ended the program, or raised CancelledError without being cancelled."""
 
-    # A wait for a task of its own that was cancelled raises CancelledError, too. asyncio would end the actor with all
-    # its episodes.
+    # Waiting for a cancelled task also raises CancelledError. Without this class, either exception would end the actor
+    # with all its episodes.
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:
-    """Wait for the result of `call`.
+    """Wait for the result of `call`, and pass on its exceptions.
 
-    Raises what it raises, but EscapeError in place of SystemExit, and of a CancelledError that does not cancel this
-    task.
+    Raises EscapeError instead of SystemExit, and instead of CancelledError if this task was not cancelled.
     """
     try:
         return await call()

@@ -1,6 +1,6 @@
 """The tool `fetch`: the text of a web page, without a browser, from the hosts that `actor.fetch.hosts` allows.
 
-Requests and redirections go to public addresses of allowed hosts alone (`network.public`). If a URL is wrong or not
+Requests and redirections go only to public addresses of allowed hosts (`network.public`). If a URL is wrong or not
 allowed, the policy reads the reason. If a server fails, the tool has failed.
 """
 
@@ -34,9 +34,9 @@ _ENTRY = re.compile(r"(\*\.)?([^\s/:@*?#\[\]]+|\[[0-9a-fA-F:.]+\])(?::([0-9]{1,5
 
 
 class AllowedHosts:
-    """The hosts of `actor.fetch.hosts`: `HOST`, or `*.HOST` for all below it, with or without `:PORT`.
+    """The hosts of `actor.fetch.hosts`: `HOST`, or `*.HOST` for all hosts below it, with or without `:PORT`.
 
-    Without a port, the usual ones of http and https are allowed. Raises ConfigError.
+    Without a port, the default ports of http and https are allowed. Raises ConfigError.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:
@@ -57,14 +57,16 @@ class AllowedHosts:
 
 
 def _read_entry(entry: str) -> tuple[bool, str, int | None]:
-    """Read an entry: true if it is for hosts below the name, the name, and the port."""
+    """Read an entry: whether it begins with `*.`, its name, and its port. `None`: the default ports."""
     found = _ENTRY.fullmatch(entry)
     try:
         host = URL.build(scheme="http", host=found[2].strip("[]").rstrip(".")).raw_host if found else None
     except ValueError:
         host = None
     if found is None or host is None:
-        raise ConfigError(f"actor.fetch.hosts: {entry!r} is no host; write HOST, *.HOST or HOST:PORT, without http://")
+        raise ConfigError(
+            f"actor.fetch.hosts: {entry!r} is not a host; write HOST, *.HOST or HOST:PORT, without http://"
+        )
     return bool(found[1]), host, int(found[3]) if found[3] else None
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 async def finish(work: Coroutine[Any, Any, None]) -> None:
-    """Wait until `work` is done. If this is cancelled meanwhile, CancelledError is raised when the work is done."""
+    """Wait until `work` is done. If the caller is cancelled meanwhile, raise CancelledError when the work is done."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.shield(task)

@@ -1,7 +1,7 @@
-"""Reads the text of a web page, as a person would copy it from a browser: HTML by lxml, other texts as they are.
+"""Reads the text of a web page, as a person would copy it from a browser: HTML by lxml, other texts unchanged.
 
 Headings, list items, rows of tables and preformatted text keep their lines. Scripts, styles, forms and menus are left
-out; a page that marks its main part gives that alone.
+out. If a page marks its main part, everything else is left out, too.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _MAIN: Final = ("//main", "//*[@role='main']", "//article")
 _BLANKS = re.compile(r"[ \t\r\n\f\v\u00a0]+")
 _DECLARED = re.compile(rb"<meta[^>]{0,200}charset|<\?xml[^>]{0,100}encoding", re.IGNORECASE)
 _HUGE_TAG = re.compile(rb"""<[a-zA-Z](?:[^<>"']|"[^"]*"|'[^']*'){20000}""")
-"""libxml2 compares each attribute of a tag with all before it, so that one tag could take minutes."""
+"""A tag that libxml2 could need minutes for, because it compares each attribute with all earlier ones of the tag."""
 
 _HEAD_BYTES = 2048
 
 
 def page_text(fetched: Fetched) -> str:
-    """The title and the text of a fetched page. Raises RefusedError: it is no text."""
+    """The title and the text of a fetched page. Raises RefusedError: the page is not text."""
     kind = fetched.content_type
     if kind in HTML_TYPES:
         return html_text(fetched.body, fetched.charset)
@@ -53,16 +53,16 @@ def page_text(fetched: Fetched) -> str:
 
 
 def html_text(body: bytes, charset: str | None = None) -> str:
-    """The text of a page of HTML. Its encoding is `charset`, or else the one that it declares, or else UTF-8.
+    """The text of a page of HTML. The encoding is `charset`, or else the one that the page declares, or else UTF-8.
 
-    Raises RefusedError: it would take too long to read.
+    Raises RefusedError: the page would take too long to read.
     """
     from lxml import etree, html
 
     if _HUGE_TAG.search(body):
         raise RefusedError("one of its tags is too long to be read")
     encoding = _known(charset) or (None if _DECLARED.search(body[:_HEAD_BYTES]) else "utf-8")
-    # Nothing is looked up for a page: neither its document type nor its entities.
+    # `no_network`: lxml loads neither document types nor entities.
     parser = html.HTMLParser(encoding=encoding, no_network=True, remove_comments=True, remove_pis=True)
     try:
         root = html.document_fromstring(body, parser=parser, ensure_head_body=True)
@@ -97,7 +97,7 @@ class _Lines:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._line: list[str] = []
-        # Facts about `_line`. They are kept, since a line may have very many parts.
+        # Both describe `_line`. Looking through its parts at each call would be slow for lines of very many parts.
         self._has_mark = self._has_text = False
         self.preformatted = 0
 

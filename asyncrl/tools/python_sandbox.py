@@ -41,7 +41,7 @@ class PythonSandbox(Tool):
         known = {
             "backend": open_sandbox(actor.sandbox),
             "slots": asyncio.Semaphore(actor.sandbox.at_once),
-            # The program's time is limited in the sandbox. The start of a container does not count, so no limit here.
+            # The sandbox limits the time of the program. `actor.tool_timeout_s` would count the container's start, too.
             "limits_itself": True,
         }
         return type(cls.__name__, (cls,), known)
@@ -70,7 +70,7 @@ class PythonSandbox(Tool):
 
 
 def prepare_sandbox(opened: Sandbox) -> None:
-    """Check that the sandbox runs programs, and warn if it lacks isolation. Raises ConfigError: it runs none here."""
+    """Check that the sandbox runs programs here, and warn if it lacks isolation. Raises ConfigError if it runs none."""
     try:
         check_sandbox(opened)
     except sandbox.SandboxError as error:
@@ -78,7 +78,7 @@ def prepare_sandbox(opened: Sandbox) -> None:
 
 
 def remark(ran: sandbox.ProgramResult, limits: sandbox.SandboxLimits) -> str:
-    """A sentence for the policy about the program's bad end. It is empty if the program ended well."""
+    """A sentence for the policy about why the program failed. It is empty if the program succeeded."""
     if ran.status is None:
         return f"Error: stopped after {limits.wall_s:g} s."
     if ran.reason:

@@ -26,7 +26,7 @@ LOST = "The session was restarted: its variables, imports and files are lost."
 
 
 class PythonSession(Tool):
-    """Runs cells. The policy sees it under the name of the tool without a state, so tasks can have either."""
+    """Runs cells. The policy calls it `python`, like the tool without a state, so the same tasks work with both."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "python",
@@ -40,7 +40,7 @@ class PythonSession(Tool):
             "required": ["code"],
         },
     }
-    # The session limits the time of a cell. Before that a call may wait for memory, which has no limit.
+    # The session limits the time of a cell. Before the cell, a call may wait for memory without a limit.
     limits_itself: ClassVar[bool] = True
     service: ClassVar[SessionService]
     backend: ClassVar[Sandbox]
@@ -67,7 +67,7 @@ class PythonSession(Tool):
         total_mb = self.service.budget.total_mb
         if memory_mb > total_mb:
             raise ValueError(
-                f"memory_mb={memory_mb} is more than actor.sandbox.memory_mb={total_mb}, that of all sessions"
+                f"memory_mb={memory_mb} is more than actor.sandbox.memory_mb={total_mb}, the limit of all sessions"
             )
         self._limits = sandbox.SandboxLimits(wall_s, math.inf, memory_mb)
 

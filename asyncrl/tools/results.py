@@ -1,9 +1,9 @@
 """The results of tools, environments and simulated users: a text, or a list of texts and images.
 
-Such a list has at least one image, and these items: texts, Pillow's images, and blocks `{"type": "text", "text": ...}`
-or `{"type": "image", "image": SOURCE}`. A source is as in messages of tasks (`image_sources`), or a picture in memory:
-an image of Pillow, or an array uint8[height, width, 3]. A list of blocks that are all text is read as their text. Any
-other list is no result of this kind.
+The items of a list are texts, Pillow images, and blocks `{"type": "text", "text": ...}` or
+`{"type": "image", "image": SOURCE}`. A source is as in messages of tasks (`image_sources`), or a picture in memory: a
+Pillow image, or an array uint8[height, width, 3]. A list of text blocks alone is read as one text. Every other list
+needs at least one image.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Content = str | list[Mapping[str, Any]]
 
 
 def read_content(value: Any) -> Content | None:
-    """Read a result, and make files of pictures in memory. None if it is neither a text nor a list of texts and images.
+    """Read a result, and encode its pictures in memory as PNG files.
 
-    Raises ValueError, TypeError, OSError: a picture in memory cannot become a file.
+    Returns None if the value is neither a text nor a list of texts and images. Raises ValueError, TypeError, OSError: a
+    picture cannot be encoded.
     """
     if isinstance(value, str):
         return str(value)
@@ -43,7 +44,7 @@ def read_content(value: Any) -> Content | None:
 
 
 def cut_content(content: Content, max_chars: int) -> Content:
-    """The content with at most `max_chars` characters of text. Of several texts the first ones are kept."""
+    """The content with at most `max_chars` characters of text. The first of several texts are kept."""
     if isinstance(content, str):
         return cut(content, max_chars)
     found: list[Mapping[str, Any]] = []
@@ -88,8 +89,8 @@ def _block(item: Any) -> Mapping[str, Any]:
 
 
 def _is_picture(value: Any) -> bool:
-    """True if this is an image of Pillow."""
-    # If it is one, Pillow has been imported.
+    """True if this is a Pillow image."""
+    # A Pillow image can exist only if Pillow was imported.
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 

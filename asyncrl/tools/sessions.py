@@ -1,7 +1,7 @@
-"""The Python sessions of an actor's episodes, within the memory that they may take together.
+"""The Python sessions of an actor's episodes, whose memory limits together have a bound.
 
-The session of an episode begins with its first call, as soon as its memory limit fits into what the other sessions
-leave. It ends with the episode.
+The session of an episode begins with the episode's first call, as soon as its memory limit and those of all other
+sessions fit into the bound. The session ends with the episode.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class InterpreterCounts:
 
     - `started` sessions; `start_failures`.
     - `late`: calls that took too long. `ended`: calls whose program ended the session.
-    - `ran_in_pause`: sessions that ended because a process of them ran between two calls.
-    - `states_lost`: sessions that this machine ended, with the state of their episode.
+    - `ran_in_pause`: sessions that were ended because one of their processes ran between two calls.
+    - `states_lost`: sessions that failed on this machine, so that the state of their episode was lost.
     """
 
     open: int = 0
@@ -51,7 +51,7 @@ class InterpreterCounts:
 
 
 class MemoryBudget:
-    """Divides `total_mb` among holders, in the order in which they come."""
+    """Grants parts of `total_mb`, first come, first served."""
 
     def __init__(self, total_mb: int) -> None:
         self.total_mb = total_mb
@@ -59,7 +59,7 @@ class MemoryBudget:
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def take(self, size_mb: int) -> None:
-        """Wait until `size_mb`, at most `total_mb`, are free, and take them."""
+        """Wait until `size_mb` are free, and take them. `size_mb` must not exceed `total_mb`."""
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((size_mb, admitted))
         self._admit()
@@ -89,7 +89,7 @@ class MemoryBudget:
 
 
 class SessionService:
-    """The sessions of all episodes. `start` starts one, and `stop` ends the process that starts them."""
+    """The sessions of all episodes. `start` opens a session, and `stop` ends the process that opens them."""
 
     name = "python sessions"
 

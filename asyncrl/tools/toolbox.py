@@ -44,9 +44,9 @@ class ToolLimits:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Counts since the start: the policy's calls, and those that were malformed, of unknown tools, or refused.
+    """Counts since the start: all calls, malformed calls, calls of unknown tools, and refused calls.
 
-    `failures` are tries in which a tool failed.
+    `failures` counts the attempts in which a tool failed.
     """
 
     calls: int = 0
@@ -57,7 +57,7 @@ class ToolCounts:
 
 
 class Toolbox:
-    """The tools on offer, by the names that the policy uses. `spans` get each call."""
+    """The tools on offer, by the names that the policy uses. `spans` records each call."""
 
     def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits, spans: Spans | None = None) -> None:
         self._classes = classes
@@ -88,7 +88,7 @@ class Toolbox:
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenTools]:
-        """Open the tools of one episode: all on offer or, if the task has its own schemas, those that they name.
+        """Open the tools of one episode: all tools, or only those that the task's own schemas name.
 
         Raises ToolError: the task names a tool that is not on offer, or a tool cannot be created.
         """
@@ -137,7 +137,7 @@ class Toolbox:
 
 
 class OpenTools:
-    """The open tools of one `episode`: `functions` by name, and `shown` in the form that templates take."""
+    """The open tools of one `episode`. `functions` has their schemas by name, `shown` as chat templates take them."""
 
     def __init__(
         self,
@@ -160,14 +160,14 @@ class OpenTools:
         self._used: set[str] = set()
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """The messages that begin the episode: those of its task."""
+        """The messages that begin the episode: the task's messages, unchanged."""
         return tuple(messages)
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
-        """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, `create_kwargs` may be around it."""
+        """Prepare each tool with its entry of `tools_kwargs`, which `create_kwargs` may wrap, as in verl's data."""
         for name, tool in self._tools.items():
             kwargs = dict(tools_kwargs.get(name) or {})
-            # A row of Parquet has the field of other rows, as null.
+            # In Parquet a row has the fields of other rows, as null.
             inner = kwargs.pop("create_kwargs", None)
             kwargs = kwargs if inner is None else inner
             await self._within_limits(name, "create", tool.create, **kwargs)
@@ -207,7 +207,7 @@ class OpenTools:
             self._counts.refused += 1
             return str(refusal)
         try:
-            # A picture in memory becomes a file, which takes a while.
+            # Encoding a picture takes a while.
             content = answer if isinstance(answer, str) else await asyncio.to_thread(read_content, answer)
         except (ValueError, TypeError, OSError) as error:
             raise ToolError(f"tool {call.name} answered with an image that cannot be saved: {error}") from error
@@ -219,9 +219,9 @@ class OpenTools:
     async def _within_limits(
         self, name: str, what: str, method: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any
     ) -> T:
-        """Call a method of a tool until it succeeds, each time with copies of the arguments, which it may change.
+        """Call a method of a tool until it succeeds. Each attempt gets copies of the arguments, which it may change.
 
-        Raises ToolError: it failed too often.
+        Raises ToolError: the method failed too often, or lost the episode's state.
         """
         limit_s = None if self._tools[name].limits_itself else self._limits.timeout_s
         for attempt in range(1, self._limits.retries + 2):

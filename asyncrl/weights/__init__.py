@@ -9,8 +9,9 @@ It keeps promise 9 of docs/concepts.md: a weight update is all or nothing, and a
 
 Files in reading order: routes.py (the routes by which weights travel, and the choice), publisher.py (a push),
 receiver.py (the engine's side), manifest.py, then the two ends of each route: server.py and zmq_route.py, broadcast.py
-and distributed_route.py, folders.py and disk_route.py. delta.py makes pushes small. from_config.py is the door.
+and distributed_route.py, folders.py and disk_route.py. delta.py makes pushes small. from_config.py makes the settings
+of routes.
 
 You may add a route, change the encoding of deltas, buckets, threads and limits. Ask before you change the manifest or
-the protocol in transfers.py: learner and engines of one run must speak the same one.
+the protocol in transfers.py: learner and engines of one run must have the same.
 """

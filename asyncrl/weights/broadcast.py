@@ -1,11 +1,11 @@
 """The learner's end of the distributed route: broadcasts buckets to the engines that are connected when a push begins.
 
-Each push has its own members, chosen in the weight server's thread (see transfers.py). Engines ask to join, and are
-called with everything that they need before the first byte. An engine that fails ends the broadcast, after
-`timeout_s` at most. Engines that were away, or that lack a part when a broadcast ends early, take the version by zmq.
+Each push has its own members, chosen in the weight server's thread (see transfers.py). Engines ask to join, and before
+the first byte they get a call with everything that they need. If an engine fails, the broadcast ends after at most
+`timeout_s`. Engines that had not joined, or that lack a part when a broadcast ends early, take the version by zmq.
 
-A bucket on the CPU is part of the version's host copy, so it is sent while the next one is filled. A bucket on a GPU
-must be sent before its buffer is filled again.
+A bucket on the CPU is part of the version's host copy, so it can be sent while the next bucket is filled. A bucket on a
+GPU must be sent before its buffer is filled again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class Broadcaster:
-    """Calls engines through `server` and broadcasts to them from `device`; they find this learner at `host`.
+    """Calls engines through `server` and broadcasts to them from `device`. They connect to this learner at `host`.
 
     `make_group` makes the group of each call. A push waits at most `patience_s` for an engine that is between two
     requests.
@@ -69,7 +69,7 @@ class Broadcaster:
         buckets: Iterable[GatheredBucket],
         canary: Canary | None = None,
     ) -> Iterator[GatheredBucket]:
-        """Yield the `buckets` of `version`, and broadcast them meanwhile to the engines that are there now."""
+        """Yield the `buckets` of `version`, and broadcast them meanwhile to the engines that have joined."""
         entries = tuple(chain(*(bucket.entries for bucket in plan)))
         self._call_engines(Manifest(version, MAX_CHUNK_BYTES, entries, canary=canary), plan)
         sums = []
@@ -104,7 +104,7 @@ class Broadcaster:
                 self._fail(str(error))
 
     def _begin(self, tensor: torch.Tensor) -> None:
-        """Begin to send `tensor`, once the tensor two before it is sent."""
+        """Begin to send `tensor`, once at most one earlier tensor is still being sent."""
         self._finish_all_but(AT_ONCE - 1)
         if self._group is not None:
             try:
@@ -120,7 +120,7 @@ class Broadcaster:
                 self._fail(str(error))
 
     def _call(self, manifest: Manifest, plan: Sequence[Bucket], members: Sequence[bytes]) -> BroadcastCall:
-        """The call to the engines, made in the server's thread while `_call_engines` waits for it."""
+        """Make the call to the engines, in the server's thread, while `_call_engines` waits for it."""
         if members != self._members or self._group is None:
             self._drop()
             self._members, self._name = members, uuid.uuid4().hex
@@ -130,7 +130,7 @@ class Broadcaster:
     def _fail(self, reason: str) -> None:
         self.failures += 1
         logger.warning(
-            "a broadcast to %d engines failed; those that lack any of it use zmq: %s",
+            "a broadcast to %d engines failed; engines that lack a part of it use zmq: %s",
             len(self._members),
             reason,
         )

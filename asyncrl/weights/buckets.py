@@ -11,7 +11,8 @@ from asyncrl.weights.manifest import DTYPES, TensorSpec, as_tensor, new_bytes
 
 ALIGNMENT = 64
 TIGHT = 1
-"""No bytes between tensors: these must come from the widest dtype to the narrowest, or a view would not be aligned."""
+"""The alignment of buckets without gaps. Their tensors must come from the widest dtype to the narrowest, so that views
+are aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +27,14 @@ class Bucket:
         return sum(_padded(entry.nbytes, self.alignment) for entry in self.entries)
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The tensors in `flat`, uint8[nbytes], which they share."""
+        """Return the tensors, which are views of `flat`, uint8[nbytes]."""
         return {
             entry.name: as_tensor(flat[start : start + entry.nbytes], entry.dtype, entry.shape)
             for entry, start in self.placed()
         }
 
     def placed(self) -> Iterator[tuple[TensorSpec, int]]:
-        """Every tensor and the byte at which it begins."""
+        """Yield every tensor and the byte at which it begins."""
         start = 0
         for entry in self.entries:
             yield entry, start
@@ -42,23 +43,24 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredBucket:
-    """A bucket and its buffer. On the CPU the receiver may keep it; on a GPU the next bucket overwrites it."""
+    """A bucket and its buffer. On the CPU the receiver may keep the buffer. On a GPU the next bucket overwrites it."""
 
     bucket: Bucket
     flat: torch.Tensor
 
 
 def plan_buckets(entries: Sequence[TensorSpec], bucket_bytes: int, alignment: int = ALIGNMENT) -> list[Bucket]:
-    """`entries` in their order, in buckets of at most `bucket_bytes`; a larger tensor has one for itself."""
+    """Put `entries`, in their order, into buckets of at most `bucket_bytes`. A larger tensor has a bucket for
+    itself."""
     return _filled([[entry] for entry in entries], bucket_bytes, alignment)
 
 
 def tight_buckets(
     entries: Sequence[TensorSpec], bucket_bytes: int, group_of: Callable[[str], str] = str
 ) -> list[Bucket]:
-    """Buckets for `entries` without gaps, the widest dtypes first; a larger tensor has one for itself.
-
-    Tensors of one dtype share a bucket if `group_of` returns the same for their names. Such a bucket may be larger.
+    """Put `entries` into buckets without gaps, the widest dtypes first. Tensors of one dtype share a bucket if
+    `group_of` returns the same text for their names. A bucket is larger than `bucket_bytes` only if it has a single
+    tensor or a single such group.
     """
     groups: dict[tuple[str, str], list[TensorSpec]] = {}
     for entry in sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize):
@@ -67,7 +69,7 @@ def tight_buckets(
 
 
 def _filled(groups: Iterable[Sequence[TensorSpec]], bucket_bytes: int, alignment: int) -> list[Bucket]:
-    """The groups in their order, each in one bucket."""
+    """Put groups, in their order, into buckets. No group is split."""
     buckets: list[list[TensorSpec]] = []
     room = 0
     for group in groups:
@@ -81,7 +83,8 @@ def _filled(groups: Iterable[Sequence[TensorSpec]], bucket_bytes: int, alignment
 
 
 def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-    """Copy the bucket's tensors into a new buffer uint8[nbytes] on their device; return once all are in it."""
+    """Copy the bucket's tensors into a new buffer uint8[nbytes] on their device. Returns once the copies are
+    complete."""
     device = tensors[bucket.entries[0].name].device
     flat = new_bytes(bucket.nbytes, device)
     for name, view in bucket.views(flat).items():
@@ -92,7 +95,7 @@ def flatten(bucket: Bucket, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor
 
 
 def on_host(filled: GatheredBucket) -> dict[str, torch.Tensor]:
-    """The tensors of a bucket on the CPU, copied to pinned memory if they come from a GPU."""
+    """Return the tensors of a bucket on the CPU, copied to pinned memory if they come from a GPU."""
     flat = filled.flat
     if flat.is_cuda:
         flat = torch.empty(flat.nbytes, dtype=torch.uint8, pin_memory=True).copy_(flat)

@@ -1,11 +1,11 @@
 """The canary of a version: the learner's log-probs of a short fixed sequence.
 
-Every engine that takes the version must repeat them before it serves the version. This finds wrong weights on every
-route, under every name and in every kernel. The tokens follow from the run's seed: all versions of a run have the same,
-and so has a resumed run.
+Every engine that takes the version must repeat them before it serves the version. This finds wrong weights of any
+cause: a route, a tensor's name or a kernel. The tokens depend only on the run's seed, so all versions of a run have the
+same tokens.
 
-The statistic is the mean absolute difference over the sequence. Learner and engine round differently, and the largest
-difference mostly comes from one unlucky token; a wrong tensor moves nearly all of them.
+The statistic is the mean absolute difference over the sequence. Learner and engine round differently, which may change
+a single token much. A wrong tensor changes nearly all tokens.
 
 Rounding changes a log-prob in proportion to the logits, and these differ from model to model. So the limit is a share
 of the spread (standard deviation) of the learner's own log-probs over the sequence. docs/weights.md has measurements.
@@ -35,22 +35,22 @@ TOLERANCES = {"float32": 0.005, "bfloat16": 0.08, "float16": 0.08, QUANTIZED: 0.
 """The allowed difference as a share of the spread, by the precision of an engine."""
 
 UNKNOWN = "bfloat16"
-"""The precision assumed of an engine that does not tell its own."""
+"""The assumed precision of an engine that does not report its precision."""
 
 MIN_SPREAD = 0.1
-"""The least spread that is assumed: the log-probs of a model that is close to uniform hardly differ."""
+"""The least spread that is assumed: the log-probs of a nearly uniform model hardly differ."""
 
 STALE_SHARE = 0.1
 
 
 class CanaryError(WeightsError):
-    """An engine that took a version does not repeat its canary, and serves nothing of it."""
+    """An engine that took a version does not repeat its canary, and does not serve the version."""
 
 
 class Canary(msgspec.Struct, frozen=True):
     """The log-probs [T - 1] of all `tokens` [T] but the first, at temperature 1, by a learner that computes in `dtype`.
 
-    Raises ValueError: the numbers do not fit together.
+    Raises ValueError: the numbers of tokens and log-probs do not match, or a value is impossible.
     """
 
     tokens: tuple[int, ...]
@@ -77,7 +77,7 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 
     The canary has one token of each of `LENGTH` equal parts of the vocabulary, in a random order.
     """
-    # So it also finds a server with a part of its rows stale, for example on one of its GPUs.
+    # So the canary also finds a server with stale embeddings for a part of the vocabulary, for example on one GPU.
     drawn = {
         part: int.from_bytes(hashlib.blake2b(f"canary {seed} {part}".encode(), digest_size=8).digest(), "big")
         for part in range(LENGTH)
@@ -93,7 +93,7 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 class CanaryCheck:
     """The canary that an engine must repeat before it serves `version`, which came to this process by `route`.
 
-    `tolerance` is the allowed difference as a share of the spread; None takes the one in `TOLERANCES`.
+    `tolerance` is the allowed difference as a share of the spread. None: the share in `TOLERANCES`.
     """
 
     version: int
@@ -102,7 +102,7 @@ class CanaryCheck:
     tolerance: float | None = None
 
     def allowed(self, precision: str) -> float:
-        """The allowed mean difference for an engine that computes in `precision`, a key of `TOLERANCES`."""
+        """Return the allowed mean difference for an engine that computes in `precision`, a key of `TOLERANCES`."""
         share = self.tolerance
         if share is None:
             share = max(TOLERANCES.get(each, TOLERANCES[UNKNOWN]) for each in (self.canary.dtype, precision))
@@ -120,7 +120,7 @@ class CanaryJudge:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The mean difference and the allowed one of the last version; versions that failed since the start."""
+        """The mean and the allowed difference of the last version, and the number of failed versions."""
         return {
             "canary_difference": self.difference,
             "canary_allowed": self.allowed,
@@ -135,19 +135,17 @@ class CanaryJudge:
         by: str,
         asked: int | None = None,
     ) -> None:
-        """Return if the engine at `by` repeats the canary in its `answer`.
-
-        The answer is the log-probs [asked - 1] of the first `asked` tokens, or of all, without the first token. Raises
-        CanaryError.
+        """Raises CanaryError: the `answer` of the engine at `by` does not repeat the canary. The answer has the
+        log-probs [asked - 1] of tokens 2 to `asked`. None: of all tokens after the first.
         """
         given = np.array(answer, np.float32)
         expected = np.array(check.canary.logprobs[: None if asked is None else asked - 1], np.float32)
         self.allowed = check.allowed(precision)
         if given.shape != expected.shape:
-            # One log-prob alone may be right by luck.
+            # A single log-prob may match by chance.
             self.difference = np.inf
             raise self._failed(check, by, f"the engine gives {given.size} log-probs, {len(expected)} were asked for")
-        # The largest difference of several engines is reported, and nothing is larger than nan.
+        # Metrics report the largest difference of several engines, and no number is larger than nan.
         mean = np.abs(given - expected).mean() if len(given) else np.inf
         self.difference = np.inf if np.isnan(mean) else float(mean)
         if self.difference > self.allowed:
@@ -167,21 +165,21 @@ class CanaryJudge:
                 raise self._failed(
                     check,
                     by,
-                    f"the engine answers to the bit as with version {before.version}, since when the learner's own "
-                    f"log-probs have moved by {moved:.4g} on average: it kept its old weights",
+                    f"the engine's log-probs equal those of version {before.version} bit for bit, and since then the "
+                    f"learner's own have moved by {moved:.4g} on average: it kept its old weights",
                 )
         if is_new:
             self._last = (check, given)
 
     def refuse(self, check: CanaryCheck, by: str, reason: str, advice: str = "") -> CanaryError:
-        """The error for an engine that gave no answer for a `reason`, with `advice` for the user."""
+        """Return the error for an engine that did not answer, with the `reason` and `advice` for the user."""
         return self._failed(check, by, f"it did not answer the canary ({reason}){advice}")
 
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1
         return CanaryError(
-            f"version {check.version}, which came by {check.route}, is not in {by} what the learner published, and "
-            f"nothing of it is served: {reason} (docs/faults.md)"
+            f"version {check.version}, which came by {check.route}, fails its canary in {by}, which does not serve "
+            f"it: {reason} (docs/faults.md)"
         )
 
 

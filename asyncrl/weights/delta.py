@@ -7,7 +7,7 @@ integers, and the differences of new and old elements. These are unsigned intege
 Gaps and differences are split into byte planes, most of which are nearly constant, and compressed with zstd. A tensor
 that changed in many places travels whole. The manifest of the result has the checksums.
 
-Deltas make chains: a receiver that is several versions old applies several in order.
+Deltas make chains: a receiver that is several versions old applies several deltas in order.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ from asyncrl.weights.manifest import (
 )
 
 MAX_DENSITY = 0.25
-"""A tensor of which a larger share changed travels whole."""
+"""A tensor travels whole if a larger share of its elements changed."""
 
 SHARED_BYTES = 1 << 20
-"""Smaller tensors are copied even if nothing changed: they may share a buffer with others, and would keep all of it."""
+"""Smaller tensors are copied even if they did not change: otherwise a small tensor could keep alive a large buffer of
+many tensors."""
 
 GAPS = (1, 2, 4)
 """Widths of a gap in bytes."""
@@ -64,7 +65,7 @@ class Delta:
 
 
 def same_layout(old: Manifest, new: Manifest) -> bool:
-    """True if both have tensors of the same names, shapes and types, so that there can be a delta."""
+    """True if both have tensors of the same names, shapes and types, so that a delta is possible."""
 
     def layout(manifest: Manifest) -> list[tuple[str, str, tuple[int, ...]]]:
         return [(spec.name, spec.dtype, spec.shape) for spec in manifest.tensors]
@@ -75,10 +76,10 @@ def same_layout(old: Manifest, new: Manifest) -> bool:
 def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
     """Compute the delta from `old` to `new`; `each` maps the work over tensors.
 
-    Raises WeightsError: their tensors differ in more than their contents.
+    Raises WeightsError: their tensors differ in names, shapes or types.
     """
     if not same_layout(old.manifest, new.manifest):
-        raise WeightsError("there is no delta between versions of other tensors")
+        raise WeightsError("there is no delta between versions with different tensors")
     specs = new.manifest.tensors
     changed = [i for i, spec in enumerate(specs) if spec.checksum != old.manifest.tensors[i].checksum]
 
@@ -99,7 +100,7 @@ def apply(
 ) -> dict[str, torch.Tensor]:
     """Make the tensors of `target` by a chain of deltas from `base`, the tensors of `held`.
 
-    `each` maps the work over tensors. Large tensors that do not change are shared with `base`, which stays as it is.
+    `each` maps the work over tensors. Large tensors that do not change are shared with `base`, which is not modified.
 
     Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
     WireError: a delta is malformed.
@@ -129,7 +130,7 @@ def apply(
 
 
 def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Patch, Bytes]]]:
-    """The patches of every tensor that changes, in the chain's order."""
+    """Return the patches of every tensor that changes, in the chain's order."""
     found: dict[int, list[tuple[Patch, Bytes]]] = {}
     for delta in chain:
         for patch, data in _parts(delta):
@@ -142,7 +143,7 @@ def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Pat
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
     """Return the count, the width of gaps and the bytes of a patch between unsigned integers of the same width.
 
-    Its memory is the bytes, their planes and 4 bytes for each change.
+    Needs memory for the bytes, their planes, and 4 bytes for each change.
     """
     found, count, widest = _find(old, new)
     width = next((width for width in GAPS if widest < 256**width), WHOLE)
@@ -162,9 +163,8 @@ def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
 
 
 def _find(old: Elements, new: Elements) -> tuple[deque[tuple[int, NDArray[np.uint32]]], int, int]:
-    """Find the elements that differ: starts of blocks with places in them, their count, and the widest gap before one.
-
-    If they are too many for a patch, they are only counted.
+    """Find the elements that differ. Returns the start of each block with the positions in it, the count of all, and
+    the widest gap. If they are too many for a patch, they are only counted.
     """
     found: deque[tuple[int, NDArray[np.uint32]]] = deque()
     count, widest, last = 0, 0, -1
@@ -222,10 +222,10 @@ def _decompress(data: Bytes, size: int, name: str) -> Bytes:
 
 
 def _plane_rows(values: Elements) -> Bytes:
-    """The byte planes uint8[size, n] of n values: first bytes, second bytes, and so on."""
+    """Return the byte planes uint8[size, n] of n values: first bytes, second bytes, and so on."""
     return values.view(np.uint8).reshape(len(values), -1).T
 
 
 def _joined(planes: Bytes) -> Elements:
-    """The n unsigned integers whose byte planes uint8[size, n] are."""
+    """Return the n unsigned integers that have these byte planes uint8[size, n]."""
     return np.ascontiguousarray(planes.T).view(f"u{len(planes)}")[:, 0]

@@ -16,8 +16,7 @@ POLLS = 10
 
 
 class DiskRoute:
-    """Brings the newest folder of `run` under `directory` (see folders.py): with `read` its tensors, else the folder.
-
+    """Fetches the newest folder of `run` under `directory` (see folders.py): its tensors if `read`, else the folder.
     Every method raises UnavailableError if no learner of the run writes there, or a folder was removed meanwhile.
     """
 
@@ -34,7 +33,7 @@ class DiskRoute:
         """Do nothing: there is no connection to drop."""
 
     async def newer_than(self, version: int) -> Manifest | None:
-        """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
+        """Return the newest manifest as soon as it is newer than `version`, or None after about a second."""
         for _ in range(POLLS):
             found = self._folders()
             if found and (newest := max(found)) > version:
@@ -43,7 +42,8 @@ class DiskRoute:
         return None
 
     async def fetch(self, manifest: Manifest) -> Weights:
-        """Bring the version of a manifest. Raises WeightsError: a checksum differs, or an unread file is not whole."""
+        """Fetch the version of a manifest. Raises WeightsError: a checksum differs, or, without `read`, a file is not
+        whole."""
         path = self._folders().get(manifest.version)
         if path is None:
             raise UnavailableError(f"the folder of version {manifest.version} was removed; a newer one will follow")

@@ -1,7 +1,7 @@
 """The engine's end of the distributed route: joins the learner's group and receives broadcast buckets.
 
-An engine asks the weight server to `join`, and is called before the first byte of a push. It cannot get a version that
-it missed by this route. The buckets are a second copy of the weights, on `device`.
+An engine asks the weight server to `join`, and gets a call before the first byte of a push. By this route it cannot get
+a version that it missed. The buckets are a second copy of the weights, on `device`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _CALL = msgspec.msgpack.Decoder(BroadcastCall)
 class DistributedRoute:
     """Receives, on `device`, the broadcasts that the publisher at the other end of `requests` announces.
 
-    Every method raises UnavailableError if the learner is silent for `timeout_s`, began without this engine, or another
-    rank failed; ExcludedError if this engine can never take part; WireError if the answer is malformed. `make_group`
-    makes the group of each push.
+    Every method raises UnavailableError if the learner is silent for `timeout_s`, began a push without this engine, or
+    another rank failed; ExcludedError if this engine can never take part; WireError if the answer is malformed.
+    `make_group` makes the group of each push.
     """
 
     name = "distributed"
@@ -57,13 +57,13 @@ class DistributedRoute:
         self.received = 0
 
     def reset(self) -> None:
-        """Leave the group and drop the connection; the next call makes new ones."""
+        """Leave the group and drop the connection. The next call makes a new group and a new connection."""
         self._requests.reset()
         self._leave()
         self._store, self._call = None, None
 
     async def newer_than(self, version: int) -> Manifest | None:
-        """The manifest of a push that is beginning, without checksums, or None after a second or so without one."""
+        """Return the manifest of a push that begins, without checksums, or None after about a second."""
         reply = await self._requests.ask("join", {"holds": version, **self._membership})
         if reply.kind == "nothing":
             return None
@@ -78,7 +78,7 @@ class DistributedRoute:
         return self._call.manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
+        """Return all tensors of a manifest from `newer_than`. Raises WeightsError: a checksum does not match."""
         call, self._call = self._call, None
         if call is None or call.manifest != manifest:
             raise UnavailableError("this engine was not called to a push")

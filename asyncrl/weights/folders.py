@@ -1,7 +1,7 @@
 """Versions as ordinary Hugging Face folders: `vNNNNNNNN` in a directory of their run. They appear and vanish whole.
 
 A folder has `model.safetensors`, the files of `write_config` and `weights.json` (the manifest with its checksums).
-While it is written or removed it has a hidden name. Nothing outside of the run's own directory is read or removed.
+While it is written or removed it has a hidden name. Only the run's own directory is read and changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from asyncrl.weights.manifest import Manifest, bytes_of, checksum, take_snapshot
 TENSORS = "model.safetensors"
 MANIFEST = "weights.json"
 KEPT = 2
-"""The newest, and the one before it, from which a slow engine may still be reading."""
+"""The number of versions that stay: the newest, and the one before it, which a slow engine may still be reading."""
 
 logger = logging.getLogger(__name__)
 
@@ -55,13 +55,13 @@ class Folder:
             raise WeightsError(f"{self.path / TENSORS} is damaged: {error}") from error
 
     def read(self) -> dict[str, torch.Tensor]:
-        """All tensors, their checksums verified."""
+        """Return all tensors, with verified checksums."""
         with self._errors():
             found = load_file(self.path / TENSORS)
         for spec in self.manifest.tensors:
             tensor = found.get(spec.name)
             if tensor is None or tuple(tensor.shape) != spec.shape or checksum(bytes_of(tensor)) != spec.checksum:
-                raise WeightsError(f"{self.path / TENSORS} is damaged: {spec.name} is not what the manifest says")
+                raise WeightsError(f"{self.path / TENSORS} is damaged: {spec.name} differs from the manifest")
         return {spec.name: found[spec.name] for spec in self.manifest.tensors}
 
     def check(self) -> None:
@@ -73,16 +73,16 @@ class Folder:
 
 
 Weights = Mapping[str, torch.Tensor] | Folder
-"""One version, in the form in which a route brings it."""
+"""One version, as a route delivers it: tensors or a folder."""
 
 
 def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:
-    """The tensors; those in a folder are read now. Raises as `Folder.read` does."""
+    """Return the tensors, which are read from a folder now. Raises the errors of `Folder.read`."""
     return weights.read() if isinstance(weights, Folder) else weights
 
 
 def read_folder(path: Path, version: int) -> Folder:
-    """The folder that should hold `version`. Raises UnavailableError and WeightsError."""
+    """Return the folder at `path`, which must hold `version`. Raises UnavailableError and WeightsError."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
@@ -95,12 +95,12 @@ def read_folder(path: Path, version: int) -> Folder:
 
 
 def run_directory(parent: Path, run: RunIdentity) -> Path:
-    """The directory under `parent` that holds the versions of `run`; other runs have their own."""
+    """Return the directory under `parent` for the versions of `run` alone."""
     return parent / f"{quote(run.name, safe='')}-{quote(run.id, safe='')}"
 
 
 def run_directories(parent: Path, run: RunIdentity) -> Iterator[Path]:
-    """The directories under `parent` that may be of `run`, as far as its id is known. Raises OSError."""
+    """Yield the directories under `parent` that may belong to `run`, whose id may be unknown. Raises OSError."""
     for path in parent.iterdir():
         name, dash, number = path.name.rpartition("-")
         if dash and RunIdentity(unquote(name), unquote(number)).may_be(run):
@@ -108,12 +108,12 @@ def run_directories(parent: Path, run: RunIdentity) -> Iterator[Path]:
 
 
 def versions_in(directory: Path) -> dict[int, Path]:
-    """The whole folders by version."""
+    """Return the complete folders by version."""
     return {int(path.name[1:]): path for path in directory.glob("v" + 8 * "[0-9]")}
 
 
 def folder_name(version: int) -> str:
-    """The name of a version's folder in its directory."""
+    """Return the name of a version's folder in its directory."""
     return f"v{version:08d}"
 
 
@@ -124,7 +124,7 @@ def write_folder(
     write_config: Callable[[Path], object],
     canary: Canary | None = None,
 ) -> Path:
-    """The folder of `version`, written under a hidden name and renamed. Raises OSError."""
+    """Write the folder of `version` under a hidden name, rename it, and return it. Raises OSError."""
     whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     manifest = take_snapshot(version, whole, 1, canary=canary).manifest
 
@@ -138,9 +138,8 @@ def write_folder(
 
 
 def link_folder(folder: Folder, directory: Path) -> Folder:
-    """Make the same version under `directory`, which stays when `folder` is removed. Raises OSError.
-
-    It has hard links to the files, or copies if the file system has no links.
+    """Make the same version under `directory`, which stays when `folder` is removed. Raises OSError. The new folder has
+    hard links to the files, or copies if the file system has no links.
     """
 
     def link(partial: Path) -> None:
@@ -157,7 +156,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
-    """The folder of `version`, filled under a hidden name and renamed."""
+    """Fill the folder of `version` under a hidden name, rename it, and return it."""
     folder = directory / folder_name(version)
     partial = directory / f".{folder.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
@@ -173,11 +172,12 @@ def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
 
 
 def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
-    """Remove all versions except the `KEPT` newest and those `spared`. A failure is logged, and the folder stays."""
+    """Remove all versions except the `KEPT` newest and the folders in `spared`. A failure is logged, and the folder
+    stays."""
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
             try:
-                # Renamed first, so that no reader takes the rest of it for a whole folder.
+                # Renamed first, so that no reader takes a half-removed folder for a complete one.
                 shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
             except OSError as error:
                 logger.warning("%s was not removed, and takes its space on the disk: %s", old, error)
@@ -186,7 +186,8 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
 class FolderWriter:
     """Writes the versions of `run` under `parent` in its own thread, and removes versions of an earlier learner.
 
-    A version that a newer one overtakes is left out. A version that cannot be written is logged and counted.
+    A version is left out if a newer one comes before it is written. A version that cannot be written is logged and
+    counted.
 
     Raises OSError: the directory cannot be written.
     """
@@ -202,12 +203,12 @@ class FolderWriter:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="weights-folders")
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
-        """Write `tensors`, which are never changed again, and the `canary`; returns at once."""
+        """Begin to write `tensors`, which must never change again, and the `canary`."""
         self._newest = version
         self._thread.submit(self._write, version, tensors, canary)
 
     def close(self) -> None:
-        """Return once the version under way is written."""
+        """Return once the version that is being written is complete."""
         self._thread.shutdown(cancel_futures=True)
 
     def _write(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None) -> None:

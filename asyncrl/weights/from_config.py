@@ -1,4 +1,4 @@
-"""The door of the room: the settings of routes, and the engine's ends of its routes, from the configuration."""
+"""Makes the settings of routes, and the engine's ends of its routes, from the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 def route_settings(config: TrainConfig) -> RouteSettings:
-    """The settings by which the learner and its engines choose routes."""
+    """Return the settings by which the learner and its engines choose routes."""
     weights = config.weights
     return RouteSettings(
         to_engines=weights.channel,
@@ -39,7 +39,7 @@ def route_settings(config: TrainConfig) -> RouteSettings:
 
 
 def open_routes(config: TrainConfig, keys: ClientKeys | None) -> list[OpenRoute]:
-    """Open the engine's ends of the routes that it tries, best first."""
+    """Open the engine's ends of the routes that the engine tries, best first."""
     settings, weights, run = route_settings(config), config.weights, locations.run_identity(config.run)
     keep_to_loopback(settings, actor=True)
     device = _receiving_device(settings)
@@ -59,15 +59,15 @@ def open_routes(config: TrainConfig, keys: ClientKeys | None) -> list[OpenRoute]
 
 
 def _stored(model: ModelConfig) -> StoredTensors | None:
-    """The weight files that the run began with, if some of their tensors never change."""
+    """Return the weight files that the run began with, if some of their tensors never change."""
     return StoredTensors(weight_files(model)) if model.freeze or model.lora.is_used else None
 
 
 def _receiving_device(settings: RouteSettings) -> torch.device:
-    """The device on which an actor receives weights: an embedded engine's device, else host memory."""
+    """Return the device on which an actor receives weights: an embedded engine's device, else host memory."""
     if settings.engine == "embedded" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if settings.to_engines == "distributed" and torch.cuda.is_available():
-        # The learner's GPUs are the first ones.
+        # The learner has the first GPUs.
         return torch.device("cuda", torch.cuda.device_count() - 1)
     return torch.device("cpu")

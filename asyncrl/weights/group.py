@@ -23,7 +23,7 @@ from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 AT_ONCE = 2
-"""Broadcasts that a rank may have begun: a third one would wait for longer than two may take."""
+"""The most broadcasts that a rank has begun and not finished. Their time limit allows for this many."""
 
 logger = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 
 def gpu_of(device: torch.device) -> str:
-    """The uuid of a GPU, which is the same in every process; "" for the CPU."""
+    """Return the uuid of a GPU, which is the same in every process, or "" for the CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
-    """The learner's store, on a free port of `host` alone, and that port."""
+    """Open the learner's store on a free port of `host` alone. Returns the store and the port."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.bind((host, 0))
     listening.listen()
@@ -57,7 +57,7 @@ def join_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
 
 
 def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, address: str, wait: timedelta) -> Any:
-    """Torch's process group: NCCL between GPUs, else gloo."""
+    """Make torch's process group: NCCL between GPUs, else gloo."""
     if device.type == "cuda":
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = wait
@@ -85,10 +85,9 @@ class BroadcastCall(msgspec.Struct, frozen=True):
 
 
 class WeightGroup:
-    """Rank `rank` of `size` in the group `name` of a store; `address` is this machine's.
-
-    Every method raises UnavailableError if another rank is silent for `timeout_s` or has ended; the group is then dead.
-    `hung` is the call into torch that has not returned. `backend` makes torch's process group.
+    """Rank `rank` of `size` in the group `name` of a store. `address` is this machine's address. Every method raises
+    UnavailableError if another rank is silent for `timeout_s` or has ended, and the group cannot be used again. `hung`
+    is a call into torch that did not return in time. `backend` makes torch's process group.
     """
 
     def __init__(
@@ -104,15 +103,16 @@ class WeightGroup:
     ) -> None:
         self._wait = timedelta(seconds=timeout_s)
         self.hung: Future[dist.Work] | None = None
-        # A broadcast's own limit begins while the one before it is under way.
+        # The time limit of a broadcast begins while the broadcast before it is still running.
         limit = AT_ONCE * self._wait
         try:
             self._group: Any = backend(dist.PrefixStore(name, store), rank, size, device, address, limit)
         except RuntimeError as error:
-            raise UnavailableError(f"the weight group did not come together: {error}") from error
+            raise UnavailableError(f"the weight group could not be formed: {error}") from error
 
     def begin(self, tensor: torch.Tensor) -> dist.Work:
-        """Broadcast `tensor` from rank 0, or receive it elsewhere; it must stay as it is until `finish`."""
+        """Begin to broadcast `tensor` from rank 0, or to receive it on other ranks. It must not change until
+        `finish`."""
         # Taken here: the thread below has its own current stream and device.
         stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
         # NCCL forms the group in its first broadcast, which never returns if another rank could not join.
@@ -126,7 +126,8 @@ class WeightGroup:
             raise UnavailableError(f"a broadcast could not begin: {error}") from error
 
     def transferred(self, tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Broadcast one tensor after the other. Yield each once it is sent or received, while the next is under way."""
+        """Broadcast one tensor after the other. Yields each once it is sent or received, while the next is being
+        transferred."""
         under_way: deque[tuple[torch.Tensor, dist.Work]] = deque()
         for tensor in tensors:
             under_way.append((tensor, self.begin(tensor)))
@@ -147,14 +148,15 @@ class WeightGroup:
             raise UnavailableError(f"a broadcast failed: {error}") from error
 
     def close(self) -> None:
-        """End the broadcasts under way, on the other ranks too. Drop all works first, and call nothing afterwards."""
+        """End the running broadcasts, on the other ranks too. Drop all works before this, and do not use the group
+        afterwards."""
         try:
             # A call that hangs would block the abort, too.
             if self.hung is None:
                 self._group.abort()
         except RuntimeError as error:
             logger.warning("a weight group did not end well: %s", error)
-        # gloo closes its connections, which the other ranks notice, only when its last reference is dropped.
+        # gloo closes its connections only when its last reference is dropped. The other ranks then notice the end.
         self._group = None
 
 
@@ -167,5 +169,5 @@ def _broadcast(group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | Non
 
 
 def sum_of(flat: torch.Tensor) -> torch.Tensor:
-    """The checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
+    """Compute the checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
     return flat.view(torch.int64).sum()

@@ -46,7 +46,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One tensor without its contents. `dtype` is a key of DTYPES; `checksum` is 0 if it is not known."""
+    """One tensor without its contents. `dtype` is a key of DTYPES. `checksum` is 0 if it is not known."""
 
     name: str
     dtype: str
@@ -63,7 +63,7 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
-    """The tensors in their order, without checksums."""
+    """Return the specs of `tensors` in their order, without checksums."""
     return tuple(TensorSpec(name, dtype_name(each.dtype), tuple(each.shape)) for name, each in tensors.items())
 
 
@@ -80,9 +80,9 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DeltaHeader(msgspec.Struct, frozen=True):
-    """The patches that make the version with digest `result` from the one with digest `base`.
+    """The patches that make the version with digest `result` from the version with digest `base`.
 
-    They are in the payload's order, at most one a tensor. Digests identify manifests.
+    They are in the payload's order, at most one for each tensor. Digests identify manifests.
     """
 
     base: str
@@ -95,15 +95,15 @@ class DeltaHeader(msgspec.Struct, frozen=True):
 
     @property
     def changed(self) -> int:
-        """Elements that change."""
+        """The number of elements that change."""
         return sum(patch.count for patch in self.patches)
 
 
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tensors of `version`, in the order in which they travel.
 
-    If there are `deltas`, they are sent instead: applied in order they make the tensors from the receiver's version.
-    An engine must repeat the `canary`, if there is one, before it serves the version.
+    If there are `deltas`, they are sent instead. Applied in order to the receiver's version, they make the tensors. An
+    engine must repeat the `canary`, if there is one, before it serves the version.
 
     Raises ValueError: two tensors have one name, or the deltas are larger than the tensors.
     """
@@ -130,7 +130,7 @@ class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
         return hashlib.blake2b(msgspec.msgpack.encode(self.tensors), digest_size=16).hexdigest()
 
     def check_covers(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Raises WeightsError unless names and shapes are exactly those in `expected`."""
+        """Raises WeightsError unless names and shapes are exactly as in `expected`."""
         check_covers(self.version, {spec.name: spec.shape for spec in self.tensors}, expected)
 
 
@@ -163,14 +163,14 @@ def places(edges: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, s
 
 
 def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
-    """The bytes uint8[n] of a contiguous CPU tensor of any dtype, sharing its memory."""
+    """Return the bytes uint8[n] of a contiguous CPU tensor of any dtype, sharing its memory."""
     view: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return view
 
 
 def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
-    """The tensor whose bytes are `data`, uint8[n], which it shares."""
-    # A view of no bytes cannot change its dtype.
+    """Return the tensor that is a view of the bytes `data`, uint8[n]."""
+    # An empty view cannot change its dtype.
     whole = data.view(DTYPES[dtype]) if len(data) else data.new_empty(0, dtype=DTYPES[dtype])
     return whole.view(shape)
 
@@ -179,7 +179,8 @@ def new_bytes(nbytes: int, device: torch.device | None = None) -> torch.Tensor:
     """Allocate uint8[nbytes]."""
     if device is not None and device.type != "cpu":
         return torch.empty(nbytes, dtype=torch.uint8, device=device)
-    # NumPy requests huge pages from 4 MB on, and torch does not. Page faults take longer than a transfer otherwise.
+    # NumPy requests huge pages from 4 MB on, and torch does not. Without huge pages, page faults take longer than a
+    # transfer.
     return torch.from_numpy(np.empty(nbytes, np.uint8))
 
 
@@ -196,7 +197,7 @@ class WeightSnapshot:
 
 
 Map = Callable[..., Iterator[Any]]
-"""The built-in `map` or a thread pool's: the work over tensors frees the GIL."""
+"""The built-in `map`, or the `map` of a thread pool: work over tensors releases the GIL."""
 
 
 def take_snapshot(

@@ -12,17 +12,16 @@ from asyncrl.weights.routes import RouteSettings
 def agree_with_servers(routes: RouteSettings, environment: MutableMapping[str, str] = os.environ) -> None:
     """Turn cuMem off for NCCL in this process, as SGLang does, if an actor brings weights to its servers by NCCL.
 
-    All processes in a group with that actor must do the same. A value that the environment has already stays.
+    All processes in a group with that actor must do the same. A variable that is already set keeps its value.
     """
     if routes.nccl_into_servers:
         environment.setdefault("NCCL_CUMEM_ENABLE", "0")
 
 
 def keep_to_loopback(routes: RouteSettings, actor: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let NCCL in this process, an `actor`'s or the learner's, listen on the loopback interface alone.
-
-    NCCL has one interface for all groups of a process. If weights may go by NCCL to other machines, the environment
-    names it.
+    """Let NCCL in this process listen on the loopback interface alone. The process is an `actor`'s, or else the
+    learner's. NCCL has one interface for all groups of a process. If NCCL may send weights to other machines, the
+    environment names the interface.
     """
     if not (routes.broadcasts_to_other_machines or (actor and routes.nccl_into_servers)):
         environment["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"

@@ -26,10 +26,10 @@ logger = logging.getLogger(__name__)
 class Preparation:
     """Prepares versions and calls `offer` with each, and with the delta to it if there is one.
 
-    `offer` may be called in any thread. A version that a newer one overtakes is skipped.
+    `offer` may be called in any thread. A version is skipped if a newer one comes before its preparation begins.
 
     `measured` describes the last version that was prepared: its bytes, the bytes of its delta, the share of elements
-    that the delta changes (density), and the seconds of the preparation. `spans` get each preparation.
+    that the delta changes (density), and the seconds of the preparation. `spans` records each preparation.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Preparation:
         self._tensors = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
 
     def begin(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
-        """Prepare `tensors`, on the CPU and never changed again, as `version`; returns at once.
+        """Begin to prepare `tensors` as `version`. They must be on the CPU, and never change again.
 
         Raises WeightsError: the version is not newer than the last, or a tensor cannot travel.
         """
         if version <= self._newest:
-            raise WeightsError(f"version {version} was to follow {self._newest}; a version never moves backwards")
+            raise WeightsError(f"version {version} cannot follow {self._newest}: a version never moves backwards")
         for name, tensor in tensors.items():
             if tensor.device.type != "cpu" or dtype_name(tensor.dtype) not in DTYPES:
                 raise WeightsError(f"{name} is {tensor.dtype} on {tensor.device}; move it to the CPU as {list(DTYPES)}")
@@ -66,7 +66,7 @@ class Preparation:
         self._versions.submit(self._prepare, version, dict(tensors), canary).add_done_callback(_log_failure)
 
     def close(self) -> None:
-        """Return once the version under way is prepared."""
+        """Return once the version that is being prepared is complete."""
         self._versions.shutdown(cancel_futures=True)
         self._tensors.shutdown(cancel_futures=True)
 
@@ -95,4 +95,4 @@ class Preparation:
 
 def _log_failure(done: Future[None]) -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
-        logger.error("a version was not prepared, receivers stay at the one before", exc_info=error)
+        logger.error("a version was not prepared, receivers keep the one before", exc_info=error)

@@ -1,7 +1,7 @@
 """A push: the learner gives one version, bucket by bucket, to every route by which engines may get it.
 
-Host memory keeps every version: the server's transfers and the folders are made from there. A route that fails does
-not delay the others, and no route waits for an engine longer than the weights' timeout.
+Each version is copied to host memory, from which the server and the folders take it. A route that fails does not delay
+the other routes, and no route waits for an engine longer than weights.timeout_s.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Publisher:
 
     @property
     def measured(self) -> dict[str, float]:
-        """Figures of the last push that was prepared, for the learner's metrics."""
+        """The metrics of the last push that was prepared."""
         values = dict(self._server.measured)
         if self._broadcaster is not None:
             values["broadcasts"] = float(self._broadcaster.broadcasts)
@@ -45,7 +45,7 @@ class Publisher:
     def publish(
         self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket], canary: Canary | None = None
     ) -> None:
-        """Offer `version`, whose tensors come in `buckets` as `plan` says, with its `canary`.
+        """Offer `version`, whose tensors come in the `buckets` of `plan`, with its `canary`.
 
         Raises WeightsError, before the first bucket is taken: a tensor is missing, unknown or misshapen.
         """

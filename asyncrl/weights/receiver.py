@@ -5,8 +5,8 @@ This holds for every route:
 - The manifest covers exactly the engine's tensors before the first byte is taken.
 - The engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right.
 - A version never moves backwards. After a failure the engine stays at its version; the failure is logged and counted.
-- After a failure the next route is tried at once; after the last one, the first is tried again a while later.
-- An engine that does not repeat the canary of a version (see canary.py) has failed, too.
+- After a failure the next route is tried at once. After the last route, the first is tried again after a wait.
+- An update also fails if the engine does not repeat the canary of the version (see canary.py).
 
 The engine keeps generating while weights arrive in other memory, and stops only to switch.
 """
@@ -26,9 +26,9 @@ from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
 
 CANARY_FAILURES = 5
-"""Failures in a row that end the receiver: weights that arrive whole and still fail need a new process, or a person."""
+"""Failed canaries in a row that end the receiver: if whole weights fail, only a new process or a person can help."""
 AWAY_S = 1.0
-"""The wait after the last route did not find the learner: a missing directory shows at once."""
+"""The most seconds to wait after no route reached the learner."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,27 +45,27 @@ class OpenRoute(Protocol):
 
     endpoint: str
     received: int
-    """Bytes of weights that have come by this route."""
+    """Bytes of weights that came by this route."""
 
     async def newer_than(self, version: int) -> Manifest | None:
-        """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
+        """Return the newest manifest as soon as it is newer than `version`, or None after about a second."""
         ...
 
     async def fetch(self, manifest: Manifest) -> Weights:
-        """All tensors of the manifest, their checksums verified, or the folder that has them."""
+        """Return all tensors of the manifest, with verified checksums, or the folder that has them."""
         ...
 
     def reset(self) -> None:
-        """Drop the transfer under way; the next call starts a new one."""
+        """Drop the running transfer. The next call starts a new one."""
         ...
 
 
 class UpdatableEngine(Protocol):
-    """An engine as the receiver sees it (see engine/base.py)."""
+    """The part of an engine that the receiver uses (see engine/base.py)."""
 
     @property
     def version(self) -> int:
-        """The version that it serves."""
+        """The version that the engine serves."""
         ...
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
@@ -77,7 +77,7 @@ class Receiver:
     """Follows the first of `routes` that works, for an engine whose tensors have the names and shapes in `expected`.
 
     `retry_s` is the wait after the last route failed to bring a version. A learner that cannot be reached is tried at
-    least once a second. `canary_tolerance` goes to `CanaryCheck`. `spans` get each transfer and each switch.
+    least once a second. `canary_tolerance` goes to `CanaryCheck`. `spans` records each transfer and each switch.
     """
 
     def __init__(
@@ -102,10 +102,8 @@ class Receiver:
         self._switch_s = 0.0
 
     def counters(self) -> dict[str, float]:
-        """The counts since the start.
-
-        They are versions taken and refused, versions that came by another route than the first, bytes, seconds of
-        transfers (while the engine generates) and seconds until the engine had switched.
+        """Return counts since the start: versions taken and refused, versions that came by a later route than the
+        first, bytes, seconds of transfers (while the engine generates), and seconds of switches.
         """
         return {
             "weights_updates": self.updates,
@@ -117,9 +115,8 @@ class Receiver:
         }
 
     async def run(self, engine: UpdatableEngine) -> None:
-        """Update `engine` whenever there is a newer version; returns only by cancellation.
-
-        Raises CanaryError: the engine failed its canary again and again.
+        """Update `engine` whenever there is a newer version, until this task is cancelled. Raises CanaryError: the
+        engine failed its canary CANARY_FAILURES times in a row.
         """
         endpoints = ", else ".join(f"{route.name} at {route.endpoint}" for route in self._routes)
         logger.info("waiting for weights newer than version %d from %s", engine.version, endpoints)

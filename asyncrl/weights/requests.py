@@ -17,9 +17,8 @@ from asyncrl.wire import Message, decode, encode, run_field
 
 
 class Requests:
-    """A connection to the publisher at `endpoint`, made on first use; `keys` come from network.keys.
-
-    `run` goes with every request, and the publisher of another one refuses it.
+    """A connection to the publisher at `endpoint`, made on first use. `keys` come from network.keys. Every request
+    names `run`, and the publisher of another run refuses it.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class Requests:
         self._answered = False
 
     def reset(self) -> None:
-        """Drop the connection with everything outstanding; the next call makes a new one."""
+        """Drop the connection with all outstanding requests. The next call makes a new connection."""
         if self._socket is not None and self._breaks is not None:
             self._socket.disable_monitor()
             self._breaks.close(0)
@@ -51,13 +50,13 @@ class Requests:
         self._answered = False
 
     async def ask(self, kind: str, body: Mapping[str, Any]) -> Message:
-        """Send a request and wait for its answer. Raises as `send` and `receive` do."""
+        """Send a request and wait for its answer. Raises the errors of `send` and `receive`."""
         return await self.receive(await self.send(kind, body))
 
     async def send(self, kind: str, body: Mapping[str, Any]) -> int:
         """Send a request and return its sequence number.
 
-        Raises UnavailableError: ZeroMQ takes no request for too long, since the publisher refused the connection.
+        Raises UnavailableError: ZeroMQ does not accept the request in time, since the publisher refused the connection.
         """
         self._sequence += 1
         socket, _ = self._connected()
@@ -86,7 +85,7 @@ class Requests:
     async def _frames(self) -> list[zmq.Frame]:
         socket, breaks = self._connected()
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(socket.recv_multipart(copy=False))]
-        # A publisher that never answered may refuse our keys: then `_silent` raises an error with advice.
+        # If the publisher never answered, it may refuse the keys: then the timeout's error gives advice.
         if self._answered:
             waits.append(asyncio.ensure_future(breaks.recv_multipart()))
         try:
@@ -107,7 +106,7 @@ class Requests:
         )
 
     def _connected(self) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
-        """The connection, and the socket that reports its breaks."""
+        """Return the connection, and the socket that reports its breaks."""
         if self._socket is None or self._breaks is None:
             self._socket = connect(self._context, self.endpoint, self._keys, max(MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES))
             self._breaks = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

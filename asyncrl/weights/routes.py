@@ -1,9 +1,9 @@
-"""The routes of weights: a table for each of two hops, best first, and the one function that chooses, `choose`.
+"""The routes of weights: a table for each of two hops, best first, and `choose`, which chooses from a table.
 
     learner ──TO_ENGINES──► engine of an actor ──INTO_SERVERS──► servers of its fleet
 
-`weights.channel` and `weights.into_servers` name a route or say auto. With auto, a process takes the first route that
-works and on which neither side can hang. If a route fails, the next one brings the version.
+`weights.channel` and `weights.into_servers` name a route or are `auto`. With `auto`, a process takes the first route
+that works and on which neither side can hang. If a route fails, the next one brings the version.
 
 | to engines | how | memory of an engine beyond its weights | its end at the engine |
 |---|---|---|---|
@@ -37,8 +37,8 @@ Facts = TypeVar("Facts")
 class RouteSettings:
     """The configuration of routes, the same in all processes of a run.
 
-    `to_engines` is `weights.channel`, `into_servers` is the option of that name, `engine` is `engine.kind`. With
-    `on_loopback` the learner is reached from its own machine alone. The disk route has its folders in `folder`.
+    `to_engines` is `weights.channel`, `into_servers` is the option of that name, `engine` is `engine.kind`.
+    `on_loopback`: only the learner's own machine reaches it. The disk route has its folders in `folder`.
     """
 
     to_engines: str = AUTO
@@ -60,7 +60,7 @@ class RouteSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The facts that decide on a route to engines. `on_gpu`: this process has its weights there."""
+    """The facts that decide on a route to engines. `on_gpu`: this process has its weights on a GPU."""
 
     settings: RouteSettings
     on_gpu: bool
@@ -70,9 +70,9 @@ class EngineFacts:
 class ServerFacts:
     """The facts about a server and this machine that decide on a route into the server.
 
-    `here`: a process that this one can see, in the same container, serves at the url. `gpus`: the numbers of the
-    server's GPUs, none on the CPU. `same_gpus`: the server and this process number GPUs alike. `visible`: the number of
-    GPUs that this process sees. `taken`: GPUs of this machine that have a server.
+    `here`: this process can see the server's process, which is in the same container. `gpus`: the numbers of the
+    server's GPUs, none on the CPU. `same_gpus`: the server and this process number GPUs in the same way. `visible`: the
+    number of GPUs that this process sees. `taken`: GPUs of this machine that have a server.
     """
 
     here: bool = False
@@ -89,7 +89,7 @@ class ServerFacts:
 
     @property
     def spare_gpu(self) -> torch.device | None:
-        """The last GPU here without a server: the learner's are the first ones."""
+        """The last GPU of this machine without a server. The learner has the first GPUs."""
         free = set(range(self.visible)) - {*self.taken, *(self.gpus if self.here else ())}
         return torch.device("cuda", max(free)) if free else None
 
@@ -102,9 +102,8 @@ def _none(facts: object) -> str:
 class Route(Generic[Facts]):
     """A row of the table: the name of a route and `why` it is taken.
 
-    `missing` returns the need of the route that is not met, `risk` the reason why auto does not take it though it
-    works. Both return "" if there is none. A route that is `always` served is tried last, even if another one is
-    configured.
+    `missing` returns a need of the route that is not met, and `risk` the reason why `auto` avoids a working route. Both
+    return "" if there is none. A route that is `always` served is tried last, even if another route is configured.
     """
 
     name: str
@@ -116,7 +115,8 @@ class Route(Generic[Facts]):
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice(Generic[Facts]):
-    """The `routes` to try, best first; why the first one; and the reasons against those that were left out."""
+    """The `routes` to try, best first. `why` is the reason for the first, and `left_out` has the reasons against other
+    routes."""
 
     routes: Sequence[Route[Facts]]
     why: str
@@ -124,7 +124,7 @@ class RouteChoice(Generic[Facts]):
 
 
 def choose(table: Sequence[Route[Facts]], wanted: str, facts: Facts) -> RouteChoice[Facts]:
-    """Choose among the routes of a hop: the `wanted` one, or with auto all that work and cannot hang."""
+    """Choose among the routes of a hop: the `wanted` route, or with `auto` all routes that work and cannot hang."""
     routes, reasons = [], []
     for route in table:
         if wanted not in (AUTO, route.name) and not route.always:

@@ -1,8 +1,8 @@
 """The learner's end of the zmq route: sends the newest weights to every receiver that asks.
 
-Receivers pull (transfers.py has the protocol), each with a bounded number of chunks outstanding. That is the
-back-pressure: a slow receiver delays only itself. The server has its own thread, and training waits for no receiver.
-A malformed request, or one of another run, is answered `refused` with the reason, and counted.
+Receivers pull (transfers.py has the protocol), each with a bounded number of chunks outstanding. This is the
+back-pressure: a slow receiver delays only itself. The server has its own thread, and training waits for no receiver. A
+malformed request, or a request of another run, is answered `refused` with the reason, and counted.
 
 The last `history` deltas are kept for receivers that hold one of their bases. Host memory holds one version, its
 deltas, and the versions in transfer.
@@ -40,7 +40,8 @@ from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
-"""The delay of an answer `nothing`, or until a dead receiver is forgotten. Weights never wait for it."""
+"""The most milliseconds by which an answer `nothing` is late, or a dead receiver is forgotten late. Weights are sent
+without this delay."""
 
 CALL_POLL_S = 0.01
 
@@ -53,11 +54,11 @@ logger = logging.getLogger(__name__)
 class WeightServer:
     """Serves weights on tcp://host:port to the clients that `keys` admits, and only to clients of `run` if it is given.
 
-    Port 0 takes a free one. `broadcasts` is None if the learner does not broadcast. `spans` get each version that is
-    prepared, and each transfer to a receiver.
+    Port 0: a free port. `broadcasts` is None if the learner does not broadcast. `spans` records each preparation of a
+    version, and each transfer to a receiver.
 
-    Raises ConfigError: others can reach the address, and there are neither `keys` nor `insecure`. UnavailableError: the
-    port is taken.
+    Raises ConfigError: other machines can reach the address, without `keys` or `insecure`. UnavailableError: the port
+    is taken.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class WeightServer:
 
     @property
     def offered(self) -> int:
-        """The newest version that receivers can get; -1 before the first."""
+        """The newest version that receivers can get, or -1 before the first."""
         return self._transfers.newest
 
     def joining(self, backend: str) -> int:
@@ -108,7 +109,7 @@ class WeightServer:
         return {**self._preparation.measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
-        """Offer `tensors` (on the CPU, never changed again) as `version`, with its `canary`; returns at once.
+        """Begin to offer `tensors` as `version`, with its `canary`. They must be on the CPU, and never change again.
 
         Raises WeightsError: the version is not newer than the last, a tensor cannot travel, or the publisher is closed.
         """
@@ -133,7 +134,7 @@ class WeightServer:
             time.sleep(CALL_POLL_S)
 
     def close(self) -> None:
-        """Stop serving. Transfers under way are cut off, and their receivers wait for the next publisher."""
+        """Stop serving. Running transfers are cut off, and their receivers wait for the next publisher."""
         self._preparation.close()
         self._closing.set()
         self._wake.send(b".")
@@ -142,14 +143,15 @@ class WeightServer:
         self._woken.close()
 
     def _in_thread(self, call: Callable[[], T]) -> Future[T]:
-        """Have this server's thread run `call` soon; the future gets its result."""
+        """Have this server's thread run `call` soon. The future gets its result."""
         done: Future[T] = Future()
         self._calls.put((call, done))
         self._wake.send(b".")
         return done
 
     def _call(self, backend: str, describe: Describe, deadline: float) -> Sequence[bytes] | None:
-        """Return None if a receiver that asked to join a moment ago is about to ask again."""
+        """Call the receivers that joined. Returns None if a receiver that asked to join a moment ago is about to ask
+        again."""
         now = time.monotonic()
         if self._transfers.absent(backend, now) and now < deadline:
             return None

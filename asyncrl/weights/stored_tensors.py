@@ -1,7 +1,7 @@
 """Frozen tensors that this host already has, in the weight files with which the run began.
 
 A tensor of a file is used only if it has the dtype and the checksum in the version's manifest. So files with other
-weights cost the time to read them, and do no harm.
+weights only cost the time to read them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class StoredTensors:
         self._files = files
 
     def copy(self, wanted: dict[TensorSpec, torch.Tensor]) -> set[str]:
-        """Copy tensors of the files into those `wanted`, which are on the CPU.
-
-        Returns the names of those whose bytes now match their checksum. The others may have any content.
+        """Copy tensors of the files into the `wanted` tensors, which are on the CPU. Returns the names of the tensors
+        whose bytes now match their checksums. All other tensors may have any content.
         """
         found: set[str] = set()
         try:

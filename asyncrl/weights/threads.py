@@ -1,7 +1,7 @@
 """Threads for the work on weights: reading, copying, writing.
 
-asyncio's own threads belong to tools, which may block all of them for any time. A version takes seconds, and a few
-calls for each server. So each call gets a new thread: no call waits for another, and there is no pool to close.
+asyncio's own threads run tools, which may block all of them for any time. A version needs only a few calls for each
+server, and takes seconds. So each call gets a new thread: no call waits for another, and there is no pool to close.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class OwnThreads:
         self._running: set[Future[Any]] = set()
 
     def run(self, call: Callable[[], T]) -> asyncio.Future[T]:
-        """Start `call`; the future gets its result. If the caller is cancelled, the call continues."""
+        """Start `call`. The future gets its result. If the caller is cancelled, the call continues."""
         done = begin(call, ROUTE_THREAD, daemon=True)
         self._running.add(done)
         done.add_done_callback(self._running.discard)

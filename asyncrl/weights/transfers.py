@@ -1,7 +1,7 @@
 """The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
 
 A receiver requests `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
-(empty for none). It is answered once there is a newer version, or with `nothing` after `POLL_S`.
+(empty for none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
 
 Then it requests one `chunk` after another: a range of the bytes of the version. The bytes are the concatenated payloads
 of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not request the bytes of
@@ -15,12 +15,10 @@ answer is one of these:
 - `nothing` after `POLL_S`
 - `excluded`, with the reason, if this receiver can never take part
 
-This holds:
-
-- A transfer ends with the version with which it began, even if a newer one is offered meanwhile. Memory holds the
-  newest version, deltas between the last few, and versions in transfer. A receiver that is silent for `forget_s` is
-  forgotten.
-- An offered version is only ever followed by a newer one.
+The rules: - A transfer ends with the version with which it began, even if a newer one is offered meanwhile. Memory
+holds the newest version, deltas between the last few, and versions in transfer. A receiver that is silent for
+`forget_s` is forgotten.
+- Each offered version is newer than the one before it.
 - Deltas lead from the receiver's own base to the offered version, and are fewer bytes than the version.
 - A malformed request, or one for chunks that do not exist, raises WireError and changes nothing.
 """
@@ -90,12 +88,12 @@ class _Transfer:
         self._edges = list(accumulate(map(len, parts), initial=0))
 
     def chunk(self, start: int, stop: int) -> list[Bytes]:
-        """The bytes [start, stop), as a copy if they lie in many parts. Raises WireError."""
+        """Return the bytes [start, stop), as a copy if they lie in many parts. Raises WireError."""
         manifest = self.snapshot.manifest
         if not start < stop <= self._edges[-1] or stop - start > manifest.chunk_bytes:
             raise WireError(
-                f"version {manifest.version} has {self._edges[-1]} bytes, of which at most {manifest.chunk_bytes} are "
-                f"given out at once, and not those from {start} to {stop}"
+                f"version {manifest.version} has {self._edges[-1]} bytes, of which a request may have at most "
+                f"{manifest.chunk_bytes}, but it was for the bytes from {start} to {stop}"
             )
         self.sent += stop - start
         found = [self._parts[part][where] for part, where in places(self._edges, start, stop)]
@@ -110,7 +108,7 @@ class Broadcasts:
     gpu: str
 
     def obstacle(self, backend: str, gpu: str) -> str:
-        """The reason why a receiver can never take part; "" if it can."""
+        """Return the reason why a receiver can never take part, or "" if it can."""
         if backend != self.backend:
             return f"the learner broadcasts by {self.backend}, and this engine could take part by {backend}"
         return "the learner is on the same GPU" if gpu and gpu == self.gpu else ""
@@ -120,7 +118,7 @@ class Transfers:
     """The newest snapshot, the last `history` deltas, and the state of every receiver.
 
     `broadcasts` is None for a learner that broadcasts nothing. `now` is a monotonic time in seconds, on the clock of
-    `spans`, which get each transfer that has ended.
+    `spans`, which records each transfer that has ended.
     """
 
     def __init__(
@@ -141,7 +139,7 @@ class Transfers:
 
     @property
     def newest(self) -> int:
-        """The newest version on offer; -1 before the first."""
+        """The newest version on offer, or -1 before the first."""
         return self._newest.manifest.version if self._newest else -1
 
     @property
@@ -151,9 +149,8 @@ class Transfers:
         return versions | {self.newest} if self._newest else versions
 
     def offer(self, snapshot: WeightSnapshot, delta: Delta | None = None) -> None:
-        """Make `snapshot` the newest version; one that is not newer is ignored.
-
-        `delta` leads to it from the version before. A delta that is no smaller than the version is not kept.
+        """Make `snapshot` the newest version, if it is newer. `delta` leads to it from the version before. A delta is
+        kept only if it is smaller than the version.
         """
         if snapshot.manifest.version > self.newest:
             self._newest = snapshot
@@ -163,7 +160,7 @@ class Transfers:
                 self._deltas.append(delta)
 
     def handle(self, receiver: bytes, request: Message, now: float) -> Message | None:
-        """The reply to a request, or None if `due` gives it later. Raises WireError."""
+        """Return the reply to a request, or None if `due` yields it later. Raises WireError."""
         match request.kind:
             case "manifest":
                 self._waiting[receiver] = _Waiting(request.sequence, request.read(_FOLLOW), now + POLL_S)
@@ -204,7 +201,7 @@ class Transfers:
             yield receiver, reply
 
     def joining(self, backend: str) -> tuple[bytes, ...]:
-        """The receivers that wait for a broadcast over `backend`, in a fixed order, and no two of one GPU."""
+        """Return the receivers that wait for a broadcast over `backend`, in a fixed order, at most one for each GPU."""
         first: dict[str | bytes, bytes] = {}
         for receiver, waiting in sorted(self._waiting.items(), key=itemgetter(0)):
             if isinstance(waiting.request, _Join) and waiting.request.backend == backend:
@@ -218,7 +215,7 @@ class Transfers:
         return bool(lately - set(self.joining(backend)))
 
     def call(self, receivers: Sequence[bytes], call: BroadcastCall) -> Iterator[tuple[bytes, Message]]:
-        """Yield `call` for each of the joining `receivers`, with its rank and their number."""
+        """Yield `call` for each of the joining `receivers`, with the receiver's rank and the number of receivers."""
         for rank, receiver in enumerate(receivers, 1):
             own = msgspec.structs.replace(call, rank=rank, size=len(receivers) + 1)
             yield receiver, Message("broadcast", self._waiting.pop(receiver).sequence, own)
@@ -240,6 +237,6 @@ class Transfers:
             self._spans.add("push", transfer.began, transfer.heard, f"engine {receiver.hex()}", **about)
 
     def _chain(self, base: str) -> list[Delta]:
-        """The deltas from `base` to the newest version, or none."""
+        """Return the deltas from `base` to the newest version, or an empty list."""
         bases = [delta.header.base for delta in self._deltas]
         return list(self._deltas)[bases.index(base) :] if base in bases else []

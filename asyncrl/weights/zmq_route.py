@@ -1,8 +1,8 @@
 """The engine's end of the ZeroMQ route: pulls manifests and chunks from a publisher.
 
-Replies come in the order of the requests, so one that does not match the oldest request means that the transfer is
-broken. Memory holds one update, the outstanding chunks, and with deltas the version before. It is allocated only after
-the manifest was checked.
+Replies come in the order of the requests, so a reply that does not match the oldest request means that the transfer is
+broken. Memory holds one update, the outstanding chunks, and with deltas the version before. The memory of an update is
+allocated only after its manifest was checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from asyncrl.weights.threads import in_own_thread
 
 APPLY_THREADS = 4
 ARENA_BYTES = 64 << 20
-"""Tensors are received into buffers of this size, since large ones have huge pages."""
+"""Tensors are received into buffers of this size, since large buffers have huge pages."""
 
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 
@@ -36,12 +36,12 @@ _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 class ZmqRoute:
     """Pulls from the publisher by `requests`, with at most `credits` requests for chunks outstanding.
 
-    With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. If
-    a version comes without deltas, a tensor travels only if its checksum differs from the last version and from the
-    files of `stored`. `received` counts bytes of weights.
+    With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. If a
+    version comes without deltas, a tensor travels only if its checksum differs from the last version and from the files
+    of `stored`. `received` counts bytes of weights.
 
     Every method raises UnavailableError if the publisher is silent for too long, and WireError if it refuses or its
-    answer is malformed. Call `reset` before the next call then.
+    answer is malformed. After such an error, call `reset` before the next call.
     """
 
     name = "zmq"
@@ -58,11 +58,11 @@ class ZmqRoute:
         self.received = 0
 
     def reset(self) -> None:
-        """Drop the connection with everything outstanding; the next call makes a new one."""
+        """Drop the connection with all outstanding requests. The next call makes a new connection."""
         self._requests.reset()
 
     async def newer_than(self, version: int) -> Manifest | None:
-        """The newest manifest as soon as it is newer than `version`, or None after a second or so without one."""
+        """Return the newest manifest as soon as it is newer than `version`, or None after about a second."""
         base = self._held[0].digest if self._held else ""
         reply = await self._requests.ask("manifest", {"holds": version, "base": base})
         if reply.kind == "nothing":
@@ -73,7 +73,7 @@ class ZmqRoute:
         return manifest
 
     async def fetch(self, manifest: Manifest) -> dict[str, torch.Tensor]:
-        """All tensors of a manifest that `newer_than` gave. Raises WeightsError: a checksum does not match."""
+        """Return all tensors of a manifest from `newer_than`. Raises WeightsError: a checksum does not match."""
         if manifest.deltas and self._held:
             tensors = await self._fetch_deltas(*self._held, manifest)
         else:
@@ -94,7 +94,8 @@ class ZmqRoute:
         return tensors
 
     def _known(self, manifest: Manifest) -> tuple[dict[str, torch.Tensor], list[int]]:
-        """Allocate all tensors of a version, fill those that are known here, and return the indices of the others."""
+        """Allocate all tensors of a version, and fill the tensors that this process or its files have. Returns all
+        tensors, and the indices of the missing ones."""
         held = self._held[1] if self._held else {}
         same = {spec.name: held[spec.name] for spec in manifest.tensors if _has(held.get(spec.name), spec)}
         others = [spec for spec in manifest.tensors if spec.name not in same]
@@ -118,14 +119,14 @@ class ZmqRoute:
             with ThreadPoolExecutor(APPLY_THREADS) as pool:
                 return await in_own_thread(partial(apply, base, held, manifest, chain, pool.map))
         except (WeightsError, WireError):
-            # The next manifest comes without deltas.
+            # Without a base the next manifest has no deltas.
             self._held = None
             raise
 
     async def _fetch_parts(self, manifest: Manifest, parts: Sequence[Bytes], firsts: Sequence[int]) -> list[int]:
         """Fill `parts` with the publisher's bytes, and return their checksums.
 
-        `firsts` are the offsets of their first bytes among all bytes of the version.
+        `firsts` are the offsets of the parts' first bytes among all bytes of the version.
         """
         sums = [xxhash.xxh3_64() for _ in parts]
         edges, size = list(accumulate(map(len, parts), initial=0)), manifest.chunk_bytes

@@ -1,1 +1,1 @@
-"""Does it learn? Each file here that declares a Study asks one question, by real runs on the ladder of tasks."""
+"""Studies of learning. Each file that declares a Study answers one question by real runs on the ladder of tasks."""

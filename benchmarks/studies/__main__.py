@@ -1,4 +1,4 @@
-"""The studies that there are, with their questions.
+"""Lists the studies with their questions.
 
 python -m benchmarks.studies
 """
@@ -15,7 +15,7 @@ from benchmarks.studies.study import Study
 
 
 def all_studies() -> Iterator[Study]:
-    """By name: those of the modules of this package that have one."""
+    """Return the studies of this package's modules by name."""
     for found in pkgutil.iter_modules(studies.__path__):
         if found.name != "__main__":
             module = importlib.import_module(f"{studies.__name__}.{found.name}")

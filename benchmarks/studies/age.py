@@ -1,7 +1,7 @@
 """Which correction holds at which age of the data?
 
-Episodes grow old while they are played. So each age bound has as many of them in flight as it admits, (max_lag + 1)
-batches, and data really become as old as they may. `max_lag=0` is synchronous training.
+Each age bound has as many episodes in flight as it admits, (max_lag + 1) batches, so that data become as old as
+allowed. `max_lag=0` is synchronous training.
 
     python -m benchmarks.studies.age --seeds 3
 """
@@ -54,7 +54,8 @@ CORRECTIONS: dict[str, Settings] = {
     },
 }
 
-"""All but `interpolate`, `ppo` and `dppo` take their ratios to a recomputed policy, since a step has two updates."""
+"""Settings of each correction. A step has two updates, so all but `interpolate`, `ppo` and `dppo` take their ratios to
+a recomputed policy."""
 
 STUDY = Study(
     name="age",

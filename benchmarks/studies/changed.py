@@ -1,4 +1,4 @@
-"""KEY=VALUE of a study's command: settings of all its runs that differ from those of its declaration."""
+"""KEY=VALUE of a study's command: changes of the declared settings for all runs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ OWNED: Mapping[str, str] = {
     "model": "the study makes the policy of each seed",
     "data": "the study makes the tasks of each seed",
 }
-"""Sections of the configuration that are the runner's, and why."""
+"""Sections of the configuration that only the runner sets, with the reason."""
 GIVEN = ("run.name=run", "model.path=policy", "data.train=tasks", "data.eval=tasks")
-"""What the runner adds, for the check of a configuration."""
+"""Settings of the runner, for the check of a configuration."""
 
 
 def changed_settings(words: Sequence[str]) -> dict[str, Any]:
-    """The settings, with values as `asyncrl train` reads them. Raises ConfigError: a word is none, or has a key or a
-    value that no run can have."""
+    """The settings, with values as `asyncrl train` reads them. Raises ConfigError: a word is no setting, or its key or
+    value is impossible in a run."""
     changed = {}
     for word in words:
         override = parsed(word)
@@ -34,7 +34,7 @@ def changed_settings(words: Sequence[str]) -> dict[str, Any]:
 
 def _refusal(key: str, value: Any) -> str | None:
     if key == RUNG and value not in list(RUNGS):
-        return f"there is no such rung; there are {', '.join(RUNGS)}"
+        return f"no such rung; choose one of {', '.join(RUNGS)}"
     if key == WARM_START and (type(value) is not int or value < 0):
         return "it must be a number of updates"
     return OWNED.get(key.partition(".")[0])
@@ -48,7 +48,7 @@ def check(study: Study, cells: Iterable[Levels], changed: Settings) -> None:
 
 
 def _of_each_level(cells: Iterable[Levels]) -> Iterator[Levels]:
-    """Few cells that have every level."""
+    """A few cells that together have every level."""
     seen: set[tuple[str, str]] = set()
     for cell in cells:
         if not seen.issuperset(cell.items()):

@@ -1,4 +1,4 @@
-"""The command of a study: `python -m benchmarks.studies.NAME`. Call it again, and it goes on where it was."""
+"""The command of a study: `python -m benchmarks.studies.NAME`. A second call resumes the study."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CACHE = Path(".cache/studies")
 RUNS = Path("runs/studies")
 IN_USE = "in-use"
 STOPPED = 130
-"""The exit status after Ctrl-C, which `asyncrl train` has too."""
+"""The exit status after Ctrl-C, as of `asyncrl train`."""
 
 
 def prepared(run: Run) -> PreparedRung:
@@ -42,11 +42,11 @@ def main(
     train: Sequence[str] = TRAIN,
     prepare: Prepare = prepared,
 ) -> None:
-    """The entry of a study's file. `runs` gets the folders of runs, by study; `train` takes the words of a run."""
+    """Run a study's command. `runs` gets a folder of runs for each study; `train` is called with a run's arguments."""
     options = _parser(study).parse_args(words)
     if not (cells := list(study.cells(_only(study, options.only)))):
         sys.exit(
-            f"{study.name}: --only {' '.join(options.only)} names no cell, as the study leaves it out; name others"
+            f"{study.name}: --only {' '.join(options.only)} names no cell, which the study leaves out; name others"
         )
     try:
         changed = changed_settings(options.settings)
@@ -80,8 +80,8 @@ def main(
         _run(study, asked, runner, runs / study.name)
     for level in asked.without_rate():
         _say(
-            f"{study.name}: every search of {level} failed, so it has no learning rate, and its other runs do not "
-            f"start; see their reasons in {results.path}, then use --retry-failed, or give {LR}=VALUE"
+            f"{study.name}: every search of {level} failed, so it has no learning rate, and its runs do not "
+            f"start; see the reasons in {results.path}, then use --retry-failed, or give {LR}=VALUE"
         )
     if asked.curves():
         print(asked.write(options.page))
@@ -90,7 +90,7 @@ def main(
 
 
 class _Asked:
-    """What a command asks for: cells and seeds of a study, with changed settings."""
+    """The requested cells and seeds of a study, with changed settings."""
 
     def __init__(
         self, study: Study, results: Results, cells: list[Levels], seeds: Iterable[int], changed: dict[str, Any]
@@ -103,7 +103,7 @@ class _Asked:
         self._search = None if LR in changed else study.search
 
     def searches(self) -> list[Run]:
-        """The runs that find the rates of the levels that the cells have; none where the command gives a rate."""
+        """The runs that find the learning rates of the cells' levels; none if the command sets a learning rate."""
         return [run for level in self._searched() for run in self._study.searches(level, self._changed)]
 
     def without_rate(self) -> list[str]:
@@ -117,18 +117,18 @@ class _Asked:
         return list(dict.fromkeys(cell[search.factor] for cell in self._cells)) if search else []
 
     def mains(self) -> list[Run]:
-        """The runs of all cells whose learning rate is known, seed by seed, so that a budget that ends too early leaves
-        every cell with as many seeds."""
+        """The runs of all cells with a known learning rate. They are ordered by seed, so that all cells have equally
+        many seeds if the budget ends early."""
         rates = [(cell, self._rate(cell)) for cell in self._cells]
         known = [(cell, rate) for cell, (is_known, rate) in rates if is_known]
         return [self._study.run(cell, seed, rate, self._changed) for seed in self._seeds for cell, rate in known]
 
     def is_complete(self) -> bool:
-        """Whether no run is left that can start."""
+        """True if no run is left that can start."""
         return all(self._rows(run) for run in (*self.searches(), *self.mains()))
 
     def plan(self, parallel: int) -> str:
-        """How many runs there are and how long the missing ones take, if they take as long as those that ended."""
+        """Describe the number of runs, and the time of the missing runs, estimated from the ended ones."""
         searches, mains = self.searches(), self.mains()
         ended = [rows[-1] for run in (*searches, *mains) if (rows := self._rows(run))]
         count = len(searches) + len(self._cells) * len(self._seeds)
@@ -160,8 +160,8 @@ class _Asked:
         ]
 
     def _compared(self, cell: Levels) -> list[list[Row]]:
-        """The runs of the baseline beside a cell that have ended, also where the command leaves that cell out; none
-        for a cell of the baseline itself."""
+        """The ended runs of a cell's baseline, even if the command leaves the baseline out. Empty for the
+        baseline itself."""
         beside = {**cell, **self._study.baseline}
         is_known, rate = self._rate(beside)
         if beside == cell or not is_known:
@@ -170,7 +170,7 @@ class _Asked:
         return [rows for run in runs if (rows := self._rows(run))]
 
     def write(self, page: Path | None) -> str:
-        """The study's tables; they are written into the page if there is one, with a picture."""
+        """Return the study's tables, and write them with a picture into the page, if one is given."""
         study, cells, curves = self._study, self.cells(), self.curves()
         about = report.conditions(study, [row for runs in curves.values() for each in runs for row in each])
         if page is not None:
@@ -182,7 +182,7 @@ class _Asked:
         return self._results.rows(run.fingerprint)
 
     def _rate(self, cell: Levels) -> tuple[bool, float | None]:
-        """Whether the learning rate of a cell is known, and what it is; None for the study's own."""
+        """Return whether the learning rate of a cell is known, and its value. None: the study's own."""
         if self._search is None:
             return True, None
         found = best_rate(self._study.searches(cell[self._search.factor], self._changed), self._results)
@@ -190,7 +190,7 @@ class _Asked:
 
 
 def _run(study: Study, asked: _Asked, runner: Runner, folder: Path) -> None:
-    """Run what is asked for and say whether all of it has ended. Exits: Ctrl-C, or the results cannot be read."""
+    """Run the requested runs, and print whether all have ended. Exits: Ctrl-C, or the results cannot be read."""
     try:
         with alone(folder):
             runner.run(asked.searches())
@@ -205,20 +205,23 @@ def _run(study: Study, asked: _Asked, runner: Runner, folder: Path) -> None:
 
 def _parser(study: Study) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.studies.{study.name}", description=study.question)
-    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="settings of all runs that differ")
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE", help="changed settings of all runs")
     parser.add_argument("--seeds", type=_count, default=3, help="how many seeds, from 0 (default: 3)")
     levels = _levels(study).replace("%", "%%")
-    only = f"only these levels of a factor, behind all KEY=VALUE: {levels}"
+    only = f"only these levels of a factor, after all KEY=VALUE: {levels}"
     parser.add_argument("--only", nargs="+", default=[], metavar="FACTOR=LEVEL", help=only)
     parser.add_argument("--parallel", type=_count, default=1, help="runs at a time (default: 1)")
     parser.add_argument(
-        "--budget-s", type=float, default=float("inf"), help="seconds after which runs are stopped, to resume next time"
+        "--budget-s",
+        type=float,
+        default=float("inf"),
+        help="seconds until runs are stopped; the next call resumes them",
     )
     parser.add_argument("--limit-s", type=float, default=3600.0, help="seconds after which a run counts as failed")
-    parser.add_argument("--retry-failed", action="store_true", help="run again what has failed")
+    parser.add_argument("--retry-failed", action="store_true", help="repeat failed runs")
     parser.add_argument("--keep", action="store_true", help="keep the folders of runs that have ended")
-    parser.add_argument("--plan", action="store_true", help="only say how many runs there are, and how long they take")
-    parser.add_argument("--report", action="store_true", help="run nothing, only show the table")
+    parser.add_argument("--plan", action="store_true", help="only print the number of runs and their time")
+    parser.add_argument("--report", action="store_true", help="only print the table")
     parser.add_argument(
         "--page", type=Path, help="write table and picture into this page, such as benchmarks/results/studies.md"
     )
@@ -228,13 +231,13 @@ def _parser(study: Study) -> argparse.ArgumentParser:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Have the folder of runs. Exits: another command has it, and would run the same ones."""
+    """Lock the folder of runs. Exits: another command has locked it, and would repeat the same runs."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / IN_USE).open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            sys.exit(f"another command runs this study in {folder}: wait for its end; --parallel has runs at a time")
+            sys.exit(f"another command runs this study in {folder}: wait for its end, or use --parallel N")
         yield
 
 
@@ -245,12 +248,12 @@ def _count(word: str) -> int:
 
 
 def _levels(study: Study) -> str:
-    """The words of all levels, as a shell reads them."""
+    """The arguments for all levels, quoted for a shell."""
     return ", ".join(shlex.quote(f"{name}={each}") for name, levels in study.factors.items() for each in levels)
 
 
 def _only(study: Study, words: Sequence[str]) -> dict[str, set[str]]:
-    """The levels that are named. Exits: there is no such factor or level."""
+    """The named levels. Exits: a factor or level does not exist."""
     only: dict[str, set[str]] = {}
     for word in words:
         factor, _, level = word.partition("=")

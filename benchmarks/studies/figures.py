@@ -1,4 +1,4 @@
-"""What the metrics of a run say: a row for each evaluation."""
+"""The figures of a run from its metrics: a row for each evaluation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 DONE, FAILED = "done", "failed"
 FALL = 0.1
-"""Of the accuracy, in a collapse: a policy that never learnt loses a few of its few tasks by chance."""
+"""The least fall of the accuracy in a collapse. Smaller falls of a policy that never learnt are chance."""
 
 _MEANS = {
     "entropy": "entropy",
@@ -27,7 +27,7 @@ _MEANS = {
     "lag_mean": "lag/mean",
     "token_lag_mean": "token_lag/mean",
 }
-"""Columns that are means over the learner steps since the evaluation before, by the learner's metrics."""
+"""Columns that are means over the learner steps since the previous evaluation, by the learner's metrics."""
 
 _COUNTERS = ("evicted", "filtered", "dropped", "dead")
 _SCORER = "scoring-0"
@@ -35,8 +35,8 @@ _SCORER = "scoring-0"
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How `asyncrl train` ended: its status, its last words for a run that failed, its seconds, and those of processors
-    that it and its roles took, if they are known. After a resume, both are those of the last start."""
+    """The end of `asyncrl train`: its status, its last output if it failed, its seconds, and the processor seconds of
+    it and its roles, if known. After a resume, both times are of the last start."""
 
     status: int
     words: str
@@ -45,9 +45,9 @@ class Ending:
 
 
 def rows_of_run(folder: Path, ending: Ending) -> list[Row]:
-    """The rows of a run that has ended. One that failed before its first evaluation has a row without figures.
+    """The rows of an ended run. A run that failed before its first evaluation has a row without figures.
 
-    `seconds` are those of the learner's steps until the evaluation, without the start of the processes.
+    `seconds` is the time of the learner's steps until the evaluation, without the start of the processes.
     """
     evaluations = read_lines(metrics_file(folder, "evaluation"))
     steps = [line for line in read_lines(metrics_file(folder, "learner")) if "reward/mean" in line]
@@ -80,7 +80,7 @@ def rows_of_run(folder: Path, ending: Ending) -> list[Row]:
 
 
 def mean_accuracy(rows: Sequence[Row]) -> float | None:
-    """The mean over a run's evaluations, which are at equal distances; None for a run that failed."""
+    """The mean accuracy over a run's evaluations, which are evenly spaced; None for a failed run."""
     accuracies = [row["accuracy"] for row in rows if row["accuracy"] is not None]
     if not accuracies or rows[-1]["status"] == FAILED:
         return None
@@ -88,7 +88,7 @@ def mean_accuracy(rows: Sequence[Row]) -> float | None:
 
 
 def collapsed(accuracies: Sequence[float | None]) -> bool:
-    """Whether the last accuracy is at most half of the best one, and FALL below it at least."""
+    """True if the last accuracy is at most half of the best accuracy, and at least FALL below it."""
     known = [each for each in accuracies if each is not None]
     return bool(known) and max(known) - known[-1] >= max(FALL, max(known) / 2)
 
@@ -100,7 +100,7 @@ def _came_of(folder: Path, ending: Ending) -> tuple[str, str]:
 
 
 def _by_end(folder: Path) -> Row:
-    """The counts at the end, which the replay's last metrics may be too early for."""
+    """The counts at the end, since the replay's last metrics may be older."""
     counts = _summary(folder).get("trajectories", {})
     return {name: float(counts[name]) for name in _COUNTERS if name in counts}
 
@@ -111,7 +111,8 @@ def _counters(replays: Sequence[Mapping[str, Any]], time: float) -> Row:
 
 
 def _guards(scorers: Sequence[Mapping[str, Any]], after: float, until: float) -> Row:
-    """How often process model and rules agreed between two times, and the alarms so far; None without such a model."""
+    """The share of agreements of process model and rules between two times, and the alarms so far; None without a
+    process model."""
     compared = [line for line in scorers if "prm_agreement" in line and line["time"] <= until]
     between = [line for line in compared if line["time"] > after]
     alarms = compared[-1]["hack_alarms"] if compared else None

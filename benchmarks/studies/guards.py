@@ -1,7 +1,7 @@
 """What do the guards show while a policy learns what its scorer likes?
 
-Scorers and methods are those of `process_rewards` at its longest horizon. With `outcome` the scorer only looks on, and
-nothing trains on its scores. A run takes minutes, so that the window of the alarm is one of seconds here.
+Scorers and methods are those of `process_rewards` at its longest horizon. With `outcome` nothing trains on the scores.
+A run takes only minutes, so the window of the alarm is shorter than by default.
 
     python -m benchmarks.studies.guards --seeds 3
 """

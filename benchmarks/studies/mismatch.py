@@ -1,8 +1,8 @@
 """Which correction repairs what, if engine and learner do not compute the same?
 
-The learner computes in float32. The engine does so too, or in bfloat16, or with matrices rounded to int8 or int4. With
-kept keys an episode goes on over updates of the weights with the keys and values that it has, as servers do that pause
-in place. Its log-probs are always those that it sampled with.
+The learner computes in float32, and the engine in float32, bfloat16, or with matrices rounded to int8 or int4. With
+kept keys an episode continues after an update of the weights with its old keys and values, as with
+`weights.mode=in_place`. Its log-probs are always those of the sampling.
 
     python -m benchmarks.studies.mismatch --seeds 3
 """
@@ -21,7 +21,7 @@ ENGINES: dict[str, Settings] = {
     "kept keys": {"weights.mode": "in_place"},
 }
 RATES = {"none": 3e-5, "truncate": 3e-5, "icepop": 3e-5, "sequence mask": 3e-5, "ppo": 1e-4, "dppo": 3e-5}
-"""The learning rates that `age` found: its searches had these settings and the engine in float32."""
+"""The learning rates that `age` found with these settings and the engine in float32."""
 
 STUDY = Study(
     name="mismatch",

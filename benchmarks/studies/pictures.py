@@ -1,4 +1,4 @@
-"""The picture of a study: accuracy over samples or seconds, or one figure of the cells against another."""
+"""The picture of a study: accuracy over samples or seconds, or one figure of the cells over another."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Key = tuple[str, ...]
-"""The names of a cell's levels, or of those that are not its panel's."""
+"""The names of a cell's levels, with or without its panel's level."""
 Curves = Mapping[Key, Sequence[Sequence[Row]]]
 """The rows of each run of a cell."""
 
@@ -26,20 +26,20 @@ COMPARED: Mapping[str, Callable[[Cell], Spread | None]] = {
     "last accuracy": lambda cell: cell.last,
     "agreement, change": lambda cell: cell.agreement_change,
 }
-"""The figures that a study may draw against each other."""
+"""The figures that a study may compare in a picture."""
 
 
 def draw(study: Study, curves: Curves, picture: Path) -> str:
-    """Write the picture as a PNG: a panel for each level of `study.panels`. Returns what is in it, for its text."""
+    """Write the picture as a PNG: a panel for each level of `study.panels`. Returns a description."""
     if study.compared is None:
         _draw_curves(study, curves, picture)
-        return "Thick lines are means of the seeds that did not fail, thin ones single seeds."
+        return "Thick lines are means of the seeds that did not fail, thin lines single seeds."
     _draw_compared(study, study.compared, curves, picture)
-    return "Large dots are medians over the seeds, small ones single seeds."
+    return "Large dots are medians over the seeds, small dots single seeds."
 
 
 def title(study: Study) -> str:
-    """What the picture shows, for readers that do not see it."""
+    """The alternative text of the picture."""
     return f"accuracy over {study.over}" if study.compared is None else "{1} against {0}".format(*study.compared)
 
 
@@ -54,7 +54,7 @@ def _draw_curves(study: Study, curves: Curves, picture: Path) -> None:
 
 
 def _draw_compared(study: Study, names: tuple[str, str], curves: Curves, picture: Path) -> None:
-    """A small dot for each run that has both figures, and a large one for the medians of its cell."""
+    """A small dot for each run that has both figures, and a large dot for the medians of its cell."""
     with _panels(study, curves, names, picture) as panels:
         for key, runs in curves.items():
             axes, colour = panels[key]
@@ -69,7 +69,7 @@ def _draw_compared(study: Study, names: tuple[str, str], curves: Curves, picture
 def _panels(
     study: Study, keys: Iterable[Key], labels: tuple[str, str], picture: Path
 ) -> Iterator[dict[Key, tuple[Axes, Any]]]:
-    """The panel and the colour of each cell; at the end the picture is written, with a legend of the colours."""
+    """Yield the panel and the colour of each cell, then write the picture with a legend of the colours."""
     import matplotlib as mpl
 
     mpl.use("agg")
@@ -83,7 +83,7 @@ def _panels(
     shown = list(dict.fromkeys(others.values()))
     width = min(4, len(panels))
     height = -(-len(panels) // width)
-    # The legend stands beside the panels, and may be higher than they are.
+    # The legend is right of the panels, and may be higher.
     size = (4 * width, max(3 * height, 0.25 * len(shown) + 1))
     figure, grid = plt.subplots(
         height, width, figsize=size, sharex=True, sharey=True, squeeze=False, layout="constrained"
@@ -95,7 +95,7 @@ def _panels(
         axes.set_title(f"{study.panels} {panel}")
         axes.grid(alpha=0.3)
     for axes in list(grid.flat)[len(panels) - width : len(panels)]:
-        axes.tick_params(labelbottom=True)  # Also where the row below ends before it.
+        axes.tick_params(labelbottom=True)  # The row below may be shorter.
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     lines = [Line2D([], [], color=colour, label=", ".join(key)) for key, colour in colours.items()]
@@ -109,8 +109,7 @@ def _panels(
 
 
 def _draw_cell(axes: Axes, over: str, runs: Sequence[Sequence[Row]], colour: object) -> None:
-    """The seeds' curves, and the means of their points after the steps at which all that did not fail have an
-    evaluation."""
+    """The seeds' curves, and their mean at the steps at which all seeds that did not fail have an evaluation."""
     whole = []
     for rows in runs:
         known = [row for row in rows if None not in (row[over], row["accuracy"])]

@@ -1,7 +1,7 @@
 """At which horizon and with how good a scorer do process rewards pay, and where are they hacked?
 
-The scorer (`asyncrl/commands/demo/ladder/judge.py`) works the steps out, and errs as often as its level says. Repeated
-steps are right here, since a call names nothing but an operator. So the guards that leave them out are off.
+The scorer (`asyncrl/commands/demo/ladder/judge.py`) computes the right scores, with a share of errors by its level.
+Here repeated steps are right, since a call names only an operator. So the guards against repeated steps are off.
 
     python -m benchmarks.studies.process_rewards --seeds 3
 """
@@ -31,7 +31,7 @@ METHODS: dict[str, Settings] = {
     "outcome": {},
     "mean": {**SCORED, **GUARDS_OFF, "scoring.shaping.process_weight": 0.5},
     "least": {**SCORED, **GUARDS_OFF, "scoring.shaping.process_weight": 0.5, "scoring.shaping.prm_aggregation": "min"},
-    # Its scores are from -1 to 1, as in `scoring=pure`.
+    # Scores are in [-1, 1], as in `scoring=pure`.
     "pure": {**PURE, "scoring.shaping.use_logit_tanh": True, "scoring.shaping.tanh_rmax": 1.0},
     "pure from 0": PURE,
     "process_grpo": {

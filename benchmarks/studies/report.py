@@ -1,6 +1,6 @@
 """Writes the tables and the picture of a study between its markers in benchmarks/results/studies.md.
 
-The page has a few figures of each cell. A second page, next to the picture, has all of them.
+The page has a few figures of each cell. A second page, next to the picture, has all figures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.studies.summary import Cell, Spread
 
 PAGE = Path(__file__).parents[1] / "results" / "studies.md"
 BESIDE = "studies"
-"""The folder beside the page, of pictures and of tables with all figures."""
+"""The folder next to the page, for pictures and for tables with all figures."""
 MARKER, END = "<!-- study ", "<!-- end -->"
 
 FIGURES: Mapping[str, Callable[[Cell], str]] = {
@@ -41,7 +41,7 @@ FIGURES: Mapping[str, Callable[[Cell], str]] = {
     "agreement, change": lambda cell: _shown(cell.agreement_change, "{:+.2f}"),
     "hack alarms": lambda cell: _shown(cell.hack_alarms, "{:.0f}"),
 }
-"""What is said of a cell, by its name."""
+"""The text of each figure of a cell, by the figure's name."""
 
 
 def marker(study: str) -> str:
@@ -49,7 +49,8 @@ def marker(study: str) -> str:
 
 
 def table(study: Study, cells: Sequence[Cell]) -> str:
-    """All figures that some cell has, a row for each cell: medians over the seeds, with the least and the greatest."""
+    """A row for each cell with all figures that some cell has: medians over the seeds, with the least and the
+    greatest."""
     columns = {name: [figure(cell) for cell in cells] for name, figure in FIGURES.items()}
     known = {name: column for name, column in columns.items() if any(column)}
     rows = [[*cell.levels.values(), *figures] for cell, *figures in zip(cells, *known.values(), strict=True)]
@@ -77,7 +78,7 @@ def overview(study: Study, cells: Sequence[Cell]) -> str:
 
 
 def conditions(study: Study, rows: Sequence[Row]) -> str:
-    """What the figures were measured with, from the rows of all runs."""
+    """The conditions of the measurement, from the rows of all runs."""
     runs = {row["fingerprint"]: row for row in rows}.values()
     seeds = sorted({row["seed"] for row in runs})
     machines = sorted({f"{row['machine']} ({row['parallel']} runs at a time)" for row in runs})
@@ -96,19 +97,19 @@ def conditions(study: Study, rows: Sequence[Row]) -> str:
 
 
 def failures(cells: Sequence[Cell]) -> str:
-    """Why runs failed, a line a cell; empty if none did. Of a reason with the end of a log only its first and its last
-    line are told."""
+    """The reasons of failed runs, a line for each cell; empty if no run failed. Of a reason of several lines only the
+    first and the last are shown."""
     named = [(", ".join(cell.levels.values()), reason.splitlines()) for cell in cells for reason in cell.reasons]
     return "\n".join(f"* {levels}: {' '.join(dict.fromkeys([*lines[:1], *lines[-1:]]))}" for levels, lines in named)
 
 
 def write_page(page: Path, study: Study, about: str, cells: Sequence[Cell], curves: pictures.Curves) -> None:
-    """Write the study's section of the page, which begins with `about`, and beside the page a picture and all figures.
+    """Write the study's section of the page, which begins with `about`, and next to the page a picture and all figures.
 
     Raises ValueError: see `write_section`.
     """
     picture, further = (f"{BESIDE}/{study.name}.{suffix}" for suffix in ("png", "md"))
-    parts_of(page, study)  # Before anything is written.
+    parts_of(page, study)  # Raises before anything is written.
     drawn = pictures.draw(study, curves, page.parent / picture)
     shown = f"![{pictures.title(study)}]({picture})\n\n{drawn}"
     link = f"All figures of each combination are in [{further}]({further})."
@@ -125,8 +126,8 @@ def write_section(page: Path, study: Study, text: str) -> None:
 
 
 def parts_of(page: Path, study: Study) -> tuple[str, str]:
-    """The page up to the study's first marker, and from the last one on. Raises ValueError: it does not have them, or
-    cannot be read."""
+    """The page up to the study's first marker, and from the last marker on. Raises ValueError: a marker is missing, or
+    the page cannot be read."""
     try:
         written = page.read_text()
     except OSError as error:
@@ -148,7 +149,8 @@ def _rates(cells: Iterable[Cell]) -> str:
 
 
 def _told(figure: Callable[[Cell], str], seeds: int, cell: Cell) -> str:
-    """The figure, with what came of the runs, of which there should be one for each of `seeds`."""
+    """The figure of a cell, with notes on failed, collapsed and missing runs. Complete cells have one run for each of
+    `seeds`."""
     notes = {
         f"{cell.failed} failed": cell.failed,
         f"{cell.collapsed} collapsed": cell.collapsed,
@@ -158,12 +160,12 @@ def _told(figure: Callable[[Cell], str], seeds: int, cell: Cell) -> str:
 
 
 def _to_target(spread: Spread | None) -> str:
-    """The word never stands for seeds that did not reach it, also where half of them did not."""
+    """The samples to the target, or "never" for seeds that did not reach it."""
     return _shown(spread, "{:,.0f}").replace("inf", "never")
 
 
 def _of_seeds(cell: Cell, spread: Spread | None, form: str) -> str:
-    """With the number of seeds that have a value, where some have none."""
+    """The figure, with the number of seeds that have a value if some have none."""
     shown = _shown(spread, form)
     return shown if spread is None or spread.count == cell.seeds else f"{shown}; {spread.count} of {cell.seeds} seeds"
 

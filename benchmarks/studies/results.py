@@ -1,7 +1,6 @@
 """The results of a study: a Parquet file with a row for each run and evaluation.
 
-A run is in the file once it has ended, so the file also says which runs need not run again. Commands in several
-checkouts may write one file.
+A run is in the file once it has ended, and is then not repeated. Commands in several checkouts may write one file.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ _OF_SCORERS = ("agreement", "hack_alarms")
 
 
 class ResultsError(ValueError):
-    """The file of results cannot be read or written; the message names it and says what to do."""
+    """The file of results cannot be read or written. The message names the file and the fix."""
 
 
 class Results:
-    """The file of one study with so many factors. `path` need not exist yet.
+    """The file of one study with that many factors. `path` need not exist yet.
 
-    Raises ResultsError: it cannot be read, or has something else.
+    Raises ResultsError: the file cannot be read, or has no results of a study.
     """
 
     def __init__(self, path: Path, factors: Iterable[str]) -> None:
@@ -52,7 +51,7 @@ class Results:
         self._rows = self._read()
 
     def read_again(self) -> None:
-        """Take what other commands have added. Raises ResultsError as at first."""
+        """Read the rows that other commands have added. Raises ResultsError as the constructor does."""
         self._rows = self._read()
 
     def _read(self) -> list[Row]:
@@ -96,7 +95,7 @@ class Results:
         return sorted(rows, key=lambda row: -1 if row["step"] is None else row["step"])
 
     def add(self, run: Run, rows: Sequence[Row], parallel: int, date: datetime.date) -> None:
-        """Put the rows of a run in place of its earlier ones, and write the file anew."""
+        """Replace the rows of a run, and write the file."""
         about: Mapping[str, Any] = {
             "stage": run.stage,
             "fingerprint": run.fingerprint,
@@ -113,7 +112,7 @@ class Results:
         names = self._schema.names
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with _alone_in(self.path.parent):
-            # What others have added meanwhile stays.
+            # Keeps the rows that other commands have added meanwhile.
             self._rows = [row for row in self._read() if row["fingerprint"] != run.fingerprint]
             self._rows += [{name: {**row, **about}.get(name) for name in names} for row in rows]
             partial = self.path.with_suffix(".partial")
@@ -123,7 +122,7 @@ class Results:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """No other process is within this block for the same folder."""
+    """Lock the folder against other processes."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,6 +1,6 @@
 """What do reuse of groups, the order of sampling and the choice of groups do to samples and time?
 
-`samples` counts each use of a trajectory. With reuse r only one in r of them was generated.
+`samples` counts each use of a trajectory. With r uses only one sample of r was generated.
 
     python -m benchmarks.studies.reuse --seeds 3
 """
@@ -25,7 +25,7 @@ STUDY = Study(
     panels="groups",
     settings={"replay.max_lag": 8},
     baseline={"times": "1", "sampler": "fifo", "groups": "all"},
-    # The choice of groups is asked at one use and in the order of arrival, and the order at one use and at four.
+    # The choice of groups is varied with one use and the sampler fifo, the sampler with one use and with four.
     skipped=[
         *({"groups": groups, "times": times} for groups in ("filtered", "evicted again") for times in ("2", "4", "8")),
         *({"groups": groups, "sampler": kind} for groups in ("filtered", "evicted again") for kind in ("freshest",)),

@@ -1,7 +1,6 @@
-"""Runs of a study: several at a time, until they have ended or the time is over.
+"""Runs a study: several runs at a time, until all have ended or the time is over.
 
-A run that is in the results is not run again. One that was cut short goes on where it was, since its folder has its
-name and `asyncrl train` resumes it.
+A run with results is not repeated. An interrupted run is resumed by `asyncrl train`, since its folder has its name.
 """
 
 from __future__ import annotations
@@ -28,21 +27,21 @@ from benchmarks.studies.study import Run, overrides
 TRAIN = (sys.executable, "-m", "asyncrl", "train")
 POLL_S = 0.2
 STOP_S = 60.0
-"""A stopped run that has not ended so long after a SIGTERM is killed; a clean stop writes a checkpoint."""
+"""Seconds after a SIGTERM at which a run is killed. A clean stop writes a checkpoint."""
 CUT_SHORT = (130, -signal.SIGINT, -signal.SIGTERM)
-"""Exit statuses of a run that somebody stopped: `asyncrl train` has 130 then, unless it was stopped as it began."""
+"""Exit statuses of a stopped run: `asyncrl train` has 130, unless it was stopped during its start."""
 LAST_WORDS = 300
-"""Characters of the console that are kept of a run that failed."""
+"""Characters of the output that are kept of a failed run."""
 THREADS: Mapping[str, str] = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 
 Prepare = Callable[[Run], PreparedRung]
 
 
 class Runner:
-    """Runs what is not in `results` yet, `parallel` runs at a time, in folders of `folder`.
+    """Does the runs that `results` does not have, `parallel` at a time, in folders of `folder`.
 
-    No run starts once `is_over` says true, and those that go on then are stopped; they resume next time.
-    A run that takes longer than `limit_s` counts as failed. `command` takes the words of `asyncrl train`.
+    Once `is_over` is true, no run starts, and running ones are stopped; the next call resumes them. A run that takes
+    longer than `limit_s` counts as failed. `command` is called with the arguments of `asyncrl train`.
     """
 
     def __init__(
@@ -73,14 +72,14 @@ class Runner:
         self._writing = threading.Lock()
 
     def run(self, runs: Sequence[Run]) -> bool:
-        """Run them in their order; returns whether all of them have ended. Ctrl-C stops them cleanly."""
+        """Do the runs in order. Returns True if all have ended. Ctrl-C stops them cleanly."""
         missing = [run for run in runs if not self._has_ended(run)]
         with ThreadPoolExecutor(self._parallel) as pool:
             try:
                 started = [pool.submit(self._run, run) for run in missing]
-                return all([future.result() for future in started])  # noqa: C419 - all of them, whatever came of one
+                return all([future.result() for future in started])  # noqa: C419 - waits for all of them
             except BaseException:
-                # Also of Ctrl-C. Otherwise leaving the pool would wait for the others to end by themselves.
+                # Stops the remaining runs, also after Ctrl-C. Otherwise the pool would wait for their own end.
                 self._stop.set()
                 raise
 
@@ -91,7 +90,7 @@ class Runner:
     def _run(self, run: Run) -> bool:
         if self._is_over():
             return False
-        with self._writing:  # Another command may have run it since.
+        with self._writing:  # Another command may have done this run meanwhile.
             self._results.read_again()
             if self._has_ended(run):
                 return True
@@ -99,7 +98,7 @@ class Runner:
             prepared = self._prepare(run)
         ending = self._ending(run, self._words(run, prepared))
         if ending is None:
-            self._say(f"{run.name}: cut short, and goes on next time")
+            self._say(f"{run.name}: interrupted; the next call resumes it")
             return False
         folder = self._folder / run.name
         rows = rows_of_run(folder, ending)
@@ -122,15 +121,15 @@ class Runner:
         ]
 
     def _ending(self, run: Run, words: Sequence[str]) -> Ending | None:
-        """Run it to its end; None if it was cut short."""
+        """Do a run to its end. None if it was interrupted."""
         console = self._folder / f"{run.name}.log"
         began = time.monotonic()
-        # Where the command that started it was killed a moment ago, it is still stopping.
+        # The run may still be stopping, if the command that started it was killed a moment ago.
         while owner_of(self._folder / run.name) is not None and time.monotonic() - began < STOP_S:
             if self._is_over():
                 return None
             self._stop.wait(POLL_S)
-        # After that: an owner that ends before it has started anything removes the folders that it made.
+        # Only now, since an owner that ends before it has started anything removes its folders.
         self._folder.mkdir(parents=True, exist_ok=True)
         console.unlink(missing_ok=True)
         began = time.monotonic()
@@ -155,7 +154,7 @@ class Runner:
 
 
 def _processor_seconds(process: subprocess.Popen[bytes]) -> float | None:
-    """What it and all processes that it started took; None while it runs."""
+    """The processor seconds of an ended process and its children. None while it runs."""
     pid, status, usage = os.wait4(process.pid, os.WNOHANG)
     if pid == 0:
         return None

@@ -1,4 +1,4 @@
-"""The choice of a learning rate from the runs that searched for it."""
+"""Chooses a learning rate from the runs of a search."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from benchmarks.studies.study import Run
 
 
 def best_rate(searches: Sequence[Run], results: Results) -> float | None:
-    """The rate of the best of the runs, the lowest among equals; None while one of them has not ended, or if all of
-    them failed."""
+    """The learning rate of the best run, the lowest if several are equal. None while a run has not ended, or if all
+    failed."""
     found = [(results.rows(run.fingerprint), run.lr) for run in searches]
     if not all(rows for rows, _ in found):
         return None
@@ -20,6 +20,6 @@ def best_rate(searches: Sequence[Run], results: Results) -> float | None:
 
 
 def all_failed(searches: Sequence[Run], results: Results) -> bool:
-    """Whether all of the runs have ended and none can be compared."""
+    """True if all runs have ended and failed."""
     found = [results.rows(run.fingerprint) for run in searches]
     return all(rows and mean_accuracy(rows) is None for rows in found)

@@ -1,7 +1,7 @@
-"""What a study is: factors with levels, each a few keys of `asyncrl train`. Its runs are all combinations, by seed.
+"""The declaration of a study: factors with levels, each a few keys of `asyncrl train`. Its runs are all combinations.
 
-A run's settings are those of all studies, then those of the study, then those of its levels. Two factors of a study set
-no key in common. A run is known by its fingerprint, a hash of all that it was asked to do.
+A run's settings are the common ones, then the study's, then those of its levels. Two factors of a study never set the
+same key. The fingerprint of a run is a hash of all its settings.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Levels = Mapping[str, str]
 """The level of each factor of a cell."""
 
 RUNG, WARM_START = "rung", "warm_start"
-"""Keys of settings that `asyncrl train` does not have: the rung of the ladder, and the updates that make the policy."""
+"""Settings that are no keys of `asyncrl train`: the rung of the ladder, and the updates that make the policy."""
 
 MODEL = "{model}"
-"""In a setting: the folder of the policy."""
+"""A placeholder in settings for the policy's folder."""
 
 LR = "learner.lr"
 BATCH = 32
 SEARCH, MAIN = "search", "main"
 SEARCH_SEED = 100
-"""Learning rates are searched with another seed than those whose results are reported."""
+"""The seed of searches for learning rates. No reported run has it."""
 
 BASE: Settings = {
     RUNG: "brackets",
@@ -47,13 +47,13 @@ BASE: Settings = {
     "learner.group_size": 8,
     "learner.minibatches": 2,
     "learner.micro_tokens": 8192,
-    # The best of the rates that `age` searched for the default correction.
+    # The best learning rate that `age` found for the default correction.
     LR: 3e-5,
     "learner.betas": [0.9, 0.95],
     "learner.eval_every": 8,
     "learner.checkpoint_every": 10,
     "learner.export": False,
-    # Only so that the entropy is measured.
+    # Has an effect on the metric of the entropy only.
     "algorithm.entropy_weight": 1e-9,
     "replay.durability": "os",
     "cluster.cpus": 2,
@@ -72,14 +72,14 @@ BASE: Settings = {
 """The settings of every run, sized for a core or two."""
 
 UNPACED: Settings = {"replay.sampler.kind": "fifo", "replay.spare_batches": None}
-"""Data become as old as the age bound lets them, since age is what studies ask about. These are not in a fingerprint:
-results were measured before there was anything else."""
+"""Settings with which data become as old as the age bound allows. They are in no fingerprint, since results were
+measured before the keys existed."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Every level of `factor` gets the same number of runs, one for each of `rates`, at the level `at` of each other
-    factor. The rate whose accuracy is highest on average over the run is that of the level's other runs."""
+    """A search for learning rates. Every level of `factor` gets one run for each of `rates`, at the level `at` of each
+    other factor. All runs of the level then use the rate with the highest mean accuracy over the run."""
 
     factor: str
     rates: Sequence[float]
@@ -111,7 +111,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The name of its folder, which a run with other settings does not share."""
+        """The name of the run's folder, which is different for other settings."""
         words = [f"{factor}_{level}" for factor, level in self.levels.items()]
         parts = [self.stage, *words, f"lr_{self.lr:g}", f"seed_{self.seed}", self.fingerprint]
         return re.sub(r"[^\w.-]+", "_", "-".join(parts))
@@ -119,14 +119,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Study:
-    """`factors` has the settings of each level by its name. `target` is the accuracy whose price in samples is asked
-    for. `skipped` are parts of cells that make no sense. `panels` is the factor of which the picture has a panel for
-    each level, with accuracy over samples or seconds, as `over` says, or with the second of the figures that are
-    `compared` against the first; the other factors have the colours. `baseline` are levels, with which each cell is
-    compared seed by seed, or none. `shown` are the figures of the page's tables, of which the first factor's levels are
-    the columns: keys of `report.FIGURES`. Those that are `compared` are keys of `pictures.COMPARED`.
+    """`factors` has the settings of each level by its name. `target` is the accuracy to which samples are counted.
+    `skipped` are parts of cells that make no sense. `baseline` are the levels with which each cell is compared seed by
+    seed, or none.
 
-    Raises ValueError: what is declared contradicts itself.
+    The picture has a panel for each level of the factor `panels`, and colours for the remaining factors. It shows
+    accuracy over samples or seconds (`over`), or the second figure of `compared` (keys of `pictures.COMPARED`) over the
+    first. `shown` (keys of `report.FIGURES`) are the figures of the page's tables, which have the first factor's levels
+    as columns.
+
+    Raises ValueError: the declaration contradicts itself.
     """
 
     name: str
@@ -149,14 +151,14 @@ class Study:
         for levels in (*self.skipped, self.baseline, self.search.at if self.search else {}):
             for factor, level in levels.items():
                 if level not in self.factors.get(factor, {}):
-                    raise ValueError(f"{self.name}: there is no level {level} of {factor}")
+                    raise ValueError(f"{self.name}: {factor} has no level {level}")
         if self.panels not in self.factors:
             raise ValueError(f"{self.name}: there is no factor {self.panels}")
         if self.search and {self.search.factor, *self.search.at} != set(self.factors):
             raise ValueError(f"{self.name}: the search must name every factor")
 
     def cells(self, only: Mapping[str, Collection[str]] | None = None) -> Iterator[Levels]:
-        """Every combination of levels, but for the skipped; of the factors in `only`, the named levels alone."""
+        """Every combination of levels that is not skipped. For factors in `only`, only the named levels."""
         only = only or {}
         chosen = [[name for name in levels if name in only.get(factor, levels)] for factor, levels in self._items()]
         for names in itertools.product(*chosen):
@@ -171,7 +173,7 @@ class Study:
         return settings
 
     def searches(self, level: str, changed: Settings) -> list[Run]:
-        """The runs that find the learning rate of a level of the searched factor, by rising rate."""
+        """The runs of the search for a level's learning rate, by rising rate."""
         assert self.search is not None
         levels = {factor: self.search.at.get(factor, level) for factor in self.factors}
         settings = {**self.settings_of(levels), **changed}
@@ -180,7 +182,7 @@ class Study:
         ]
 
     def run(self, levels: Levels, seed: int, lr: float | None, changed: Settings) -> Run:
-        """A run whose results are reported; `lr` is what the search found, None where the study has no search."""
+        """A run with reported results. `lr` is the result of the search, or None without a search."""
         settings = {**self.settings_of(levels), **changed}
         return Run(self.name, MAIN, levels, seed, settings if lr is None else {**settings, LR: lr})
 
@@ -193,14 +195,14 @@ def _keys(levels: Mapping[str, Settings]) -> set[str]:
 
 
 def overrides(settings: Settings, rung: Rung, model: str) -> list[str]:
-    """The words of the command line; a slow tool among the settings takes the place of the rung's."""
+    """The arguments of the command line. A slow tool in the settings replaces the rung's tool."""
     words = {"actor.tools": rung.tools, "actor.max_turns": rung.most_turns, **UNPACED, **settings}
     ours = (RUNG, WARM_START)
     return [f"{key}={_word(value).replace(MODEL, model)}" for key, value in words.items() if key not in ours]
 
 
 def _word(value: Any) -> str:
-    """A value in Hydra's grammar: names without quotes, in which it would take them as they are."""
+    """A value in Hydra's grammar: names are not quoted, since Hydra keeps the text of quoted ones unchanged."""
     match value:
         case bool():
             return str(value).lower()

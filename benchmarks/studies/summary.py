@@ -1,8 +1,8 @@
-"""Cells from rows: what the seeds of each combination of levels came to, and how far they are apart.
+"""Summarises the rows of a study: the figures of each combination of levels, with their spread over the seeds.
 
-A run that failed or collapsed counts in its cell. To one that never reached the target it is infinitely far. One that
-failed did not make all steps: it has no figures of its end or of its whole, such as the last accuracy. The spread of a
-figure is its least and its greatest value over the seeds that have it.
+A run that failed or collapsed counts in its cell. If a run never reached the target, its samples to the target are
+infinite. A failed run has no figures of its end or of the whole run, such as the last accuracy. The spread of a figure
+is its least and its greatest value over the seeds that have it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from benchmarks.studies.figures import FAILED, Row, collapsed, mean_accuracy
 from benchmarks.studies.study import Levels
 
 EQUAL_START = 0.01
-"""Accuracies before training that differ by more are those of two policies: each machine makes its own for a seed, and
-rounding makes these a little different."""
+"""The largest difference between accuracies of one policy before training. Each machine makes its own policy for a
+seed, and larger differences mean different policies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """The runs of one combination of levels. `reasons` are those of failed runs. `gain` is the mean accuracy over the
-    run, less that of the baseline's run with the same seed, where both began with the same policy."""
+    """The runs of one combination of levels. `reasons` are of failed runs. `gain` is the mean accuracy over the run,
+    less that of the baseline's run with the same seed, if both began with the same policy."""
 
     levels: Levels
     lr: float
@@ -72,7 +72,7 @@ def cell_of(
     target: float,
     baseline: Sequence[Sequence[Row]] = (),
 ) -> Cell:
-    """The cell of runs, each given by its rows by rising step. `baseline` are those of the cell it is compared with."""
+    """Make a cell from runs, each a list of rows by rising step. `baseline` are the runs of the cell for comparison."""
     reached = [first_at(rows, target) or {"samples": math.inf, "seconds": math.inf} for rows in runs]
     lasts = [rows[-1] for rows in runs]
     whole = [rows for rows in runs if rows[-1]["status"] != FAILED]
@@ -93,13 +93,13 @@ def cell_of(
         lag_max=Spread.of(max(_known(rows, "lag_max"), default=None) for rows in runs),
         entropy=Spread.of(rows[-1]["entropy"] for rows in whole),
         ess=Spread.of(min(_known(rows, "ess"), default=None) for rows in runs),
-        # Exactly 0 where no policy is recomputed, so that nothing was compared.
+        # Exactly 0 means that no policy was recomputed and compared.
         k3=Spread.of(_mean(rows, "k3") or None for rows in whole),
         evicted_share=Spread.of(_evicted_share(rows[-1]) for rows in whole),
         idle=Spread.of(_mean(rows, "idle") for rows in whole),
         reward_change=Spread.of(_change(rows, "reward") for rows in whole),
         agreement_change=Spread.of(_change(rows, "agreement") for rows in whole),
-        # A resumed run counts from 0 again.
+        # The largest, since a resumed run counts from 0 again.
         hack_alarms=Spread.of(max(_known(rows, "hack_alarms"), default=None) for rows in runs),
         run_seconds=Spread.of(row["run_seconds"] for row in lasts),
     )
@@ -111,7 +111,7 @@ def first_at(rows: Sequence[Row], target: float) -> Row | None:
 
 
 def _gains(runs: Sequence[Sequence[Row]], baseline: Sequence[Sequence[Row]]) -> Iterator[float]:
-    """Of each seed that has a mean accuracy on both sides, and began with the same policy."""
+    """The gain of each seed that has a mean accuracy on both sides, and began with the same policy."""
     compared = {rows[0]["seed"]: rows for rows in baseline}
     for rows in runs:
         other = compared.get(rows[0]["seed"])
@@ -135,13 +135,13 @@ def _mean(rows: Sequence[Row], column: str) -> float | None:
 
 
 def _change(rows: Sequence[Row], column: str) -> float | None:
-    """From the first value that is known to the last."""
+    """The change from the first known value to the last."""
     values = _known(rows, column)
     return values[-1] - values[0] if len(values) > 1 else None
 
 
 def _evicted_share(last: Row) -> float | None:
-    """Of the trajectories that were trained or evicted."""
+    """The share of evicted trajectories among the trained and evicted ones."""
     if last["samples"] is None or last["evicted"] is None:
         return None
     both = last["samples"] + last["evicted"]

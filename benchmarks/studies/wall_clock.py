@@ -1,7 +1,7 @@
 """How long does asynchronous training take to the accuracy that synchronous training reaches, on the same machine?
 
-Each age bound has as many episodes in flight as it admits, as in `age`. Seconds are the figure. So run it on a machine
-that does nothing else, with two cores for each run at a time.
+Each age bound has as many episodes in flight as it admits, as in `age`. The figure is seconds, so run the study on an
+idle machine, with two cores for each run at a time.
 
     python -m benchmarks.studies.wall_clock --seeds 3
 """

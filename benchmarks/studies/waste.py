@@ -1,8 +1,8 @@
 """Which admission throws least away at equal idleness?
 
-An actor plays all episodes that the age bound allows, or 64 at once; or the replay paces them, see
-`replay.spare_batches`. Batches take the groups that were completed first, or the oldest. Episodes differ in length, and
-their tools are slow now and then. With one actor generation is the limit; with two it is less so.
+An actor runs all episodes that the age bound admits, or 64 at once, or the replay paces them (`replay.spare_batches`).
+Batches take the groups that were complete first, or the oldest. Episodes differ in length, and some tool calls are
+slow. With one actor generation is the limit, with two less so.
 
     python -m benchmarks.studies.waste --seeds 3
 """
@@ -13,7 +13,7 @@ from benchmarks.studies.command import main
 from benchmarks.studies.study import Settings, Study
 
 MOST = 288
-"""As many as the wider bound admits."""
+"""Episodes at once: as many as the larger age bound admits."""
 ALL: Settings = {"actor.concurrency": MOST, "engine.slots": MOST}
 OLDEST: Settings = {**ALL, "replay.sampler.kind": "oldest"}
 ADMISSIONS: dict[str, Settings] = {

@@ -13,6 +13,6 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@300
 launch="$(dirname "${BASH_SOURCE[0]}")/../slurm_launch.sh"
-# In a job this is a copy in a folder of Slurm, and the job works in the folder of sbatch.
+# Slurm runs a copy of this script elsewhere, but in the folder where sbatch was called.
 [[ -x "$launch" ]] || launch=launchers/slurm_launch.sh
 exec "$launch" experiment=gsm8k_calculator engine=sglang cluster.gpus=8 "$@"

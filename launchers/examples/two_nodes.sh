@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Two nodes with 8 GPUs each: one trains, the other has SGLang's servers and the scorers. Submit it in the repository's
+# Two nodes with 8 GPUs each: one trains, the second has SGLang's servers and the scorers. Submit it in the repository's
 # folder:
 #
 #   sbatch launchers/examples/two_nodes.sh model.path=Qwen/Qwen3-8B data.train=train.parquet
@@ -14,7 +14,7 @@
 #SBATCH --requeue
 #SBATCH --signal=B:USR1@300
 launch="$(dirname "${BASH_SOURCE[0]}")/../slurm_launch.sh"
-# In a job this is a copy in a folder of Slurm, and the job works in the folder of sbatch.
+# Slurm runs a copy of this script elsewhere, but in the folder where sbatch was called.
 [[ -x "$launch" ]] || launch=launchers/slurm_launch.sh
 exec "$launch" experiment=gsm8k_calculator engine=sglang \
   "cluster.pools={train: {nodes: 1, gpus: 8}, rollout: {nodes: 1, gpus: 8}}" \

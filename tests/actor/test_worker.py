@@ -256,7 +256,7 @@ async def test_a_trajectory_that_is_refused_or_cannot_be_sent_is_counted_and_its
 
     counted = await work(replay, 2 + 3, trajectory=made)
     assert sorted(replay.stored) == [feed_ticket(0, attempt=1), feed_ticket(1, attempt=1), feed_ticket(2)]
-    assert "says that it is member 1" in replay.failed[feed_ticket(0)]
+    assert "is marked as member 1" in replay.failed[feed_ticket(0)]
     assert "cannot be encoded" in replay.failed[feed_ticket(1)]
     assert counted["refused"] == 2
 

@@ -12,6 +12,7 @@ from tests.algorithms.my_parts import Squared
 from tests.algorithms.support import make_algorithm, make_config, preset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", choices("algorithm"))
 def test_every_preset_is_a_sound_composition(name):
     check(preset(name), step_scores=True, group_size=8)
@@ -33,8 +34,8 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
         ),
         ({"advantage": "xyz"}, r"algorithm.advantage=xyz: use one of .*grpo.*, or the dotted path"),
         ({"loss": "no.such.Loss"}, r"algorithm.loss=no.such.Loss cannot be imported \(ModuleNotFoundError"),
-        ({"loss": "tests.algorithms.support.alone"}, r"is no part of kind loss: see docs/algorithms.md"),
-        ({"kl": "tests.algorithms.my_parts.Squared"}, r"is no part of kind kl: see"),
+        ({"loss": "tests.algorithms.support.alone"}, r"is not a part of kind loss: see docs/algorithms.md"),
+        ({"kl": "tests.algorithms.my_parts.Squared"}, r"is not a part of kind kl: see"),
         (
             {"advantage": "tests.algorithms.bad_parts.Nameless"},
             r"kind advantage: give it a class attribute `name`; see",
@@ -51,19 +52,19 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
         ({"advantage": ("gae", {"step_weight": float("inf")})}, r"step_weight=inf: it must be a number"),
         ({"advantage": ("gdpo", {"weights": {"a": "b"}})}, r"it must be a mapping to numbers"),
         ({"advantage": ("gdpo", {"weights": {}})}, r"gdpo: weights={}: name a score"),
-        ({"advantage": "gdpo"}, r"algorithm.advantage gdpo needs weights: weight of each named score"),
+        ({"advantage": "gdpo"}, r"algorithm.advantage gdpo needs weights: weight of each score"),
         ({"kl": ("k3", {"horizon": 1.5})}, r"horizon=1.5: it must be a whole number in \[1, inf\)"),
         ({"correction": [("truncate", {"level": "word"})]}, r"level='word': it must be one of token, turn, turn_"),
         ({"correction": [("mask", {"low": 2.0, "high": 1.0})]}, r"mask: low=2.0: it must be below high=1.0"),
         ({"correction": [("reject", {})]}, r"algorithm.correction reject needs high: largest divergence"),
         ({"correction": [("reject", {"high": -0.1})]}, r"reject: high=-0.1: by=k3 is never negative, so everything"),
-        ({"loss": ("sapo", {"dual_clip": 5.0})}, r"sapo: dual_clip=5.0: the loss never reaches it.*4 / tau_neg = 3.81"),
+        ({"loss": ("sapo", {"dual_clip": 5.0})}, r"sapo: dual_clip=5.0: never reaches this bound.*4 / tau_neg = 3.81"),
         ({"correction": [("reject", {"low": 2.0, "high": 1.0})]}, r"reject: low=2.0: it must be below high=1.0"),
         (
             {"correction": [("reject", {"by": "difference", "low": -1.0, "high": 1.0})]},
             r"high=1.0: with low=-1.0 nothing is ever dropped, .* set bounds between -1 and 1",
         ),
-        ({"stream": [("rl", {"weight": 0.5})]}, r"rl: weight=0.5: .* changes nothing: set score, or weight=0"),
+        ({"stream": [("rl", {"weight": 0.5})]}, r"rl: weight=0.5: .* has no effect: set score, or weight=0"),
         (
             {"stream": [("ce", {"weight": -1.0})]},
             r"algorithm.stream ce: weight=-1.0: it must be a number in \[0, inf\)",
@@ -96,7 +97,7 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
         ({"advantage": "remax"}, r"remax needs a greedily sampled member .* set algorithm.greedy_sibling=true"),
         (
             {"correction": ["truncate", "mask"]},
-            r"truncate, mask, which weigh tokens .*: only one may; use reject or veto",
+            r"truncate, mask, which weigh tokens .*: only one of them is allowed; use reject or veto",
         ),
         ({"loss": "reinforce"}, r"algorithm.loss=reinforce does so itself: set algorithm.correction=\[\]"),
         (
@@ -109,12 +110,12 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
         ),
         (
             {"stream": ["tests.algorithms.bad_parts.Bare"]},
-            r"stream=bare: derive a stream of yours from LossStream, and name it other than rl, policy",
+            r"stream=bare: derive your stream from LossStream, and do not name it rl, policy",
         ),
-        ({"stream": ["ce", "ce"]}, r"algorithm.stream has ce twice: give each stream once"),
+        ({"stream": ["ce", "ce"]}, r"algorithm.stream has ce twice: list each stream once"),
         (
             {"stream": [("rl", {"weight": 0.0}), ("ce", {"weight": 0.0})]},
-            r"rl has weight=0, and nothing else trains: add ce or ref_kl",
+            r"rl has weight=0, and no other stream trains: add ce or ref_kl",
         ),
         ({"loss": "ipo"}, r"algorithm.loss=ipo does so itself: set algorithm.correction=\[\]"),
         (

@@ -40,7 +40,7 @@ def test_an_algorithm_says_which_scores_its_parts_read(changes, scores, unit_ste
         (LabelNeeds(), ""),
         (LabelNeeds(("rule/f",)), ""),
         (LabelNeeds(("rule/f", "rule/g")), "reads the scores ['rule/g'], and the labels have ['rule/f']"),
-        (LabelNeeds(unit_steps=True), "step scores reach 1.5, and the algorithm takes those in [-1, 1]"),
+        (LabelNeeds(unit_steps=True), "step scores reach 1.5, but the algorithm needs step scores in [-1, 1]"),
     ],
 )
 def test_labels_meet_the_needs_or_the_reason_says_what_they_lack(needs, reason):
@@ -54,6 +54,7 @@ def _params(name):
     return {"gdpo": {"weights": NAMED}}.get(name, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.parts("advantage"))
 @given(seed=st.integers(0, 10_000), data=st.data())
 @settings(max_examples=8, deadline=None)

@@ -76,7 +76,7 @@ def test_the_help_has_the_default_of_each_option_that_has_one(capsys: pytest.Cap
     with pytest.raises(SystemExit):
         parse(["--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for default in ("default: 16", "default: 0 1 2 4 8", "default: runs/gpu_loop", "default: that of --dir"):
+    for default in ("default: 16", "default: 0 1 2 4 8", "default: runs/gpu_loop", "default: the folder of --dir"):
         assert default in text
 
 

@@ -110,6 +110,7 @@ def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
         describe(Run(run))
 
 
+@pytest.mark.slow
 def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
     before = describe(Run(run))
     cut = {name: value for name, value in STEP.items() if name != "seconds/publish"}
@@ -119,9 +120,10 @@ def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
     assert describe(Run(run)) == before
 
 
+@pytest.mark.slow
 def test_metrics_that_are_damaged_or_lack_values_are_named(run: Path) -> None:
     write_rows(run / "metrics" / "scoring-0.jsonl", [{"time": 1.0}, {"time": 2.0}])
-    with pytest.raises(ConfigError, match=r"'labelled'.*another version"):
+    with pytest.raises(ConfigError, match=r"'labelled'.*different version"):
         describe(Run(run))
     (run / "metrics" / "scoring-0.jsonl").write_text("garbage\n")
     with pytest.raises(ConfigError, match="damaged"):
@@ -137,6 +139,7 @@ def test_the_times_of_a_pass_are_fitted_and_never_negative() -> None:
     assert decoding_times(windows((10, 0.01), (20, 0.04)))[0] == 0
 
 
+@pytest.mark.slow
 def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "saved.yaml"
     assert call(["--from", str(run), "--save", str(file), "--steps", "3"]) == 0
@@ -152,6 +155,7 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     assert all(each["price_per_step"] == pytest.approx(8 * 2 * each["seconds_per_step"] / 3600) for each in forecasts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -159,12 +163,12 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
         (["RUN", "cluster.gpus=8"], "cluster.gpus=8: there is no such option; did you mean --gpus 8?"),
         (["RUN", "--max_lag", "2"], "--max_lag: there is no such option; did you mean --max-lag?"),
         (["--steps", "3", "RUN", "--from", "RUN"], "name one run"),
-        (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are no whole hosts"),
-        (["--from", "RUN", "--gpus", "1"], "there must be one for the learner and 1 for an engine"),
-        (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "none are left for an engine"),
-        (["--from", "RUN", "--price", "nan"], "nan is no price"),
+        (["RUN", "--gpus", "12", "--host-gpus", "8"], "--host-gpus 8: 12 GPUs are not a whole number of hosts"),
+        (["--from", "RUN", "--gpus", "1"], "the learner needs at least 1 GPU, and an engine 1"),
+        (["--from", "RUN", "--gpus", "4", "--learner-gpus", "4"], "is too small for an engine"),
+        (["--from", "RUN", "--price", "nan"], "nan is not a price"),
         (["--from", "RUN", "--max-lag", "1000000"], "too many episodes to simulate"),
-        (["--from", "RUN", "--batch-size", "3"], "batch_size 3 is no multiple of group_size 2"),
+        (["--from", "RUN", "--batch-size", "3"], "batch_size 3 is not a multiple of group_size 2"),
     ],
 )
 def test_wrong_arguments_are_refused_with_the_reason(
@@ -211,23 +215,24 @@ def test_busy_engines_whose_tokens_are_thrown_away_are_not_said_to_need_more_gpu
     rates = Rates(tasks=[[TypicalEpisode(sampled=100, tokens=200)]], pass_s=0.01, request_s=1e-3, token_s=0.0)
     run = RunDescription(rates, Sizes(engines=2, batch_size=32, group_size=8, concurrency=32))
     busy = replace(simulate(run, 5), learner_idle=0.5, engine_idle=0.0, scorer_idle=0.9, discarded=0.0)
-    for discarded, advice in ((0.1, "give them more GPUs"), (0.4, "40% of what they sample is thrown away")):
+    for discarded, advice in ((0.1, "give them more GPUs"), (0.4, "40% of the sampled tokens are thrown away")):
         found = replace(busy, discarded=discarded)
         assert advice in " ".join(notes(run, [found], found))
     assert "-0%" not in [*_cells(replace(busy, learner_idle=-0.001), None)]
 
 
+@pytest.mark.slow
 def test_whole_hosts_are_divided_and_gpus_without_work_are_counted(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call([str(run), "--gpus", "16", "--host-gpus", "8", "--engine-gpus", "4", "--steps", "2"]) == 0
     out = capsys.readouterr().out
     pools = "{train: {nodes: 1, gpus: 8}, rollout: {nodes: 1, gpus: 8}}"
-    assert f"The fastest one: cluster.pools='{pools}' cluster.roles='{{actor: rollout}}'" in out
-    assert "without work" not in out
+    assert f"Options for the fastest forecast: cluster.pools='{pools}' cluster.roles='{{actor: rollout}}'" in out
+    assert "unused" not in out
     words = [str(run), "--gpus", "16", "--learner-gpus", "3", "4", "--engine-gpus", "4", "--steps", "2"]
     assert call(words) == 0
-    assert "Of 16 GPUs, engines of 4 leave some without work: 1 at 3 learner GPUs." in capsys.readouterr().out
+    assert "Engines of 4 GPUs leave some of 16 GPUs unused: 1 at 3 learner GPUs." in capsys.readouterr().out
 
 
 def test_progress_is_a_line_now_and_then_where_nothing_is_a_terminal() -> None:

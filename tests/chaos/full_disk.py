@@ -60,7 +60,7 @@ def delivered(run: Run) -> int:
 
 def nothing_ends(run: Run, small: Path) -> None:
     before, watch, ballast = run.processes(), RunWatch(RunReader(run.dir)), fill(small)
-    until(lambda: "replay puts requests off: the store" in watch.look().text)
+    until(lambda: "replay postpones requests: the store" in watch.look().text)
     assert "there is no room on its disk" in watch.look().text
     stay_full(run)
     reached = delivered(run)

@@ -86,7 +86,7 @@ def test_data_with_system_messages_is_refused_under_a_template_without_them(tmp_
 
 
 @pytest.mark.parametrize(
-    ("history", "consequence"), [("sampled", "go on from what was sampled"), ("template", "begin a new branch")]
+    ("history", "consequence"), [("sampled", "continue from the sampled tokens"), ("template", "begin a new branch")]
 )
 def test_what_a_template_rewrites_is_logged_once_with_both_texts(history: str, consequence: str, caplog: Any):
     with caplog.at_level(logging.WARNING):

@@ -70,16 +70,16 @@ def test_a_path_is_read_within_the_permitted_folders_only(folder: Path):
         with pytest.raises(RefusedError, match=r"data\.images\.folders"):
             read(path)
     for path in ("../secret", str(folder.parent / "secret"), "link", "missing.png", "a\0b", "/etc/passwd", ""):
-        with pytest.raises(RefusedError, match=r"data\.images\.folders|neither bytes|no regular file|cannot be read"):
+        with pytest.raises(RefusedError, match=r"data\.images\.folders|neither bytes|regular file|cannot be read"):
             read(path, folders=folders)
     for path in ("pipe", "inner", "."):
-        with pytest.raises(RefusedError, match=r"no regular file|cannot be read"):
+        with pytest.raises(RefusedError, match=r"not a regular file|cannot be read"):
             read(path, folders=folders)
 
 
 def test_nothing_larger_than_the_limit_is_read(folder: Path):
     (folder / "large").write_bytes(bytes(3 << 20))
-    with pytest.raises(RefusedError, match="no regular file of at most 2097152 bytes"):
+    with pytest.raises(RefusedError, match="not a regular file of at most 2097152 bytes"):
         read("large", folders=[str(folder)], max_mb=2)
     with pytest.raises(RefusedError, match=r"data\.images\.max_mb=2"):
         read(bytes(3 << 20), max_mb=2)
@@ -104,7 +104,7 @@ def test_urls_are_fetched_only_where_they_are_allowed():
         asked.append((url, limit))
         return PICTURE
 
-    with pytest.raises(RefusedError, match=r"data\.images\.urls=true would fetch it"):
+    with pytest.raises(RefusedError, match=r"set data\.images\.urls=true to fetch it"):
         read("https://example.org/a.png", fetch)
     assert not asked
     assert read("https://example.org/a.png", fetch, urls=True, max_mb=1) == PICTURE

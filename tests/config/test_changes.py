@@ -22,8 +22,8 @@ def values(**changes: object) -> dict[str, object]:
         ({"algorithm__advantage__name": "gae"}, "may need other models"),
         ({"scoring__prm__path": "prm"}, "kinds of scores that the run began with"),
         ({"learner__publish_every": 2}, "versions count"),
-        ({"model__freeze": ["embeddings"]}, "moments of what it leaves to train"),
-        ({"model__lora__rank": 8}, "the checkpoints hold these adapters alone"),
+        ({"model__freeze": ["embeddings"]}, "optimizer moments of the trained parameters only"),
+        ({"model__lora__rank": 8}, "the checkpoints hold only these adapters"),
     ],
 )
 def test_a_run_that_resumes_keeps_what_its_records_rest_on(changes: dict[str, object], reason: str) -> None:

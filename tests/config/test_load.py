@@ -45,6 +45,7 @@ def test_a_failure_of_the_disk_ends_a_role_with_a_line_that_names_the_file(tmp_p
     assert (result.returncode, result.stderr.splitlines()) == (1, [message])
 
 
+@pytest.mark.slow
 def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -58,7 +59,7 @@ def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(
     assert "set cluster.cpus" not in planned.out
     assert status_of("demo", "cluster.gpus=2", "--plan") == 0
     demo = capfd.readouterr().out
-    assert "; for another one set cluster.cpus" in demo.splitlines()[-1]
+    assert "; for another machine set cluster.cpus" in demo.splitlines()[-1]
     assert (demo.split()[0], [*tmp_path.iterdir()]) == ("process", [])
 
 

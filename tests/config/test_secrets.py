@@ -117,7 +117,7 @@ def test_a_file_of_an_experiment_that_is_refused_does_not_show_its_secret(tmp_pa
 
 
 def test_what_readers_see_in_place_of_a_secret_is_refused_as_a_value() -> None:
-    with pytest.raises(ConfigError, match=r"actor\.agent_environment: it has \(hidden\)"):
+    with pytest.raises(ConfigError, match=r"actor\.agent_environment: it contains \(hidden\)"):
         read(
             ["model.path=m", "data.train=nowhere", "actor.agent_environment={A: '(hidden)'}"], names_missing_data=False
         )

@@ -119,11 +119,11 @@ def test_members_of_the_group_stand_side_by_side_and_are_switched(run: Path) -> 
     async def visit(page: Browser) -> None:
         await page.until("document.querySelectorAll('.member').length === 4")
         assert await page.run(text_of(".member.chosen")) != ""
-        assert "member 3 parts here" in await page.run(text_of(".conversation"))
+        assert "member 3 differs from here on" in await page.run(text_of(".conversation"))
         await page.run("document.querySelectorAll('.member')[1].click()")
         await page.until(f"({text_of('h2')}).includes('t000000009.1.0')")
         assert await page.run("document.querySelectorAll('.branch').length") == 2
-        assert "begins as branch 0 for 6 tokens" in await page.run(
+        assert "its first 6 tokens are as in branch 0" in await page.run(
             text_of(".branch-rule:not(:empty) ~ *, .conversation")
         )
         await page.run("document.querySelectorAll('.branch')[1].click()")

@@ -119,6 +119,7 @@ def test_questions_with_golden_answers_are_scored_by_words(tmp_path: Path) -> No
     assert f1("<answer>no</answer>", second.ground_truth).outcome == 0.0
 
 
+@pytest.mark.slow
 def test_programs_are_scored_by_their_tests_and_rows_without_any_are_left_out(tmp_path: Path) -> None:
     reads = {
         "problem_id": 0,
@@ -183,8 +184,8 @@ def test_tool_calls_are_scored_by_the_published_answers(tmp_path: Path) -> None:
         ("dapo", {"prompt": "?"}, "line 1 has no messages in prompt"),
         ("search", {"question": "?", "golden_answers": [" "]}, "line 1 has no question, or neither"),
         ("code", {"question": "?", "input_output": "{"}, "line 1 has no question, or no input_output"),
-        ("code", {"question": "?", "input_output": ""}, "has no row that can be a task"),
-        ("tools", {"query": "?", "tools": "3", "answers": "[]"}, "line 1 is no row with query, tools and answers"),
+        ("code", {"question": "?", "input_output": ""}, "has no row that can become a task"),
+        ("tools", {"query": "?", "tools": "3", "answers": "[]"}, "line 1 does not have query, tools and answers"),
         ("math", {"problem": "?", "answer": ["1", "2"]}, "line 1 has no problem, or no solution"),
         ("dapo", {"prompt": ["?"], "reward_model": {"ground_truth": "1"}}, "line 1 has no messages in prompt"),
         ("dapo", {"prompt": [{"role": "user"}], "reward_model": {"ground_truth": "1"}}, "has no messages in prompt"),
@@ -198,14 +199,14 @@ def test_tool_calls_are_scored_by_the_published_answers(tmp_path: Path) -> None:
         ("code", {"question": None, "input_output": PRINTS}, "the question is no text"),
         ("code", {"question": "?", "input_output": {"inputs": "12", "outputs": "12"}}, "outputs must be lists"),
         ("code", {"question": "?", "input_output": {**ONE_CALL, "inputs": ["ab"]}}, "must be a list of arguments"),
-        ("code", {"question": "?", "input_output": {**ONE_CALL, "fn_name": "f(1);g"}}, "which is no name"),
+        ("code", {"question": "?", "input_output": {**ONE_CALL, "fn_name": "f(1);g"}}, "which is not a name"),
         ("code", {"question": "?", "input_output": '{"fn_name": "f", "inputs": [[NaN]], "outputs": [1]}'}, "NaN is no"),
         ("code", {"question": "?", "input_output": "[" * 100_000}, "no input_output with inputs and outputs"),
-        ("tools", {"query": None, "tools": [], "answers": []}, "the query is no text"),
+        ("tools", {"query": None, "tools": [], "answers": []}, "the query is not text"),
         ("tools", {"query": "?", "tools": [{"name": 3}], "answers": []}, "a name must be text, not 3"),
         ("tools", {"query": "?", "tools": '[{"name": "f", "parameters": {"a": NaN}}]', "answers": []}, "NaN is no"),
         ("tools", {"query": "?", "tools": '[{"name": "\\ud800"}]', "answers": []}, "surrogates not allowed"),
-        ("tools", {"query": "?", "tools": [], "answers": [{"name": "f", "arguments": "[1]"}]}, "line 1 is no row with"),
+        ("tools", {"query": "?", "tools": [], "answers": [{"name": "f", "arguments": "[1]"}]}, "line 1 does not have"),
     ],
 )
 def test_a_row_of_another_format_is_named(tmp_path: Path, name: str, row: dict[str, Any], message: str) -> None:
@@ -288,4 +289,4 @@ def test_an_unknown_set_is_refused_with_the_nearest_one_or_with_all(
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         main([name, "--source", "x", "--out", "y"])
-    assert f"asyncrl data: error: there is no set {name!r}; {hint}" in capsys.readouterr().err
+    assert f"asyncrl data: error: unknown set {name!r}; {hint}" in capsys.readouterr().err

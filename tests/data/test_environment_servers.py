@@ -83,15 +83,15 @@ def test_a_server_with_a_list_gives_its_tasks_by_their_place(tmp_path: Path):
     ("answers", "reason"),
     [
         ({}, "metadata answered with status 404"),
-        ({**ABOUT, "GET /list_environments": (200, {})}, "is no server of OpenEnv"),
+        ({**ABOUT, "GET /list_environments": (200, {})}, "is not an OpenEnv server"),
         ({**ABOUT, "POST /maze/num_tasks": (500, "oh")}, "num_tasks answered with status 500: b'\"oh\"'"),
-        ({**ABOUT, "POST /maze/num_tasks": (200, {"num": 3})}, "counted its tasks as"),
+        ({**ABOUT, "POST /maze/num_tasks": (200, {"num": 3})}, "answered num_tasks with"),
     ],
 )
 def test_a_server_that_answers_otherwise_is_refused(answers: Answers, reason: str, tmp_path: Path):
     with answering(answers) as url, pytest.raises(DataError, match=reason):
         convert("openenv", url, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="cannot be asked for its tasks"):
+    with pytest.raises(DataError, match="cannot be reached"):
         convert("openenv", url, tmp_path / "a.parquet")
     with pytest.raises(DataError, match="give the address"):
         convert("openenv", "maze", tmp_path / "a.parquet")

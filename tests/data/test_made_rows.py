@@ -122,6 +122,7 @@ print(len(tasks), anonymous() - before)
 """
 
 
+@pytest.mark.slow
 def test_rows_that_a_start_made_take_a_small_part_of_their_size_in_memory(tmp_path: Path):
     texts = pa.array(["x" * 20_000] * 5000)
     messages = pa.StructArray.from_arrays([pa.repeat("user", 5000), texts], ["role", "content"])
@@ -144,12 +145,12 @@ def test_sources_of_another_form_are_refused_by_name(monkeypatch: pytest.MonkeyP
         ("hub:a/b", "names no split; write hub:OWNER/NAME"),
         ("hub:?split=train", "write hub:OWNER/NAME"),
         ("hub:a/b?split=train&split=test", "each key once"),
-        ("hub:a/b?split=train&rows=5", "there is no rows; write"),
-        ("hub:json?split=train", "json is no OWNER/NAME; write hub:OWNER/NAME"),
-        ("hub:../b?split=train", "../b is no OWNER/NAME"),
-        ("hub:/tmp/../etc?split=train", "/tmp/../etc is no OWNER/NAME"),
-        ("hub:asyncrl/data?split=train", "there is a folder asyncrl/data here, which would be read; name it /"),
-        ("hf://datasets/a/b/../../c", "leads out of the data set"),
+        ("hub:a/b?split=train&rows=5", "unknown key rows; write"),
+        ("hub:json?split=train", "json is not OWNER/NAME; write hub:OWNER/NAME"),
+        ("hub:../b?split=train", "../b is not OWNER/NAME"),
+        ("hub:/tmp/../etc?split=train", "/tmp/../etc is not OWNER/NAME"),
+        ("hub:asyncrl/data?split=train", "the local folder asyncrl/data would be read; if you mean it, name it /"),
+        ("hf://datasets/a/b/../../c", "is outside of the data set"),
     ):
         with pytest.raises(DataError, match=reason.replace("?", r"\?")):
             list(sources.parts(source, REQUIRED))
@@ -202,6 +203,7 @@ def test_a_split_of_the_hub_is_read_by_datasets_with_its_names(tmp_path: Path, m
         list(sources.parts("hub:o/n?split=train", REQUIRED))
 
 
+@pytest.mark.slow
 def test_real_datasets_give_the_rows_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("datasets", reason="needs asyncrl[datasets]")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

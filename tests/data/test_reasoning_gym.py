@@ -50,6 +50,7 @@ def made(folder: Path, source: str) -> TaskFile:
     return TaskFile(folder / "made.arrow", rows=read_made(folder / "made.arrow"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake")
 def test_a_source_makes_the_same_tasks_each_time_and_their_data_set_scores_them(tmp_path: Path):
     source = "reasoning-gym:sums?size=5&most=30"
@@ -76,7 +77,7 @@ def test_a_task_file_has_the_tasks_of_the_source(tmp_path: Path):
     ("source", "reason"),
     [
         ("reasoning-gym:chess?size=5", "reasoning-gym has no chess; it has composite, sums"),
-        ("reasoning-gym:composite", "name its data sets as sources of their own"),
+        ("reasoning-gym:composite", "name each of its data sets as a separate source"),
         ("reasoning-gym:sums?size=0", "refuses the options: AssertionError: size must be positive"),
         ("reasoning-gym:sums?width=5", "refuses the options: TypeError"),
         ("reasoning-gym:?size=5", "write reasoning-gym:NAME"),
@@ -118,11 +119,13 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_a_packed_value_comes_back_as_it_was(value: Any):
     assert unpacked(packed(value)) == value
 
 
+@pytest.mark.slow
 def test_real_reasoning_gym_scores_its_own_answers_after_packing():
     gym = pytest.importorskip("reasoning_gym", reason="needs asyncrl[reasoning-gym]")
     for name in ("chain_sum", "arc_agi", "sudoku", "graph_color"):

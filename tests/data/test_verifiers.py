@@ -44,9 +44,9 @@ def test_the_other_python_is_asked_with_the_arguments_and_its_rows_are_tasks(tmp
         (f"print(json.dumps({ROW!r})); print(json.dumps({{'error': 'it has two agents'}})); sys.exit(1)", "two agents"),
         ("sys.exit('no module named verifiers')", "sums: no module named verifiers"),
         ("sys.exit(3)", "ended with status 3"),
-        ("print('hello')", "a line that is no task"),
-        ("print('{}')", "a line that is no task"),
-        ("", "no row that can be a task"),
+        ("print('hello')", "a line that is not a task"),
+        ("print('{}')", "a line that is not a task"),
+        ("", "no row that can become a task"),
     ],
 )
 def test_what_the_other_python_cannot_do_is_refused_with_its_reason(code: str, reason: str, tmp_path: Path):

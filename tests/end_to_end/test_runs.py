@@ -173,7 +173,7 @@ def test_a_resume_with_other_tasks_is_refused_once_and_one_with_the_same_takes_a
         run = start("train", *words, "learner.steps=2")
         assert run.process.wait(GENEROUS_S) == 2, run.output
         assert run.output.count(f"{tasks} has changed since the run began") == 1, run.output
-        assert "have the file as it was" in run.output
+        assert "restore the file" in run.output
         assert read_config(run.dir).learner.steps == 1, "the run keeps its configuration"
     tasks.write_bytes(begun)
     # Somebody else has taken the port that the run had chosen.

@@ -86,7 +86,9 @@ async def test_a_version_that_went_wrong_within_the_engine_fails_and_the_one_bef
         await async_until(lambda: engine.stats().tokens > 5)
         with monkeypatch.context() as patch:
             spoil_next(patch, engine, spoils[fault])
-            with pytest.raises(CanaryError, match="version 1, which came by disk, is not in the embedded engine"):
+            with pytest.raises(
+                CanaryError, match="version 1, which came by disk, fails its canary in the embedded engine"
+            ):
                 await engine.update_weights(1, parameters(newer), canary_check(newer, 1, "disk"))
         assert engine.version == 0
         assert engine.stats().counters["canary_failures"] == 1
@@ -142,7 +144,7 @@ async def test_weights_that_the_engine_silently_keeps_are_found_out_though_the_l
         await engine.update_weights(1, parameters(tiny_model()), old)
         with monkeypatch.context() as patch:
             spoil_next(patch, engine, with_old(engine, ""))
-            with pytest.raises(CanaryError, match="to the bit as with version 1"):
+            with pytest.raises(CanaryError, match="equal those of version 1 bit for bit"):
                 await engine.update_weights(2, parameters(newer), check)
         await engine.update_weights(2, parameters(newer), check)
 

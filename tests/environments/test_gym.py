@@ -100,7 +100,7 @@ async def test_an_opponent_plays_the_other_players_of_a_game_of_textarena(python
     [
         ("textarena:Nothing-v0", "{}", "Nothing-v0 not found"),
         ("textarena:TicTacToe-v0", "{}", "does not begin with 1 players"),
-        ("textarena:TicTacToe-v0", '{"players": 2}', "name who plays the others"),
+        ("textarena:TicTacToe-v0", '{"players": 2}', "give the other players an opponent"),
         ("textarena:TicTacToe-v0", '{"players": 2, "opponent": "toy_opponent:nobody"}', "cannot be imported"),
     ],
 )

@@ -199,7 +199,7 @@ async def test_a_harness_that_comes_with_the_taskset_plays_it(program: Program):
         ("verifiers-0.4", "toy_taskset", {"arguments": "[3]"}, "must be a JSON object"),
         ("verifiers-0.4", "toy_nothing", {}, "toy_nothing cannot be loaded"),
         ("verifiers-0.4", "toy_debate", {}, "has the agents one, other"),
-        ("verifiers-0.4", "toy_guessing", {}, "without end; say how many by --limit"),
+        ("verifiers-0.4", "toy_guessing", {}, "without end; set their number by --limit"),
     ],
 )
 def test_an_environment_that_cannot_be_played_is_refused_by_the_command_that_writes_its_tasks(

@@ -75,14 +75,14 @@ def test_the_messages_of_a_rollout_render_as_the_rollout(template: str, messages
     ("messages", "why"),
     [
         ([USER], "no assistant turn"),
-        ([{"role": "assistant", "content": "4"}], "message 0 is an assistant turn without a message"),
+        ([{"role": "assistant", "content": "4"}], "message 0 is an assistant turn, but follows no message"),
         (
             [USER, {"role": "assistant", "content": "4"}, {"role": "assistant", "content": "5"}],
             "message 2 is an assistant",
         ),
-        ([USER, {"role": "assistant", "content": f"4{END}5"}], "message 1 has .* which ends a turn"),
+        ([USER, {"role": "assistant", "content": f"4{END}5"}], "message 1 contains .* which would end the turn"),
         ([{"role": "nobody", "content": "4"}], "must have a role"),
-        ([USER, {"role": "assistant", "content": None}], "message 1 has neither content nor tool_calls"),
+        ([USER, {"role": "assistant", "content": None}], "message 1 is an assistant turn without content"),
         ([USER, {"role": "assistant", "content": [{"type": "image"}]}], "image cannot be recorded"),
     ],
 )
@@ -119,7 +119,7 @@ def test_long_demonstrations_are_refused_cut_or_left_out_and_counted(config: Tra
     sources = config.algorithm.sft.path
     assert sources
     with pytest.raises(
-        DataError, match=r"shown.jsonl: line 2, column response: it has \d+ tokens, and 40 are the most"
+        DataError, match=r"shown.jsonl: line 2, column response: it has \d+ tokens, and the limit is 40"
     ):
         prepare_demonstrations(config, sources)
     config.algorithm.sft.overlong = "leave_out"

@@ -100,9 +100,9 @@ def test_no_engine_is_asked_and_no_tool_is_made() -> None:
     [
         (SHOWN, {"max_tokens": 60}, r"actor\.max_tokens=60"),
         ([SHOWN[2], SHOWN[2]], {}, "follows another one"),
-        ([{"role": "assistant", "content": f"4{END}5"}], {}, "which ends a turn"),
+        ([{"role": "assistant", "content": f"4{END}5"}], {}, "which would end the turn"),
         ([{"role": "nobody", "content": "4"}, SHOWN[2]], {}, "must have a role"),
-        ([{"role": "assistant", "content": None}], {}, "message 1 has neither content nor tool_calls"),
+        ([{"role": "assistant", "content": None}], {}, "message 1 is an assistant turn without content"),
     ],
 )
 def test_what_cannot_be_recorded_is_refused(shown: Any, limits: dict[str, Any], why: str) -> None:
@@ -168,9 +168,9 @@ def check(config: TrainConfig, files: Sequence[TaskFile]) -> None:
     ("shown", "why"),
     [
         (["4", "4" * 100], r"row 1, column target: it has \d+ tokens .*actor\.max_tokens=80"),
-        (["4", f"4{END}5"], "row 1, column target: message 1 has"),
+        (["4", f"4{END}5"], "row 1, column target: message 1 contains"),
         (["4", json.dumps([USER])], "row 1, column target: it has no assistant turn"),
-        (["4", '[{"role"'], "row 1, column target: .*; mend it, or set it to null"),
+        (["4", '[{"role"'], "row 1, column target: .*; correct the value, or set it to null"),
         (["4", ""], "row 1, column target: it is empty text"),
         ([None, None], "data.demonstration=target: all 2 tasks have null there"),
     ],

@@ -161,7 +161,7 @@ def test_a_file_is_shown_by_the_permission_of_tasks_images(desk: ImageDesk, tmp_
 
 def test_what_cannot_be_shown_fails_the_episode_with_the_reason(desk: ImageDesk):
     for answer, error, reason in [
-        ([block(b"no image")], RefusedError, "none of PNG, JPEG, WEBP"),
+        ([block(b"no image")], RefusedError, "none of the formats PNG, JPEG, WEBP"),
         ([block("http://127.0.0.1/a.png")], RefusedError, r"data\.images\.urls"),
         ([block(np.zeros((2, 2, 7), np.uint8))], ToolError, "look answered with an image that cannot be saved"),
         (["a", 5], ToolError, "answered with list"),

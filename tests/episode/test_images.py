@@ -125,9 +125,9 @@ def test_what_the_template_would_show_without_an_image_is_refused(desk: ImageDes
         {"type": ["image"], "image": "a.png"},
         {"type": "input_audio", "input_audio": {}},
     ]:
-        with pytest.raises(RefusedError, match="a block that is no text"):
+        with pytest.raises(RefusedError, match="only text, and images of the type"):
             play(desk if has_desk else None, make_ticket(messages=[user("x", block)]), "y")
-        with pytest.raises(RefusedError, match="a block that is no text"):
+        with pytest.raises(RefusedError, match="only text, and images of the type"):
             prompt_tokens(CHAT, make_task(messages=[user("x", block)]), {})
 
 
@@ -164,7 +164,7 @@ def test_a_placeholder_that_the_policy_wrote_ends_the_episode_before_an_engine_t
 
 def test_a_task_whose_image_cannot_be_shown_fails_with_the_reason(desk: ImageDesk):
     for block, reason in [
-        (image(b"no image"), "none of PNG, JPEG, WEBP"),
+        (image(b"no image"), "none of the formats PNG, JPEG, WEBP"),
         (image("/etc/hostname"), r"data\.images\.folders"),
         (image("http://127.0.0.1/a.png"), r"data\.images\.urls"),
         ({"type": "image"}, "neither bytes"),

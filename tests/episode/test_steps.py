@@ -77,7 +77,7 @@ def test_a_function_that_gives_no_such_tokens_fails_the_episode(begins: object):
     [
         ("word", "use turn, paragraph, line, or the dotted path"),
         ("no.such", "cannot be imported"),
-        ("tests.episode.test_steps.END", "is no function"),
+        ("tests.episode.test_steps.END", "is not a function"),
     ],
 )
 def test_a_split_that_cannot_be_used_is_refused_with_the_fix(name: str, fix: str):

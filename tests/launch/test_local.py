@@ -51,7 +51,7 @@ def test_the_same_configuration_resumes_and_resumable_options_may_change(
     config.scoring.rules = {"math": "mine.rule"}
     config.cluster.actors = 7
     assert claim(config, tmp_path)
-    assert "learner.lr=0.5 from now on, before 1e-06" in caplog.messages
+    assert "learner.lr=0.5 from now on; it was 1e-06" in caplog.messages
 
 
 def test_another_configuration_is_refused_naming_what_differs(tmp_path: Path) -> None:
@@ -81,6 +81,7 @@ def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role(tmp
     assert [each.name for each in commands][:3] == ["replay-0", "replay-1", "scoring-0"]
 
 
+@pytest.mark.slow
 def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -140,7 +141,7 @@ def test_fewer_steps_than_the_run_has_done_leave_nothing_to_start(
         assert is_past_its_steps(steps, tmp_path) is past
     (message,) = caplog.messages
     assert "has done 14 steps, so learner.steps=5" in message
-    assert "set a greater learner.steps than 14" in message
+    assert "set learner.steps to more than 14" in message
 
 
 @pytest.mark.parametrize("during_checks", [True, False])
@@ -176,4 +177,4 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
     assert not signalled.is_set(), "a job of Slurm ends its chain for a request, and not for a signal"
     command.join(GENEROUS_S)
     assert not run_dir.exists()
-    assert capsys.readouterr().out == f"{run_dir} has ended before anything was started\n"
+    assert capsys.readouterr().out == f"{run_dir} has ended before it started anything\n"

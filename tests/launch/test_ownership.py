@@ -69,7 +69,7 @@ def test_a_request_of_another_process_is_taken_and_waits_for_the_end(
     stop(tmp_path, shown.append)
     assert (tmp_path / "ended").exists()
     assert owner.wait() == 0
-    assert f"process {owner.pid} on {socket.gethostname()} was asked to stop" in shown[0]
+    assert f"asked process {owner.pid} on {socket.gethostname()} to stop" in shown[0]
     assert {path.name for path in tmp_path.iterdir()} == {"supervised", "owned", "ended"}
     with pytest.raises(NotRunningError, match="no `asyncrl train` runs"):
         stop(tmp_path, shown.append)
@@ -109,7 +109,7 @@ def test_the_owner_on_another_host_is_known_by_the_shared_folder_alone(tmp_path:
     finally:
         thread.join()
     assert asked.is_set()
-    assert "process 7 on elsewhere has not taken the request for 90 s" in shown[1]
+    assert "process 7 on elsewhere has not reacted for 90 s" in shown[1]
 
 
 def test_a_name_of_an_owner_that_cannot_be_read_is_an_error_and_no_owner(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_another_host_of_the_learner_knows_when_the_first_one_has_left_the_run_a
 
 
 def test_a_run_whose_replay_has_no_store_yet_starts(tmp_path: Path) -> None:
-    with exclusively(tmp_path), pytest.raises(StoreError, match="starts: its replay has no store yet"):
+    with exclusively(tmp_path), pytest.raises(StoreError, match="is starting: its replay has no store yet"):
         run_with_store(str(tmp_path))
     tmp_path.mkdir(exist_ok=True)
-    with pytest.raises(ConfigError, match="is no run: name the folder of one"):
+    with pytest.raises(ConfigError, match="is no run: name the folder of a run"):
         run_with_store(str(tmp_path))
 
 
@@ -245,5 +245,5 @@ def test_a_start_that_somebody_looks_at_for_long_says_so(tmp_path: Path, monkeyp
     monkeypatch.setattr(time, "sleep", lambda _: None)
     with (tmp_path / OWNER_FILE).open("w") as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
-        with pytest.raises(ConfigError, match="looks at it, and does not go on"), exclusively(tmp_path):
+        with pytest.raises(ConfigError, match="another process reads it and does not finish"), exclusively(tmp_path):
             pass

@@ -225,7 +225,7 @@ def test_nccl_into_servers_that_leave_the_learner_no_gpu_of_its_own_is_refused(
     assert place(config, [Host(gpus, 16)]).of("actor"), "any other way has room"
     config.weights.into_servers = "nccl"
     with pytest.raises(
-        ConfigError, match=r"^weights.into_servers: NCCL .*; set auto or ipc, or give the learner a GPU"
+        ConfigError, match=r"^weights.into_servers=nccl needs .*; set auto or ipc, or give the learner a GPU"
     ):
         place(config, [Host(gpus, 16)])
 
@@ -421,7 +421,7 @@ def test_processes_that_run_keep_their_gpus_when_there_come_to_be_more() -> None
     embedded.cluster.actors, servers.cluster.actors = 3, 2
     embedded.cluster.learner_ranks = servers.cluster.learner_ranks = 2
     check_unmoved(before["embedded"], place(embedded, [Host(4, 8)]))
-    with pytest.raises(ConfigError, match=r"actor-0 would have other GPUs, which takes a new start"):
+    with pytest.raises(ConfigError, match=r"actor-0 would have other GPUs, which needs a restart"):
         check_unmoved(before["servers"], place(servers, [Host(4, 8)]))
 
 

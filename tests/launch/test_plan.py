@@ -74,7 +74,7 @@ def test_the_hosts_that_pools_describe_are_planned_without_a_connection(capsys: 
         ("--plan=many", "write a number of hosts, at most 100,000, or pools"),
         ("--plan=1000000000", "write a number of hosts, at most 100,000, or pools"),
         ("--plan=2", "set cluster.gpus and cluster.cpus"),
-        ("--plan=pools", r"cluster\.pools\.rollout does not say its cpus; add it, or set cluster\.cpus"),
+        ("--plan=pools", r"cluster\.pools\.rollout has no cpus; add this key, or set cluster\.cpus"),
     ],
 )
 def test_a_plan_of_hosts_that_nothing_describes_is_refused(option: str, reason: str) -> None:

@@ -19,7 +19,7 @@ from asyncrl.launch.ownership import NotRunningError
 from asyncrl.launch.placement.placement import Placement
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.scaling import Scaler, ask, main, parse_counts
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 
 def ask_and_update(folder: Path, scaler: Scaler) -> list[BaseException]:
@@ -28,7 +28,7 @@ def ask_and_update(folder: Path, scaler: Scaler) -> list[BaseException]:
 
     def wish() -> None:
         try:
-            ask(folder, {"actors": 8}, timeout_s=60)
+            ask(folder, {"actors": 8}, timeout_s=GENEROUS_S)
         except (ConfigError, UnavailableError) as error:
             raised.append(error)
 
@@ -54,7 +54,7 @@ def test_a_refusal_comes_back_with_its_reason(tmp_path: Path) -> None:
 
 
 def test_without_a_supervisor_the_command_says_so_and_leaves_no_wish_behind(tmp_path: Path) -> None:
-    with pytest.raises(UnavailableError, match="does the run go on"):
+    with pytest.raises(UnavailableError, match="check that the run works"):
         ask(tmp_path, {"actors": 8}, timeout_s=0)
     Scaler(tmp_path, lambda counts: pytest.fail("an old wish")).update()
 

@@ -148,6 +148,7 @@ def test_a_learner_over_several_nodes_meets_at_its_first_one_by_the_named_interf
     assert (config.learner.rendezvous, config.learner.interface) == ("10.0.0.1:20002", "ib0")
 
 
+@pytest.mark.slow
 def test_nodes_tell_what_they_have_and_each_that_cannot_be_used_is_named(stub: Path, tmp_path: Path) -> None:
     job = this_job(JOB)
     found = launcher_of(make_config(tmp_path / "good"), job).hosts()
@@ -322,7 +323,7 @@ def test_a_chain_is_jobs_that_wait_for_one_another_with_the_options_and_words_th
 ) -> None:
     words = ["launch.sh", "3", "-N", "2", "--time=4:00:00", "run.name=a", "learner.steps=9", "--dry-run"]
     submit(words[:-1])
-    assert capsys.readouterr().out.startswith("submitted, one after the other: 101 102 103; `scancel`")
+    assert capsys.readouterr().out.startswith("submitted, in this order: 101 102 103; to end the chain, `scancel`")
     lines = stub.read_text().splitlines()
     (name,) = {re.sub(r".*--chained=(\w+)/.*", r"\1", line) for line in lines}
     assert lines == [
@@ -409,7 +410,7 @@ def test_a_job_whose_time_ends_saves_is_requeued_and_goes_on(launcher: str, stub
         (
             ["model.path=m", "data.train=d"],
             {},
-            "asyncrl: cluster.launcher=slurm: this process is in no job; submit one",
+            "asyncrl: cluster.launcher=slurm: this process is not in a job; submit one",
         ),
         (
             ["--dry-run", "model.path=m", "data.train=d", "cluster.launcher=hosts", "cluster.hosts=[a,b]"],

@@ -67,7 +67,7 @@ def showing_that_it_waits(folder: Path, caplog: pytest.LogCaptureFixture) -> Ite
     """Makes the file `looked` once the block waits for a role."""
 
     def show() -> None:
-        until(lambda: "this waits up to" in caplog.text)
+        until(lambda: "waiting up to" in caplog.text)
         (folder / "looked").touch()
 
     thread = Thread(target=show)
@@ -88,7 +88,7 @@ def test_a_start_waits_for_a_learner_that_saves_after_its_supervisor_was_killed(
     assert not learner.is_alive
     assert (tmp_path / "saved").exists(), "it was not killed while it saved"
     assert f"learner, process {learner.pid} still runs, without its supervisor" in caplog.text
-    assert "finishes the checkpoint step-000001; this waits up to 600 s" in caplog.text
+    assert "finishes the checkpoint step-000001; waiting up to 600 s" in caplog.text
 
 
 def test_a_role_that_does_not_end_in_time_is_killed_with_what_it_has_started(
@@ -166,7 +166,7 @@ def test_what_runs_on_a_machine_that_nobody_reaches_ends_with_its_lease(
         stop.set()
         with pytest.raises(StoppedError):
             end_elsewhere(tmp_path, lambda stop: {"near"}, stop)
-        assert "learner on c cannot be reached: this waits up to 120 s" in caplog.text
+        assert "learner on c cannot be reached; waiting up to 120 s" in caplog.text
         # The supervisor has not renewed the file for longer than the lease.
         long_ago = time.time() - 121.0
         os.utime(tmp_path / "processes.json", (long_ago, long_ago))

@@ -43,10 +43,10 @@ def test_an_image_of_each_format_is_read_in_rgb(format: str):
 @pytest.mark.parametrize(
     ("data", "limits", "reason"),
     [
-        (b"", ImagesConfig(), "none of PNG, JPEG, WEBP"),
-        (b"text", ImagesConfig(), "none of PNG, JPEG, WEBP"),
-        (encoded((4, 4), format="BMP"), ImagesConfig(), "none of PNG, JPEG, WEBP"),
-        (encoded((4, 4), format="GIF"), ImagesConfig(), "none of PNG, JPEG, WEBP"),
+        (b"", ImagesConfig(), "none of the formats PNG, JPEG, WEBP"),
+        (b"text", ImagesConfig(), "none of the formats PNG, JPEG, WEBP"),
+        (encoded((4, 4), format="BMP"), ImagesConfig(), "none of the formats PNG, JPEG, WEBP"),
+        (encoded((4, 4), format="GIF"), ImagesConfig(), "none of the formats PNG, JPEG, WEBP"),
         (encoded((60, 60))[:-2000], ImagesConfig(), "cannot be read"),
         (encoded((60, 60)), ImagesConfig(max_mb=0.001), r"data\.images\.max_mb=0\.001"),
         (encoded((11, 10)), ImagesConfig(max_pixels=100), r"11 by 10 pixels; data\.images\.max_pixels=100"),

@@ -86,7 +86,7 @@ def test_a_field_of_a_part_leaves_the_other_fields_of_that_part_as_they_were() -
         ({"vocab_size": 300}, r"model.embed_tokens.weight: \[300, 32\] instead of \[280, 32\]"),
         ({"rms_norm_eps": float("nan")}, "a number is not finite"),
         ({"id2label": {"0": "a", "7": "b"}}, "id2label.7: there is no such entry"),
-        ({"return_dict": False}, "what a call returns"),
+        ({"return_dict": False}, "it changes the result of a call"),
         ({"tie_word_embeddings": False}, r"lm_head.weight: \[280, 32\] instead of none"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_chat_template_is_given_as_text_or_by_its_file_and_is_exported(
 
 
 def test_a_template_that_is_neither_text_nor_file_is_refused(model: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.chat_template=chat\.jinja: .* and no file"):
+    with pytest.raises(ConfigError, match=r"model\.chat_template=chat\.jinja: .* nor a readable file"):
         open_tokenizer(ModelConfig(str(model), chat_template="chat.jinja"))
 
 

@@ -62,7 +62,7 @@ def test_the_task_of_an_episode_is_known_for_good(core: Core) -> None:
     for ticket in tickets:
         assert core.task(ticket.id) == ticket.task
     assert plan.ids
-    with pytest.raises(RefusedError, match="are not there"):
+    with pytest.raises(RefusedError, match="are not stored"):
         core.fetch(plan.ids[:1])
     core.evaluate(0)
     held_out = core.tickets(100, holding=[])[-1]
@@ -361,7 +361,7 @@ def test_data_of_a_step_behind_the_oldest_kept_checkpoint_stays_until_that_is_a_
     core.checkpointed(2, kept=1)
     assert [each.id for each in core.fetch(ids)] == ids
     core.checkpointed(2, kept=2)
-    with pytest.raises(RefusedError, match="are not there"):
+    with pytest.raises(RefusedError, match="are not stored"):
         core.fetch(ids)
 
 

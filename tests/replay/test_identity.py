@@ -51,7 +51,7 @@ def own(replay: ReplayProcess) -> RunIdentity:
     [
         ({"name": "other"}, r"run 'run' \(id its id\), not of 'other' \(id not known\)"),
         ({"name": "run", "id": "0" * 32}, r"run 'run' \(id its id\), not of 'run' \(id 0{32}\)"),
-        (None, "does not say which run's it is"),
+        (None, "names no run"),
         *((each, "malformed request") for each in ("run", ["run"], {"id": "its id"}, {"name": "run", "id": 1})),
     ],
 )

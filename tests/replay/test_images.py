@@ -59,7 +59,7 @@ def test_an_image_is_kept_once_for_a_group_and_goes_with_the_last_trajectory_tha
     with core.store.transaction() as tx:
         replay_images.forget_images(tx, second.id)
     assert rows(core) == [0, 0, 0]
-    with pytest.raises(RefusedError, match="it was forgotten"):
+    with pytest.raises(RefusedError, match="it was deleted"):
         core.image(second.id, OF_RED)
 
 
@@ -98,7 +98,7 @@ def test_a_trajectory_without_its_images_is_incomplete_and_changes_nothing(core:
 
 def test_images_that_are_not_shown_or_too_large_are_refused(core: Core, monkeypatch: pytest.MonkeyPatch):
     ticket, *_ = core.tickets(1)
-    with pytest.raises(RefusedError, match="that it does not show"):
+    with pytest.raises(RefusedError, match="an image that is not part of it"):
         core.put(showing(ticket, OF_RED), [RED, BLUE])
     monkeypatch.setattr(replay_images, "MAX_IMAGE_BYTES", 100)
     with pytest.raises(RefusedError, match="1200 bytes; at most 100 are taken"):
@@ -122,7 +122,7 @@ def test_members_of_a_group_send_an_image_once_over_real_sockets(tmp_path: Path)
         with pytest.raises(KeyError):
             client.put(showing(fourth, OF_RED))
         assert client.put(showing(fourth, OF_RED, OF_BLUE), NAMES) == "stored"
-        with pytest.raises(RefusedError, match="is not there"):
+        with pytest.raises(RefusedError, match="is missing"):
             client.image(first.id, OF_BLUE)
         with pytest.raises(RefusedError, match="is unknown"):
             client.image("nobody", OF_BLUE)

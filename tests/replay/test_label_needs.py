@@ -99,7 +99,7 @@ def test_step_scores_beyond_1_are_refused_where_the_algorithm_cannot_take_them(c
     def scored(score: float) -> Labels:
         return replace(make_labels(name), step_scores=np.array([score], np.float32), step_ends=ends)
 
-    with pytest.raises(RefusedError, match=r"step scores reach 1\.5, and the algorithm takes those in \[-1, 1\]"):
+    with pytest.raises(RefusedError, match=r"step scores reach 1\.5, but the algorithm needs step scores in \[-1, 1\]"):
         core.put_labels(scored(-1.5))
     core.put_labels(scored(-1.0))
     assert core.status()["labelled"] == 1

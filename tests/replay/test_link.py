@@ -219,7 +219,7 @@ def test_a_stop_ends_the_wait_for_a_busy_replay(replay: FakeReplay) -> None:
 
 def test_a_client_that_gives_up_on_a_busy_replay_says_why_it_was_put_off(replay: FakeReplay) -> None:
     replay.fate = lambda ticket: BUSY
-    with pytest.raises(UnavailableError, match=f"within 5 s; it last said: {FULL}"):
+    with pytest.raises(UnavailableError, match=f"within 5 s; its last reply was: {FULL}"):
         link(replay, give_up_s=5.0).answers(requests(tickets(32)))
     assert len(replay.waits) <= 6
 

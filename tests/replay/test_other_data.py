@@ -29,7 +29,7 @@ def test_a_run_does_not_go_on_with_as_many_tasks_in_another_order(
     core = Core(tmp_path, make_settings())
     assert core.tickets(1)
     core.store.close()
-    with pytest.raises(StoreError, match=f"{file} has as many tasks, but others.*; have the data files as they were"):
+    with pytest.raises(StoreError, match=f"{file} has the same number of tasks, but.*; restore the data files"):
         Core(tmp_path, having(place, first, count))
 
 
@@ -46,5 +46,5 @@ def test_two_tasks_that_change_places_are_found_out_whichever_they_are(tmp_path:
     assert core.tickets(1)
     core.store.close()
     tasks = [make_task(row) for row in (1, 0, 2, 3, 4)]
-    with pytest.raises(StoreError, match=r"data\.train has as many tasks, but others"):
+    with pytest.raises(StoreError, match=r"data\.train has the same number of tasks, but"):
         Core(tmp_path, make_settings(feed=Feed(tasks, seed=0, shuffle=True)))

@@ -108,7 +108,7 @@ def test_a_request_under_way_at_a_replay_that_dies_is_sent_again_as_soon_as_the_
 
 def test_a_refusal_carries_the_reason_and_takes_no_effect(replay: ReplayThread) -> None:
     learner = replay.client()
-    with pytest.raises(RefusedError, match="next one is 0"):
+    with pytest.raises(RefusedError, match="next step is 0"):
         learner.plan(5)
     with pytest.raises(RefusedError, match="unknown"):
         learner.fetch(["nobody"])

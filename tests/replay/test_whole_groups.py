@@ -83,7 +83,7 @@ def test_the_labels_of_a_group_are_taken_whole_or_not_at_all(core: Core) -> None
     core.deliver(core.tickets(SIZE))
     ((*ids,),) = lease_groups(core)
     for wrong in (ids[:-1], [*ids[:-1], "t000000009.0.0"], ids[::-1], [*ids, ids[0]]):
-        with pytest.raises(RefusedError, match="which were leased together"):
+        with pytest.raises(RefusedError, match="do not match the leased group"):
             core.label_group(wrong)
     with pytest.raises(RefusedError, match="labels at once"):
         core.label(ids[0])

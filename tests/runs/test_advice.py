@@ -45,7 +45,7 @@ def starved(cause: str, **changes: Any) -> IdleShares:
         (
             starved("episodes", actors_idle=0.5),
             [
-                f"{WAITS} episodes, while engines were busy for 50%, since admission let them start no more: raise "
+                f"{WAITS} episodes, while engines were busy for 50%, since admission allowed no more episodes: raise "
                 "replay.max_lag from 2 to 3"
             ],
         ),
@@ -70,7 +70,7 @@ def starved(cause: str, **changes: Any) -> IdleShares:
         (starved("labels", scorers_idle=None), []),
         (
             starved("store"),
-            [f"{WAITS} room in the store: raise replay.max_store_gb from 64, or keep less by replay.retention"],
+            [f"{WAITS} room in the store: raise replay.max_store_gb from 64, or keep less with replay.retention"],
         ),
         (shares(learner_idle=0.42, waited={"labels": 0.1, "episodes": 0.1, "store": 0.0}), []),
         (

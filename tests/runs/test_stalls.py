@@ -90,7 +90,8 @@ CASES = [
     ),
     (
         situation(role("scoring-0", row={"unavailable": "judge: connection refused"}), shards=[SCORES]),
-        f"{WAITS}3 of 8 groups wait for labels: scoring-0 cannot reach what it needs: judge: connection refused",
+        f"{WAITS}3 of 8 groups wait for labels: scoring-0 cannot reach a service that it needs: judge: connection "
+        "refused",
     ),
     # Episodes.
     (situation(shards=[PLAYS]), f"{WAITS}2 of 8 groups wait for episodes: actor-0 and 1 more play 12 episodes"),
@@ -113,7 +114,7 @@ CASES = [
     (
         situation(role("actor-0", row={"idle": 0.95, "running": 9}), shards=[PLAYS]),
         f"{WAITS}2 of 8 groups wait for episodes: actor-0 plays 9 episodes, and its engine was idle for 95% of the "
-        "last seconds: their tools, users or agents take long",
+        "last seconds: the tools, users or agents of the episodes take long",
     ),
     (
         situation(shards=[ShardNow("replay", 8, playing=8, pending=32)]),
@@ -122,7 +123,7 @@ CASES = [
     # The replay.
     (
         situation(shards=[ShardNow("replay", 8, is_full=True)]),
-        f"{WAITS}replay issues no tickets, since its store is full: raise replay.max_store_gb, or keep less by "
+        f"{WAITS}replay issues no tickets, since its store is full: raise replay.max_store_gb, or keep less with "
         "replay.retention",
     ),
     (
@@ -130,14 +131,14 @@ CASES = [
         f"{WAITS}replay issues few tickets: the last 32 episodes failed",
     ),
     (situation(shards=[ShardNow("replay", 8, answers=False)]), f"{WAITS}replay does not answer"),
-    (situation(shards=[replace(PLAYS, busy=NO_ROOM)]), f"{WAITS}replay puts requests off: {NO_ROOM}"),
-    (situation(shards=[ShardNow("replay", 8, ready=8, busy=NO_ROOM)]), f"{WAITS}replay puts requests off: {NO_ROOM}"),
-    (situation(LEARNS, shards=[replace(PLAYS, busy=NO_ROOM)]), f"replay puts requests off: {NO_ROOM}"),
+    (situation(shards=[replace(PLAYS, busy=NO_ROOM)]), f"{WAITS}replay postpones requests: {NO_ROOM}"),
+    (situation(shards=[ShardNow("replay", 8, ready=8, busy=NO_ROOM)]), f"{WAITS}replay postpones requests: {NO_ROOM}"),
+    (situation(LEARNS, shards=[replace(PLAYS, busy=NO_ROOM)]), f"replay postpones requests: {NO_ROOM}"),
     (
         situation(
             shards=[ShardNow("replay-0", 8, ready=2), ShardNow("replay-1", 8, ready=7, busy=NO_ROOM)],
         ),
-        f"{WAITS}replay-1 puts requests off: {NO_ROOM} (1 more shard lacks groups)",
+        f"{WAITS}replay-1 postpones requests: {NO_ROOM} (1 more shard lacks groups)",
     ),
     (
         situation(role("replay", silent_s=12.0), shards=[ShardNow("replay", 8, answers=False)]),
@@ -151,8 +152,8 @@ CASES = [
     ),
     (
         situation(LEARNS, shards=[replace(FULL, age_bound=40)], version=12, max_lag=4, group_size=4),
-        "replay issues no tickets: 24 of 24 trajectories are admitted at version 12 (40 by replay.max_lag=4, fewer by "
-        "replay.spare_batches): learner trains step 12 for 31 s",
+        "replay issues no tickets: 24 of 24 trajectories are admitted at version 12 (replay.max_lag=4 allows 40, "
+        "replay.spare_batches fewer): learner trains step 12 for 31 s",
     ),
     (
         situation(LEARNS, role("replay", silent_s=12.0), shards=[ShardNow("replay", 8, answers=False)]),

@@ -113,7 +113,7 @@ def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_p
     for part in (
         "failed after 0 of 8 steps; the same command resumes it",
         "no step was trained",
-        "the store tells nothing",
+        "the store cannot be read",
         RESUME,
     ):
         assert part in text

@@ -111,7 +111,7 @@ def test_a_server_that_fails_is_tried_again_and_is_no_result(failure: Any):
 def test_a_request_that_the_server_refuses_is_not_sent_again():
     ran, requests = asked([422, GOOD])
     assert isinstance(ran, SandboxError)
-    assert "refused it with status 422: b'busy'" in str(ran)
+    assert "refused the request with status 422: b'busy'" in str(ran)
     assert len(requests) == 1
 
 

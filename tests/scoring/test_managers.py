@@ -157,7 +157,7 @@ def test_a_module_that_starts_its_own_manager_when_it_is_imported_is_refused_ins
     (tmp_path / "no_guard.py").write_text(dedent(program).format(model=model))
     monkeypatch.syspath_prepend(tmp_path)
     config = ScoringConfig(manager=ManagerConfig(name="no_guard.Shares"))
-    with pytest.raises(ConfigError, match=r"put what it runs under if __name__ == .__main__"):
+    with pytest.raises(ConfigError, match=r"put the code that it runs under if __name__ == .__main__"):
         Managers(config, ModelConfig(path=model))
 
 
@@ -172,8 +172,8 @@ def whole_batch(data_sources: list[str], solution_strs: list[str], scale: float 
 @pytest.mark.parametrize(
     ("name", "function", "params", "refused"),
     [
-        ("batch", "rows", {}, "the manager batch calls it with data_sources, solution_strs"),
-        ("naive", "whole_batch", {}, "the manager naive calls it with data_source, solution_str"),
+        ("batch", "rows", {}, "the manager batch passes data_sources, solution_strs"),
+        ("naive", "whole_batch", {}, "the manager naive passes data_source, solution_str"),
         ("batch", "whole_batch", {"scale": 2.0}, None),
         *((name, "rows", {}, None) for name in ("naive", "dapo", "prime")),
     ],

@@ -64,7 +64,7 @@ def test_a_scorer_says_once_that_its_models_judge_episodes_with_images_by_their_
     for _ in range(2):
         [found] = scorer.score([lease((task, showing), "rules", "prm")])
         assert found.labels.step_scores.tolist() == plain.labels.step_scores.tolist()
-    assert caplog.text.count("they judge it by its text") == 1
+    assert caplog.text.count("they judge only its text") == 1
 
 
 def scored_by_a_user(*scores, **changes):

@@ -211,7 +211,7 @@ def test_hosts_are_compared_as_they_are_connected_to(entry: str, url: str, is_al
     "entry", ["https://docs.python.org", "*", "*.", "a/b", "", "user@a.org", "a b", "a:port", "a.*"]
 )
 def test_entries_that_are_no_hosts_are_refused_with_the_form(entry: str):
-    with pytest.raises(ConfigError, match=r"actor\.fetch\.hosts: .* is no host; write HOST"):
+    with pytest.raises(ConfigError, match=r"actor\.fetch\.hosts: .* is not a host; write HOST"):
         AllowedHosts([entry])
 
 

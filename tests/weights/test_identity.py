@@ -52,7 +52,7 @@ async def test_an_engine_of_another_run_gets_no_weights_and_reads_both_names_whi
         assert source.refused >= 4
     assert same_bits(own.tensors, some_tensors(1))
     assert (stranger.version, stranger.served) == (-1, [])
-    told = f"this is the weight publisher of run {OWN_RUN}, not of {other}: look at network.host, network.weights_port"
+    told = f"this is the weight publisher of run {OWN_RUN}, not of {other}: check network.host, network.weights_port"
     assert any(told in each.getMessage() for each in caplog.records if each.name.endswith("receiver"))
 
 
@@ -79,7 +79,7 @@ async def test_an_engine_of_another_run_is_called_to_no_broadcast(context, other
 async def test_a_request_for_weights_that_does_not_say_its_run_is_refused(context, kind, body, said):
     with publisher(context, run=OWN_RUN) as source:
         requests = Requests(source.endpoint, zmq.asyncio.Context.shadow(context))
-        with pytest.raises(WireError, match=f"'{kind}' does not say which run's it is"):
+        with pytest.raises(WireError, match=f"'{kind}' names no run"):
             await requests.ask(kind, {**body, **said})
         requests.reset()
 
@@ -95,6 +95,7 @@ async def test_a_request_over_a_connection_that_was_refused_ends_in_time(tmp_pat
         locked.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", ["another name", "another folder", "none"])
 def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_path, mistake):
     """Through the configuration at both ends: a learner as it runs, and an actor's routes."""

@@ -1,1 +1,1 @@
-"""The HTTP server at which agents request completions, by the protocols of OpenAI and Anthropic."""
+"""The HTTP server from which agents request completions, by the protocols of OpenAI and Anthropic."""

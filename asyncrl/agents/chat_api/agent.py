@@ -1,4 +1,4 @@
-"""The player of agents: each episode has an endpoint, at which its agent requests completions."""
+"""Plays episodes with agents: each episode has an endpoint, from which its agent requests completions."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ BUILT_IN: Mapping[str, str] = {
     "openenv": "asyncrl.agents.openenv.OpenEnvAgent",
     "nemo_gym": "asyncrl.agents.nemo_gym.NemoGymAgent",
 }
-"""Agents of ours by the names that `actor.agent` may have."""
+"""The built-in agents by their names in `actor.agent`."""
 
 
 def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
     """Load a built-in agent by its name, or a function or a class by its dotted path.
 
     A function gets the `options` at each call; a class is made with them. A synchronous agent runs in a thread. Raises
-    ConfigError.
+    ConfigError: it cannot be loaded, made or called.
     """
     setting = f"actor.agent={path}"
     agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}")
@@ -54,7 +54,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
 
 
 def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
-    """Make an agent of a class. Raises ConfigError."""
+    """Make an agent of a class. Raises ConfigError: the class does not take the options, or fails."""
     try:
         inspect.signature(cls).bind(**options)
         return cls(**copied(dict(options)))
@@ -65,8 +65,8 @@ def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
 
 
 async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base_url: str, api_key: str) -> Any:
-    """Run a synchronous agent in a thread of its own."""
-    # A thread cannot be stopped. If the episode ends before it, the agent continues without an endpoint.
+    """Run a synchronous agent in a separate thread."""
+    # A thread cannot be stopped. If the episode ends before its agent, the agent continues without an endpoint.
     thread = EpisodeThread("agent")
     try:
         returned = await thread.call(partial(function, task, base_url, api_key))
@@ -76,10 +76,10 @@ async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base
 
 
 class AgentPlayer:
-    """Lets `agent` play episodes, each at an endpoint of its own at `host`; port 0 takes a free one.
+    """Lets `agent` play episodes, each with its own endpoint at `host`. Port 0: any free port.
 
-    Endpoints answer from `start` to `close`. The timing `agent` excludes the seconds of `generate`. `counters` are the
-    agent's own.
+    Endpoints answer from `start` to `close`. The timing `agent` excludes the seconds of `generate`. `counters` reads
+    the agent's counters.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class AgentPlayer:
 
     @property
     def url(self) -> str:
-        """The address of the endpoints, once they have started."""
+        """The address of the endpoints; known after `start`."""
         return self._server.url
 
     async def start(self) -> None:
@@ -114,7 +114,8 @@ class AgentPlayer:
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
         """Let the agent play one episode. Returns its rewards.
 
-        Raises AgentError. If the engine failed a request, raises the engine's error, even if the agent hides it.
+        Raises AgentError: the agent failed. If the engine failed a request, raises the engine's error, even if the
+        agent hides it.
         """
         endpoint, url = self._server.open(episode)
         try:
@@ -139,7 +140,7 @@ class AgentPlayer:
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the start, and the means of the agent's metrics since the last call."""
-        # Each is divided before they are added: the sum of finite numbers may overflow.
+        # Each value is divided before they are added, since the sum of finite numbers may overflow.
         means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return {**self._server.counters(), **self._of_agent(), **means}

@@ -1,7 +1,7 @@
 """Anthropic's Messages: reads requests, writes answers and streams.
 
-The blocks of a conversation become messages of the chat-completions API. In Anthropic's protocol the results of tools
-are blocks of a user's message. Here each becomes a message of its own, before the rest of the user's message.
+The blocks of a conversation become messages of the chat-completions API. In Anthropic's protocol, tool results are
+blocks of a user's message. Here each result becomes a separate message, before the rest of the user's message.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from asyncrl.errors import RefusedError
 from asyncrl.grammar import read_grammar
 
 _UNSUPPORTED = {
-    "mcp_servers": "the policy reaches no servers; offer their tools as functions",
-    "container": "there are no containers; offer tools as functions",
+    "mcp_servers": "the policy cannot reach servers; offer their tools as functions",
+    "container": "containers are not supported; offer tools as functions",
 }
 _ERRORS = {401: "authentication_error", 429: "rate_limit_error", 503: "api_error"}
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
@@ -120,7 +120,7 @@ class AnthropicMessages(Api):
 
 
 def _as_messages(message: Any) -> list[dict[str, Any]]:
-    """Convert a message to messages of the chat-completions API. Raises RefusedError: a part of it has no tokens."""
+    """Convert a message to messages of the chat-completions API. Raises RefusedError: a part cannot become tokens."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise RefusedError(f"a message must have a role of user, assistant or system, not {message!s:.100}")
@@ -140,7 +140,7 @@ def _as_turn(blocks: Sequence[dict[str, Any]]) -> dict[str, Any]:
             case "thinking":
                 thoughts.append(str(block.get("thinking") or ""))
             case "redacted_thinking":
-                pass  # Only content and calls tell whether a later request repeats the turn.
+                pass  # Thoughts are not needed to recognise that a later request repeats the turn.
             case "tool_use":
                 function = {"name": block.get("name"), "arguments": block.get("input")}
                 calls.append({"id": block.get("id"), "function": function})
@@ -175,7 +175,7 @@ def _text(content: Any) -> str:
 
 
 def _content(content: Any) -> Any:
-    """A text, or parts of the chat-completions API of which at least one is an image."""
+    """The content as a text, or if it has an image, as parts of the chat-completions API."""
     if not isinstance(content, list) or not any(_is_image(block) for block in content):
         return _text(content)
     return [_image(block) if _is_image(block) else {"type": "text", "text": _text([block])} for block in content]
@@ -224,7 +224,7 @@ def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ..
 
 
 def _form(body: Mapping[str, Any]) -> Any:
-    """The body's format of the answer, as a `response_format` of chat completions."""
+    """The requested format of the answer, as a `response_format` of chat completions."""
     config = body.get("output_config")
     form = body.get("output_format") or (config.get("format") if isinstance(config, dict) else None)
     match form:
@@ -238,7 +238,7 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 
 
 def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The block without its text, which begins it in a stream, and the pieces of the text."""
+    """The block without its text, as a stream begins it, and the pieces of the text."""
     match block["type"]:
         case "tool_use":
             text = json.dumps(block["input"])

@@ -1,8 +1,8 @@
 """The interface of a protocol by which agents reach the policy, and readers of settings that several protocols have.
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
-A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The ticket decides how tokens
-are sampled: a request with other settings is answered, and counted.
+A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The ticket sets the sampling
+parameters: different ones in a request have no effect; the request is answered, and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_PIECES = 64
 """The most events of a stream for one text."""
 
 Conversations = dict[str, tuple[Message, ...]]
-"""The messages of earlier answers of an episode by their ids, for protocols that name them."""
+"""The conversations that end with an episode's earlier answers, by the answer's id, to which requests may refer."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "temperature": (),
@@ -44,7 +44,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "parallel_tool_calls": (True,),
 }
-"""Settings of sampling that have no effect here, each with its neutral values, which need no mention."""
+"""Settings of sampling that have no effect here, each with the neutral values that are not counted."""
 
 _WORDS = re.compile(r"\s*\S+|\s+\Z")
 
@@ -53,8 +53,8 @@ _WORDS = re.compile(r"\s*\S+|\s+\Z")
 class PolicyRequest:
     """A request for `count` completions.
 
-    With `wants_call` the caller wants a call, but the policy need not make one. `overridden` are the settings that have
-    no effect. `options` are the options of the protocol's answer.
+    With `wants_call` the caller wants a tool call, which the policy may still not make. `overridden` are settings that
+    have no effect. `options` are the options of the protocol's answer.
     """
 
     completion: CompletionRequest
@@ -72,7 +72,7 @@ class Api(ABC):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
-        """Read the request in a decoded body. Raises RefusedError."""
+        """Read the request in a decoded body. Raises RefusedError: the body is malformed or not supported."""
 
     @abstractmethod
     def answer(
@@ -83,7 +83,7 @@ class Api(ABC):
         created: int,
         conversations: Conversations,
     ) -> dict[str, Any]:
-        """Make the body of the answer, and note in `conversations` what later requests may name.
+        """Make the body of the answer. Add the conversation to `conversations` if later requests may refer to it.
 
         `created` is the time in seconds.
         """
@@ -94,7 +94,7 @@ class Api(ABC):
 
     @abstractmethod
     def error(self, status: int, message: str, code: str) -> dict[str, Any]:
-        """The body of an answer with an HTTP `status` of 400 or more."""
+        """The body of an error answer with an HTTP `status` of 400 or more."""
 
 
 def new_id(prefix: str) -> str:
@@ -103,7 +103,8 @@ def new_id(prefix: str) -> str:
 
 
 def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
-    """Read the most tokens of a completion, under the first name that the body has. Raises RefusedError."""
+    """Read the token limit of a completion from the first of `names` that the body has; None if it has none.
+    Raises RefusedError: the limit is not a positive integer."""
     for name in names:
         limit = body.get(name)
         if limit is not None:
@@ -114,7 +115,7 @@ def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(stop: Any, name: str) -> tuple[str, ...]:
-    """Read the texts at which a completion is cut. Raises RefusedError."""
+    """Read the texts at which a completion ends. Raises RefusedError: `stop` is malformed."""
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(each, str) for each in texts):
         raise RefusedError(f"{name} is {stop!s:.100}; it must be a text, or a list of up to {MAX_STOPS}")
@@ -122,7 +123,7 @@ def read_stop(stop: Any, name: str) -> tuple[str, ...]:
 
 
 def read_alternatives(body: Mapping[str, Any]) -> int:
-    """Read the number of the likeliest tokens that are wanted at each position. Raises RefusedError."""
+    """Read how many of the most likely tokens are wanted at each position. Raises RefusedError: an invalid number."""
     most = body.get("top_logprobs") or 0
     if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MAX_ALTERNATIVES:
         raise RefusedError(f"top_logprobs is {most!s:.100}; it must be from 0 to {MAX_ALTERNATIVES}")
@@ -151,7 +152,7 @@ def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
 
 
 def read_flag(body: Mapping[str, Any], name: str) -> bool:
-    """Read a setting that is on or off. Raises RefusedError."""
+    """Read a setting that is true or false. Raises RefusedError: it is something else."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise RefusedError(f"{name} is {value!s:.100}; it must be true or false")
@@ -159,7 +160,7 @@ def read_flag(body: Mapping[str, Any], name: str) -> bool:
 
 
 def calls_of(completion: Completion) -> list[dict[str, Any]]:
-    """The calls of a completion as the chat-completions API has them."""
+    """The calls of a completion in the form of the chat-completions API."""
     return [
         {
             "id": call.get("id") or new_id("call_"),
@@ -198,6 +199,6 @@ def _as_tokens(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], chat: C
 
 
 def _token(token: int, logprob: float, chat: Chat) -> dict[str, Any]:
-    # A token that is a part of a character has the text U+FFFD, and no bytes.
+    # The text of a token that is a part of a character is U+FFFD; its bytes are unknown.
     text = chat.piece(token)
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

@@ -35,7 +35,7 @@ _GRAMMARS_OF_SERVERS = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     *("regex", "ebnf", "json_schema", "structural_tag"),
 )
-"""The fields in which requests to vLLM and SGLang have grammars."""
+"""The fields for grammars in requests to vLLM and SGLang."""
 
 
 class ChatCompletions(Api):
@@ -89,7 +89,7 @@ class ChatCompletions(Api):
         }
 
     def events(self, request: PolicyRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the events of each choice. The first one has the log-probs and token ids of the whole choice."""
+        """Yield the events of each choice. Its first event has the log-probs and token ids of the whole choice."""
         common = {**answer, "object": "chat.completion.chunk"}
         usage, ids = common.pop("usage"), common.pop("prompt_token_ids", None)
         wanted = request.options["usage"]
@@ -112,7 +112,7 @@ class ChatCompletions(Api):
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """The tools that a `tool_choice` permits, and true if it wants a call. Raises RefusedError."""
+    """The tools that a `tool_choice` permits, and true if it requires a call. Raises RefusedError: it is malformed."""
     match choice:
         case None | "auto":
             return tools, False
@@ -162,7 +162,7 @@ def _choice(index: int, completion: Completion, request: PolicyRequest, chat: Ch
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the pieces of a message, as deltas of a stream."""
+    """Yield a message as the deltas of a stream."""
     yield {"role": "assistant", "content": ""}
     for key in ("reasoning_content", "content"):
         for piece in pieces(message.get(key) or ""):

@@ -1,4 +1,4 @@
-"""Opens the player of an actor whose configuration names an agent: a function, a program, or agents elsewhere."""
+"""Opens the player of an actor whose configuration names an agent: a function, a program, or agents that connect."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from asyncrl.network.proxies import reach_directly
 
 
 async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, images: bool) -> AgentPlayer:
-    """Open the player, whose endpoints answer until `stack` closes; their requests may have `images`.
+    """Open the player, whose endpoints answer until `stack` closes; with `images`, requests may have images.
 
-    Agents elsewhere find its address in `folder`. Raises ConfigError: the agent cannot be used.
+    Agents that connect find its address in `folder`. Raises ConfigError: the agent cannot be used.
     """
     environment = dict(actor.agent_environment)
     for each in (os.environ, environment):
@@ -49,7 +49,7 @@ async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, im
 
 
 async def _start(player: AgentPlayer, setting: str) -> None:
-    """Start the endpoints, and retry while the port of `setting` is taken. Raises ConfigError: it stays taken."""
+    """Start the endpoints, and retry while the port of `setting` is taken. Raises ConfigError: the port stays taken."""
     taken = TakenPort(setting)
     while True:
         try:
@@ -60,7 +60,7 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 
 def _tell(path: Path, url: str, key: str) -> None:
-    """Write the address at which agents request episodes, in a folder that this user alone may read."""
+    """Write the address and key with which agents request episodes, in a folder that only this user may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

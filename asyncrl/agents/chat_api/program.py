@@ -1,10 +1,10 @@
-"""Agents that are programs: with a Python, packages or a language of their own, in processes of their own.
+"""Agents that are programs, which may have another Python, other packages or another language.
 
 A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..., "api_key": ...}`. It answers with one
-line, which may have `rewards`, `metrics` and `turns`, or `error`. Other lines that it prints are ignored. If it repeats
-the `api_key`, a late answer to an earlier episode cannot be taken for the answer to the present one.
+line, which may have `rewards`, `metrics` and `turns`, or `error`. All further lines that it prints are ignored. If the
+answer repeats the `api_key`, a late answer to an earlier episode is not taken for the answer to the present episode.
 
-A program that ends, hangs or prints without end fails its own episode. It leads a group of processes, which is killed
+A program that ends, hangs or prints without end fails only its own episode. It leads a process group, which is killed
 when its work is over or the actor ends.
 """
 
@@ -34,15 +34,15 @@ from asyncrl.types import Task
 log = logging.getLogger(__name__)
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
-"""Environment variables of the actor that programs inherit. Others may hold keys."""
+"""Environment variables of the actor that programs inherit. All others may contain keys, and are left out."""
 
 CHUNK = 1 << 16
 
 MAX_LINE = 1 << 20
-"""Bytes of a line that can be an answer."""
+"""The most bytes of an answer's line."""
 
 LAST_STDERR = 4096
-"""The number of the last bytes of a program's standard error that are kept."""
+"""The number of bytes kept from the end of a program's standard error."""
 
 SHOWN = 200
 """The number of bytes of an unreadable line that a message shows."""
@@ -50,7 +50,7 @@ SHOWN = 200
 _BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
-"""Seconds to read the output of a program that has ended: processes that left its group may hold it open."""
+"""Seconds to read the output of a program that has ended. Processes that left its group may keep the output open."""
 
 ENDING_S = 5.0
 """Seconds that a program of one episode has to end after its answer."""
@@ -67,8 +67,8 @@ class ProgramCounts:
 class AgentPrograms:
     """Plays episodes with programs that run `command`, with `environment` added to the inherited variables.
 
-    There is one program for each episode, or `processes` programs, each of which plays one episode after another. Each
-    episode waits for a free one. Raises ConfigError: there is no such program.
+    There is one program for each episode (`processes` None), or `processes` programs, each of which plays one episode
+    after another. Episodes wait for a free program. Raises ConfigError: the program of `command` does not exist.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], processes: int | None = None) -> None:
@@ -76,7 +76,7 @@ class AgentPrograms:
         self.counts = ProgramCounts()
         self._command = command
         self._environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        # Its answers must not wait in a buffer of Python.
+        # The answers of a Python program must not wait in its output buffer.
         self._environment |= {"PYTHONUNBUFFERED": "1", **environment}
         self._error_logger = ErrorLogger(log)
         self._stays = processes is not None
@@ -89,7 +89,7 @@ class AgentPrograms:
         return {f"agent_programs_{name}": count for name, count in asdict(self.counts).items()}
 
     async def close(self) -> None:
-        """End the idle programs. Those that play end with their episodes."""
+        """End the idle programs. Programs that play an episode end with it."""
         while not self._idle.empty():
             if program := self._idle.get_nowait():
                 await program.end()
@@ -116,7 +116,7 @@ class AgentPrograms:
                 if self._stays:
                     self._idle.put_nowait(program if kept else None)
         if (reason := error_in(answer)) is not None:
-            raise AgentError(f"the agent's program says: {reason}")
+            raise AgentError(f"the agent's program reports: {reason}")
         return read_result({name: value for name, value in answer.items() if name not in ("error", "api_key")})
 
     async def _start(self, before: AgentProgram | None) -> AgentProgram:
@@ -135,7 +135,7 @@ class ProgramError(AgentError):
 
 
 class AgentProgram:
-    """A program that runs. Its owner must `end` it in all cases."""
+    """A running program. Its owner must always call `end`."""
 
     def __init__(
         self, transport: asyncio.SubprocessTransport, protocol: ProgramProtocol, guard: Guarded, given: int
@@ -155,7 +155,7 @@ class AgentProgram:
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> AgentProgram:
-        """Start a program. Raises OSError: there is no room for another process."""
+        """Start a program. Raises OSError: the system cannot start another process."""
         read, write = os.pipe()
         loop, guard = asyncio.get_running_loop(), Guarded(command)
         try:
@@ -180,14 +180,14 @@ class AgentProgram:
 
     @property
     def is_usable(self) -> bool:
-        """True if it runs, and has printed nothing that could be taken for the answer to the next request."""
+        """True if the program runs, and has printed no line that could be taken for the answer to the next request."""
         return not self._ended.done() and not self._unrequested and not self._line
 
     async def play(self, request: Mapping[str, object], last: bool) -> dict[str, object]:
         """Send a request and wait for its answer.
 
-        The answer to the `last` request is empty if the program ended well without one, and without a line that seems
-        to be one. Raises ProgramError: it ended otherwise.
+        The answer to the `last` request is {} if the program ended with status 0, without an answer or a line that
+        looks like one. Raises ProgramError: the program ended in another way.
         """
         answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._answer, self._key, self._unread = answer, request["api_key"], b""
@@ -196,7 +196,7 @@ class AgentProgram:
             first: list[asyncio.Future[Any]] = [answer, self._ended]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                # Its last output may still be in the pipe. Once its group is killed, no process of it writes more.
+                # The program's last output may still be in the pipe. Once its group is killed, none of it writes more.
                 self._stop()
                 first = [answer, self._readers[0]]
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)
@@ -242,7 +242,7 @@ class AgentProgram:
             self._given = -1
 
     async def _send(self, line: bytes, last: bool) -> None:
-        """Write a line in pieces, as the program reads it."""
+        """Write a line in pieces, each when the program has read the one before."""
         # A program that does not read must not block the event loop.
         rest = memoryview(line)
         while rest:
@@ -288,12 +288,12 @@ class AgentProgram:
         if answer is None:
             self._note_unread(line)
         elif self._answer is None or self._answer.done():
-            self._unrequested = True  # The next episode must not get it.
+            self._unrequested = True  # The next episode must not get this answer.
         elif answer.get("api_key", self._key) == self._key:
             self._answer.set_result(answer)
 
     def _note_unread(self, line: bytes) -> None:
-        """Keep a line that seems to be an answer: it must not be taken for an end without one."""
+        """Keep an unreadable line that looks like an answer: if the program then ends, this is an error."""
         if line.removeprefix(_BOM).lstrip().startswith(b"{"):
             self._unread = self._unread or line[:SHOWN]
 
@@ -312,7 +312,7 @@ class AgentProgram:
 
 
 def check_command(command: Sequence[str]) -> None:
-    """Raises ConfigError: there is no such program."""
+    """Raises ConfigError: the program of `command` does not exist."""
     if shutil.which(command[0]) is None:
         raise ConfigError(
             f"actor.agent_command: there is no program {command[0]}; give its path, or the name of one on the PATH"

@@ -2,7 +2,7 @@
 
 The items of responses and inputs become messages of the chat-completions API. In this protocol the reasoning, the
 message and the calls of one turn are separate items; here they become one message. A request may repeat the whole
-conversation, or name the response that it continues, which is known until the episode ends.
+conversation, or name the response that it continues. Responses are stored until the episode ends.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Responses(Api):
         store = body.get("store")
         options = {
             "logprobs": logprobs,
-            # Instructions hold for one response; the next one has its own.
+            # Stored without the instructions, which hold for one response only.
             "written": known if store is None or store else None,
             "echo": {
                 "instructions": instructions or None,
@@ -152,7 +152,7 @@ def _items(given: Any) -> list[dict[str, Any]]:
 
 
 def _as_messages(items: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Convert items to messages of the chat-completions API. Raises RefusedError: one is of a kind without tokens."""
+    """Convert items to messages of the chat-completions API. Raises RefusedError: an item cannot become tokens."""
     messages: list[dict[str, Any]] = []
     for item in items:
         kind = item.get("type", "message")
@@ -201,15 +201,15 @@ def _text(content: Any, name: str) -> str:
 
 
 def _content(content: Any, name: str) -> Any:
-    """A text, or parts of the chat-completions API of which at least one is an image."""
+    """The content as a text, or if it has an image, as parts of the chat-completions API."""
     if not isinstance(content, list) or not any(_is_image(part) for part in content):
         return _text(content, name)
     return [_image(part) if _is_image(part) else {"type": "text", "text": _text([part], name)} for part in content]
 
 
 def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
-    """The messages with images that share their memory with the images of `conversations`."""
-    # A client repeats all images in each request.
+    """The messages, with images that share memory with equal images in `conversations`."""
+    # Otherwise each stored response has a copy of all images, which clients repeat in each request.
     known = {url: url for messages in conversations.values() for url in _image_urls(messages)}
 
     def shared(part: dict[str, Any]) -> dict[str, Any]:
@@ -236,7 +236,7 @@ def _is_image(part: Any) -> bool:
 
 def _image(part: Mapping[str, Any]) -> dict[str, Any]:
     if part.get("file_id"):
-        raise RefusedError("an input_image with a file_id cannot be shown: there are no files; give its image_url")
+        raise RefusedError("files are not stored, so an input_image cannot have a file_id; give its image_url")
     return image_part(part.get("image_url"))
 
 
@@ -252,7 +252,7 @@ def _tools(tools: Any) -> tuple[Message, ...]:
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """The tools that a `tool_choice` permits, and true if it wants a call. Raises RefusedError."""
+    """The tools that a `tool_choice` permits, and true if it requires a call. Raises RefusedError: it is malformed."""
     match choice:
         case None | "auto":
             return tools, False
@@ -300,7 +300,7 @@ def _output(completion: Completion, logprobs: list[dict[str, Any]]) -> list[dict
 
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item without its text, which begins it in a stream."""
+    """The item without its text, as a stream begins it."""
     empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     return {**item, **empty, "status": "in_progress"}
 

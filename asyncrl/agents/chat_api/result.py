@@ -1,4 +1,4 @@
-"""The result of an agent's episode: rewards, metrics, and rewards of turns."""
+"""The result of an agent's episode: rewards, metrics, and a reward for each turn."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from asyncrl.types import LARGEST_FLOAT32, Task
 class AgentResult:
     """The result that an agent may return.
 
-    `rewards` are those of its environment by name. `metrics`, at most MAX_METRICS, are numbers that are no rewards.
+    `rewards` are the environment's rewards by name. `metrics` are up to MAX_METRICS further numbers.
     `turns` has a reward or None for each completion, in the order in which they were answered; it may be empty.
     """
 
@@ -30,23 +30,23 @@ class AgentResult:
 Agent = Callable[[Task, str, str], Awaitable[AgentResult | Mapping[str, float] | None]]
 """`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`.
 
-It may return rewards of its environment by name, or an AgentResult. If it raises, the episode fails, and its ticket is
+It may return its environment's rewards by name, or an AgentResult. If it raises, the episode fails, and its ticket is
 tried again.
 """
 
 MAX_METRICS = 32
 LONGEST_ERROR = 1000
-"""The most characters of an agent's own reason for a failure."""
+"""The most characters of an agent's reason for its failure."""
 
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class AgentError(AsyncrlError):
-    """The agent raised: its episode has no trajectory."""
+    """The agent failed: its episode has no trajectory."""
 
 
 def checked(returned: object) -> AgentResult:
-    """Read the value that an agent returned. Raises AgentError: it is no result of an agent."""
+    """Read the value that an agent returned. Raises AgentError: it is not a valid result."""
     result = returned if isinstance(returned, AgentResult) else AgentResult(returned or {})  # type: ignore[arg-type]
     try:
         rewards = {name: float(reward) for name, reward in result.rewards.items()}
@@ -72,7 +72,8 @@ def checked(returned: object) -> AgentResult:
 
 
 def read_result(body: object) -> AgentResult:
-    """Read a decoded JSON object, which may have `rewards`, `metrics` and `turns`. Raises AgentError."""
+    """Read a decoded JSON object, which may have `rewards`, `metrics` and `turns`. Raises AgentError: it is
+    malformed."""
     if not isinstance(body, dict) or (unknown := sorted(body.keys() - {"rewards", "metrics", "turns"})):
         what = f"has {', '.join(map(str, unknown))}" if isinstance(body, dict) else "is no object"
         raise AgentError(f"the result {what:.200}; it may have rewards, metrics and turns")
@@ -83,7 +84,7 @@ def read_result(body: object) -> AgentResult:
 
 
 def error_in(body: Mapping[str, object]) -> str | None:
-    """The agent's reason for its failure, under `error`. None if it did not fail."""
+    """The agent's reason for its failure, under the key `error`. None if it did not fail."""
     error = body.get("error")
     if error is None or error is False:
         return None
@@ -92,7 +93,7 @@ def error_in(body: Mapping[str, object]) -> str | None:
 
 
 def task_body(task: Task) -> dict[str, Any]:
-    """The fields of a task that an agent in another process gets as JSON. Raises AgentError: JSON cannot hold them."""
+    """The fields of a task that an agent in another process gets. Raises AgentError: they cannot be written as JSON."""
     body = {
         **{"id": task.id, "messages": list(task.messages), "ground_truth": task.ground_truth},
         **{"data_source": task.data_source, "extra_info": dict(task.extra_info), "tools": list(task.tools)},

@@ -1,11 +1,11 @@
-"""The HTTP server at which agents reach the policy. Each episode has an address and a key of its own.
+"""The HTTP server by which agents reach the policy. Each episode has its own address and key.
 
-A client that sends too much, too slowly or nonsense is refused or cut off, and disturbs no other. Bodies, connections
-and requests at once are bounded, and so is the time that a client takes to send or to read. A body is read only with
-the episode's key.
+A client that sends too much, too slowly or nonsense is refused or disconnected, and disturbs no other client. The size
+of bodies, the number of connections and of simultaneous requests, and the time to send or read are limited. A body is
+read only if the request has the episode's key.
 
-A completion is recorded in the episode before it is sent. If the client closes its connection before that, as clients
-do after a timeout, the request is cancelled and nothing of it is recorded.
+A completion is recorded in the episode before it is sent. If the client closes its connection before that, for example
+after a timeout, the request is cancelled and not recorded.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Bounds on clients. One episode may have `at_once` requests that are not answered yet.
+    """Limits on clients. One episode may have `at_once` unanswered requests.
 
     A client with a key may take `body_s` seconds to send a body of at most `body_bytes`, and `reading_s` seconds to
     read a completion.
@@ -64,9 +64,9 @@ class Bounds:
 
 
 WITH_IMAGES = Bounds(at_once=64, body_bytes=64 << 20)
-"""The bounds for a policy that reads images: a request repeats all images of its conversation.
+"""The limits for a policy that reads images. Bodies are larger, since a request repeats all images of its conversation.
 
-It allows fewer requests at once, so that the bound on their total bytes holds.
+Fewer requests are allowed at once, which limits their total bytes.
 """
 
 
@@ -78,7 +78,7 @@ class ChatCounts:
       ready, or whose episode ended.
     - `branches`: branches with a completion.
     - `overridden`: answered requests with settings that had no effect.
-    - `wanted_calls`: completions for which the caller wanted a call. `unmet_calls`: the ones among them without a call.
+    - `wanted_calls`: completions for which the caller wanted a call. `unmet_calls`: such completions without a call.
     """
 
     answered: int = 0
@@ -92,10 +92,10 @@ class ChatCounts:
 
 @dataclass(eq=False)
 class EpisodeEndpoint:
-    """An episode that takes requests with its key.
+    """An episode that accepts requests with its key.
 
-    `fault` is an error of the engine, or of our own code, that failed a request. Errors of the agent after that are not
-    its fault.
+    `fault` is an error of the engine, or of asyncrl itself, that failed a request. Later errors of the agent are then
+    not the agent's fault.
     """
 
     episode: Episode
@@ -106,7 +106,7 @@ class EpisodeEndpoint:
 
 
 class EpisodeServer:
-    """Answers requests at `host` from `start` to `close`; port 0 takes a free one."""
+    """Answers requests at `host` from `start` to `close`. Port 0: any free port."""
 
     def __init__(self, host: str, port: int, bounds: Bounds, sessions: Sessions | None = None) -> None:
         self.counts = ChatCounts()
@@ -123,7 +123,7 @@ class EpisodeServer:
         if sessions is not None:
             small = replace(bounds, body_bytes=min(bounds.body_bytes, MAX_BODY_BYTES))
             SessionRoutes(sessions, partial(_json, bounds=small)).add_to(app.router)
-        self._http = HttpServer(app, bounds.connections, log, "what came at the endpoint of agents is no request")
+        self._http = HttpServer(app, bounds.connections, log, "the endpoint of agents got data that is no request")
 
     async def start(self) -> None:
         """Listen. Raises OSError: the address cannot be used; `start` may be called again."""
@@ -132,20 +132,20 @@ class EpisodeServer:
 
     @property
     def url(self) -> str:
-        """The address of the server, once it has started."""
+        """The address of the server; known after `start`."""
         return f"http://{self._host}:{self._port}"
 
     async def close(self) -> None:
         await self._http.close()
 
     def open(self, episode: Episode) -> tuple[EpisodeEndpoint, str]:
-        """Open the endpoint of an episode, until `end`. Returns it with its address."""
+        """Open the endpoint of an episode, until `end`. Returns the endpoint and its address."""
         name = episode.ticket.id
         endpoint = self._endpoints[name] = EpisodeEndpoint(episode, secrets.token_urlsafe(16))
         return endpoint, f"{self.url}/{quote(name, safe='')}/v1"
 
     def end(self, episode: Episode) -> None:
-        """Close the endpoint of an episode, which ends."""
+        """Close the endpoint of an episode, and end the episode."""
         del self._endpoints[episode.ticket.id]
         episode.end()
         self.counts.branches += len(episode.recorder.last_completions())
@@ -161,7 +161,7 @@ class EpisodeServer:
         return web.json_response({"object": "list", "data": [model]})
 
     def _permitted(self, http: web.Request) -> EpisodeEndpoint | None:
-        """The endpoint of the request's episode. None if the request does not have its key."""
+        """The endpoint of the request's episode. None if the request does not have the episode's key."""
         endpoint = self._endpoints.get(http.match_info["ticket"])
         key = key_of(http)
         if endpoint is None or not secrets.compare_digest(
@@ -228,7 +228,7 @@ class EpisodeServer:
         functions = {tool["function"]["name"]: tool["function"] for tool in wanted.tools}
 
         def read_turn(text: str, ended: bool) -> ParsedTurn:
-            # All calls or none: a turn with a malformed call is text to the agent.
+            # If one call is malformed, the agent gets the whole turn as text, without calls.
             turn = chat.parse_apart(text, functions)
             return turn if turn.made else turn._replace(calls=(), ids=())
 
@@ -242,8 +242,8 @@ class EpisodeServer:
 
 
 def _check_length(episode: Episode, request: CompletionRequest) -> None:
-    """Raises LimitError: the conversation cannot fit, however long its tokens are."""
-    # To render and encode such a text would block all episodes.
+    """Raises LimitError: the conversation cannot fit, even if all its tokens are the longest ones."""
+    # This comes before rendering and encoding, which would block all episodes for such a text.
     limits, characters = episode.limits, count_characters([request.messages, request.tools])
     if characters > limits.max_tokens * episode.chat.longest_piece and limits.truncation == "error":
         episode.recorder.truncated = True

@@ -48,7 +48,7 @@ class SessionRoutes:
         if http.transport is None or http.transport.is_closing():
             self._sessions.give_back(session)
             return web.Response(status=204)
-        # A proxy with TLS uses plain HTTP to reach us. Its client must not send the key in the clear.
+        # A proxy with TLS reaches this server by plain HTTP. Its client must use https, to keep the key secret.
         scheme = http.headers.get("X-Forwarded-Proto", http.scheme)
         return web.json_response(session.describe(f"{'https' if scheme == 'https' else 'http'}://{http.host}"))
 
@@ -76,15 +76,15 @@ class SessionRoutes:
 
 
 def key_of(http: web.Request) -> str:
-    """The key of a request, in the header of any of the three protocols."""
+    """The key of a request, from the header of any of the three protocols."""
     return http.headers.get("x-api-key") or http.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def _wait_s(body: object) -> float:
-    """Read the seconds to wait. Raises RefusedError."""
+    """Read the seconds to wait. Raises RefusedError: the body is malformed."""
     wait_s = body.get("wait_s", MAX_WAIT_S) if isinstance(body, dict) else None
     if isinstance(wait_s, bool) or not isinstance(wait_s, (int, float)) or not 0 <= wait_s < math.inf:
-        raise RefusedError("the body may have wait_s, a number of seconds, and nothing else that counts")
+        raise RefusedError("wait_s in the body must be a finite number of seconds, 0 or more")
     return float(min(wait_s, MAX_WAIT_S))
 
 

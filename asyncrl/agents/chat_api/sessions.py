@@ -1,11 +1,11 @@
-"""The sessions of agents elsewhere, which request episodes over HTTP, play them, and report their results.
+"""The sessions of agents that connect: they request episodes over HTTP, play them, and report their results.
 
-    POST /sessions               with the key of sessions: an episode, with an address, a key of its own and its task
-    POST /sessions/ID/reward     with the episode's key: rewards, metrics and rewards of turns; the last ones count
-    POST /sessions/ID/end        with the episode's key: the episode is over, or failed, if the body has `error`
+    POST /sessions               with the sessions' key: returns an episode, with its address, its key and its task
+    POST /sessions/ID/reward     with the episode's key: sets rewards, metrics and turns; the last request counts
+    POST /sessions/ID/end        with the episode's key: ends the episode; it has failed if the body has `error`
 
 A session without a request for `actor.session_timeout_s` fails, and its ticket is tried again. A session that has
-ended, or whose actor has died, is unknown: its agent requests another one.
+ended, or whose actor has died, is unknown: its agent must request a new one.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.types import Task
 
 MAX_WAIT_S = 60.0
-"""The longest wait of a request for an episode. Its agent may send it again."""
+"""Seconds that a request for an episode waits at most. The agent may then send it again."""
 
 STALE = 64
-"""The number of sessions that ended before an agent took them, above which the queue is cleared of them."""
+"""Ended sessions are removed from the queue once it is longer than 2 * (live sessions) + STALE."""
 
 
 class SessionOverError(AsyncrlError):
-    """The session has ended, so a result has no effect."""
+    """The session has ended, so the result was not recorded."""
 
 
 @dataclass(slots=True)
 class SessionCounts:
     """Counts since the start.
 
-    - `started`: sessions that agents took; `failed`: those that their agents reported as failed; `silent`: those that
-      timed out.
+    - `started`: sessions that agents took; `failed`: sessions that their agents reported as failed; `silent`: sessions
+      that timed out.
     - `refused`: refused results of agents.
     """
 
@@ -50,10 +50,10 @@ class SessionCounts:
 
 @dataclass(eq=False)
 class AgentSession:
-    """An episode for an agent elsewhere. `taken` is true once an agent plays it.
+    """An episode for an agent that connects. `taken` is true once an agent plays the episode.
 
-    `heard` is the time of its last request, in seconds of the loop's clock. `in_flight` counts its requests that are
-    not answered yet.
+    `heard` is the time of the agent's last request, in seconds of the loop's clock. `in_flight` counts its unanswered
+    requests.
     """
 
     id: str
@@ -66,16 +66,16 @@ class AgentSession:
     in_flight: int = 0
 
     def describe(self, base: str) -> dict[str, Any]:
-        """The description that its agent gets. `base` is the address of the server as the agent knows it."""
+        """The session as JSON for its agent. `base` is the address at which the agent reaches the server."""
         id = quote(self.id, safe="")
         return {"id": id, "base_url": f"{base}/{id}/v1", "api_key": self.api_key, "task": self.task}
 
 
 class Sessions:
-    """Lets agents elsewhere, which have `key`, play episodes.
+    """Lets agents that connect with `key` play episodes.
 
-    An episode waits until an agent requests one. Then it fails if `timeout_s` seconds pass without a request of its
-    agent. All methods run in one event loop.
+    An episode waits until an agent requests it. After that, it fails if `timeout_s` seconds pass without a request of
+    its agent. All methods run in one event loop.
     """
 
     def __init__(self, key: str, timeout_s: float) -> None:
@@ -91,7 +91,7 @@ class Sessions:
         return {**counts, "agent_sessions_waiting": sum(not each.taken for each in self._sessions.values())}
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Wait until an agent has played the episode. Raises AgentError: it failed or timed out."""
+        """Wait until an agent has played the episode. Raises AgentError: the episode failed or timed out."""
         loop = asyncio.get_running_loop()
         id = unquote(base_url.removesuffix("/v1").rpartition("/")[2])
         session = self._sessions[id] = AgentSession(id, task_body(task), api_key, loop.create_future())
@@ -102,7 +102,7 @@ class Sessions:
                 if quiet_s >= self._timeout_s:
                     self.counts.silent += 1
                     raise AgentError(
-                        f"nothing was heard of the session's agent for actor.session_timeout_s={self._timeout_s:g}"
+                        f"the session's agent sent no request for actor.session_timeout_s={self._timeout_s:g}"
                     )
                 await asyncio.wait([session.over], timeout=self._timeout_s - quiet_s)
             return session.over.result()
@@ -112,7 +112,7 @@ class Sessions:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        """Remove the sessions that are over from the queue, which keeps them if no agent requests any."""
+        """Remove ended sessions from the queue, which grows if no agent requests any."""
         if self._waiting.qsize() <= 2 * len(self._sessions) + STALE:
             return
         for _ in range(self._waiting.qsize()):
@@ -124,7 +124,7 @@ class Sessions:
         return secrets.compare_digest(key.encode(errors="surrogateescape"), self._key)
 
     async def take(self, wait_s: float) -> AgentSession | None:
-        """Take the next waiting episode. None if none comes for `wait_s` seconds."""
+        """Take the next waiting episode. None if no episode is ready within `wait_s` seconds."""
         try:
             async with asyncio.timeout(min(wait_s, MAX_WAIT_S)):
                 while (session := await self._waiting.get()).over.done():
@@ -137,18 +137,18 @@ class Sessions:
         return session
 
     def give_back(self, session: AgentSession) -> None:
-        """Let the next agent take a session that its agent did not get."""
+        """Return a session to the queue: the agent that requested it has disconnected."""
         session.taken = False
         self.counts.started -= 1
         self._waiting.put_nowait(session)
 
     def heard(self, session: AgentSession) -> None:
-        """Note that the agent has sent something now."""
+        """Record that the agent has sent a request now."""
         session.heard = asyncio.get_running_loop().time()
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
-        """Note that the body answers a request of the session's agent, which may take long."""
+        """Prevent the session's timeout while the body answers a request of its agent."""
         session = self._sessions.get(id)
         if session is None:
             yield
@@ -161,7 +161,7 @@ class Sessions:
             self.heard(session)
 
     def find(self, id: str, key: str) -> AgentSession | None:
-        """The session that an agent plays, if this is its key."""
+        """The session `id`; None if no agent plays it, or if `key` is not its key."""
         session = self._sessions.get(id)
         if session is None or not session.taken:
             return None
@@ -169,7 +169,7 @@ class Sessions:
         return session if fits else None
 
     def reward(self, session: AgentSession, body: object) -> None:
-        """Keep the result of an agent. Raises RefusedError: it is not valid; SessionOverError."""
+        """Keep the result of an agent. Raises RefusedError: the result is malformed; SessionOverError."""
         _check_runs(session)
         try:
             session.result = read_result(body)
@@ -182,15 +182,15 @@ class Sessions:
         _check_runs(session)
         if not isinstance(body, dict) or body.keys() - {"error"}:
             self.counts.refused += 1
-            raise RefusedError("the body may have error, and nothing else; rewards are for /reward")
+            raise RefusedError("the body may have only the field error; send rewards to /reward")
         if (reason := error_in(body)) is not None:
             self.counts.failed += 1
-            session.over.set_exception(AgentError(f"the agent says: {reason}"))
+            session.over.set_exception(AgentError(f"the agent reports: {reason}"))
         else:
             session.over.set_result(session.result)
 
 
 def _check_runs(session: AgentSession) -> None:
-    """Raises SessionOverError: it ended, also while the body of a request was on its way."""
+    """Raises SessionOverError: the session has ended, perhaps while the body of this request was read."""
     if session.over.done():
         raise SessionOverError("the session is over")

@@ -1,1 +1,1 @@
-"""Agent programs for the Pythons of other projects, which have their packages. No file here imports asyncrl."""
+"""Agent programs that run in the Pythons of other projects, with their packages. No file here imports asyncrl."""

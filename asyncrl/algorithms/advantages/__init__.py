@@ -1,1 +1,1 @@
-"""Advantage estimators, one file each. All run once a learner step, on the policy tokens, without gradient."""
+"""Advantage estimators, one per file. They run once per learner step, on the policy tokens, without gradient."""

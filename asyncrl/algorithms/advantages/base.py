@@ -1,7 +1,7 @@
 """The base classes of advantage estimators, and the rollouts that they read.
 
 An estimator sees the M policy tokens of this rank (`view`) and the S episodes of the global batch. A statistic over
-tokens goes through `reduce`, so every rank uses the same number.
+tokens is summed over ranks by `reduce`, so that every rank uses the same value.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from asyncrl.errors import InvariantError
 class Rollouts:
     """The rewards, tokens and values that an estimator reads.
 
-    episodes.reward [S] is the whole reward, token penalties included. final [S] is the part that arrives with the last
-    policy token. penalty [M] is the cost of each token (a KL in the reward), or None. values [M] are the critic's, or
-    None.
+    episodes.reward [S] is the whole reward, including token penalties. final [S] is the part that is assigned to the
+    last policy token. penalty [M] is the cost of each token (a KL in the reward), or None. values [M] are the critic's
+    values, or None.
     """
 
     episodes: Episodes
@@ -45,7 +45,8 @@ class Rollouts:
         return clamp_log(self.view.take(self.tokens.proximal).sub_(self.view.take(self.tokens.behaviour))).exp_()
 
     def differences(self, values: Tensor, targets: Tensor, gamma: float, step_weight: float) -> Tensor:
-        """float[M]: r_t + gamma target_{t+1} - V_t, in one buffer, since new memory costs more than the sums."""
+        """float[M]: r_t + gamma target_{t+1} - V_t. Works in one buffer, since new memory would cost more than the
+        sums."""
         return self.rewards(step_weight).add_(self.view.shift(targets), alpha=gamma).sub_(values)
 
     def spread(self, values: Tensor) -> Tensor:
@@ -55,7 +56,7 @@ class Rollouts:
     def rewards(self, step_weight: float) -> Tensor:
         """float[M]: the reward of each token.
 
-        It is the final reward on the last token, plus weighted step scores on the last tokens of their steps, minus the
+        It is the sum of the final reward (last token) and the weighted step scores (last token of each step), minus the
         penalties.
         """
         rewards = self.zeros()
@@ -66,18 +67,19 @@ class Rollouts:
         return rewards if self.penalty is None else rewards - self.penalty
 
     def at_steps(self, scores: Tensor) -> Tensor:
-        """[K] to [M]: each step's score on its last policy token, 0 elsewhere."""
+        """[K] to [M]: each step's score on the step's last policy token, 0 elsewhere."""
         step, token = step_tokens(self.episodes, self.tokens, self.view)
         return self.zeros().index_add_(0, token, scores[step].to(self.dtype))
 
     def after(self, scores: Tensor) -> Tensor:
-        """[K] to [M]: at each token the sum of the scores of the steps that end at or after it."""
+        """[K] to [M]: for each token the sum of the scores of all steps that end at this token or later."""
         placed = self.at_steps(scores)
         return linear_scan(self.view.decay(1.0, placed), placed)
 
     def whiten(self, values: Tensor) -> Tensor:
-        """[M]: to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
-        # Where all values are equal, a sum in float32 would leave a rest, and the division would make it nearly 1.
+        """[M]: values, scaled to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
+        # If all values are equal, float32 sums would leave a rounding error, which the division would scale up to about
+        # 1.
         total = values.sum(dtype=torch.float64)
         sums = self.reduce(torch.stack([total.new_tensor(values.numel()), total]))
         count, total = sums[0], sums[1]
@@ -87,7 +89,7 @@ class Rollouts:
         return centred / std.to(values.dtype)
 
     def zeros(self) -> Tensor:
-        """float[M]."""
+        """float[M]: zeros."""
         return torch.zeros(self.view.index.numel(), dtype=self.dtype, device=self.view.index.device)
 
     @property
@@ -96,10 +98,10 @@ class Rollouts:
 
 
 def step_tokens(episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """The k steps of this rank's sequences: int64[k] into the K steps of the batch, and int64[k] into the M tokens.
+    """The k steps of this rank's sequences: their indices int64[k] among the K steps of the batch, and the indices
+    int64[k] of their last policy tokens among the M tokens.
 
-    The second one is the last policy token of each step. Raises InvariantError: a step ends outside its sequence, or
-    before the sequence's first policy token.
+    Raises InvariantError: a step ends outside its sequence, or before the sequence's first policy token.
     """
     starts, first = _starts(episodes, view)
     step = (starts[episodes.step_sequence] >= 0).nonzero().squeeze(1)
@@ -120,7 +122,8 @@ def step_tokens(episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> tuple
 
 
 def step_lengths(episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> Tensor:
-    """float64[K]: the policy tokens of each step, from the end of the one before; 0 for steps of other ranks."""
+    """float64[K]: the number of policy tokens of each step, counted from the end of the previous step; 0 for steps of
+    other ranks."""
     step, token = step_tokens(episodes, tokens, view)
     _, first = _starts(episodes, view)
     sequence = episodes.step_sequence[step]
@@ -132,9 +135,9 @@ def step_lengths(episodes: Episodes, tokens: Tokens, view: PolicyTokens) -> Tens
 
 
 def _starts(episodes: Episodes, view: PolicyTokens) -> tuple[Tensor, Tensor]:
-    """int64[S] each: the first packed token of every sequence, and its first policy token in [M].
+    """int64[S] each: the index of each sequence's first packed token in [N], and of its first policy token in [M].
 
-    Both are -1 where the sequence is on another rank, or has no policy token.
+    Both are -1 if the sequence is on another rank or has no policy token.
     """
     lengths = view.sequences.lengths
     present = lengths > 0
@@ -145,14 +148,14 @@ def _starts(episodes: Episodes, view: PolicyTokens) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """advantages float[M], and the critic's targets float[M] where the estimator has any."""
+    """advantages float[M], and the critic's targets returns float[M], if the estimator has a critic."""
 
     advantages: Tensor
     returns: Tensor | None = None
 
 
 class Advantage(Part):
-    """Base of the estimators. The flags say what the run must have, and are checked when the configuration is read.
+    """Base of the estimators. The flags declare what the run must have, and are checked when the configuration is read.
 
     With `needs_unit_steps`, only episodes whose step scores are in [-1, 1] are trained.
     """
@@ -184,7 +187,7 @@ class SequenceAdvantage(Advantage):
 
 
 class TokenAdvantage(Advantage):
-    """An estimator over rewards that arrive token by token."""
+    """Base of estimators that use a reward for each token."""
 
     step_weight: float = param(0.0, "weight of the step scores, as rewards at the ends of their steps", "[0, inf)")
     gamma: float = param(1.0, "discount per policy token", "[0, 1]")

@@ -10,16 +10,16 @@ class Gae(TokenAdvantage):
 
     Formula: delta_t = r_t + gamma V_{t+1} - V_t; A_t = delta_t + gamma lam A_{t+1}, over policy tokens only; R_t = A_t
     + V_t
-    Use: with a critic, for long episodes with rewards on the way
+    Use: with a critic, for long episodes with intermediate rewards
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2015
     Caveat: t + 1 is the next policy token, so tool tokens neither decay nor discount. The value after the last token is
-    0, also where the episode was cut off.
+    0, even if the episode was cut off.
     """
 
     name = "gae"
     needs_critic = True
 
-    lam: float = param(0.95, "lambda: 0 is one temporal difference, 1 the whole return", "[0, 1]")
+    lam: float = param(0.95, "lambda; 0: a single temporal difference; 1: the whole return", "[0, 1]")
     whiten: bool = param(False, "whiten the advantages over the batch's policy tokens")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:

@@ -17,16 +17,17 @@ class Gdpo(SequenceAdvantage):
     batch's sequences.
 
     Formula: A = whiten(sum_k weight_k grpo(R_k)), R_k the named scores of the labels
-    Use: several rewards of different scales (outcome, format, length), none of which should dominate
+    Use: several rewards with different scales (outcome, format, length), when no reward should dominate
     Source: GDPO: Group reward-Decoupled Normalization Policy Optimization for Multi-reward RL Optimization, 2026
-    Caveat: `reward`, and a KL charged to it, have no effect unless `weights` names `reward`.
+    Caveat: `reward`, and a KL in the reward, have no effect unless `weights` contains `reward`.
     """
 
     name = "gdpo"
     needs_group = True
 
     weights: dict[str, float] = param(
-        ..., "weight of each named score: reward, outcome, or one that every episode's labels have, as rule/NAME/FORMAT"
+        ...,
+        "weight of each score: reward, outcome, or a score that every episode's labels have, such as rule/NAME/FORMAT",
     )
 
     def __post_init__(self) -> None:

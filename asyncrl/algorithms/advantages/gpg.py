@@ -7,12 +7,13 @@ from asyncrl.algorithms.batch import Episodes
 
 
 class GpgAdvantage(SequenceAdvantage):
-    """The distance from the group's mean, larger where fewer groups of the batch have any signal.
+    """The reward minus the group's mean, scaled up if only few groups of the batch have unequal rewards.
 
     Formula: A = alpha (R - mean), alpha = S / (members of groups whose rewards differ)
     Use: with loss gpg: groups with equal rewards, which have no gradient, do not shrink the step
     Source: GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning, 2025
-    Caveat: alpha has no bound: with one group left of a hundred, its advantages are a hundred times as large.
+    Caveat: alpha is unbounded: if only one of a hundred groups has unequal rewards, its advantages are a hundred times
+    as large.
     """
 
     name = "gpg"

@@ -13,7 +13,7 @@ class Grpo(SequenceAdvantage):
     Formula: A = (R - mean) / (std + 1e-6), std unbiased over the group; A = R in a group of one
     Use: the default for verifiable rewards without a critic
     Source: DeepSeekMath: Pushing the Limits of Mathematical Reasoning in Open Language Models, 2024
-    Caveat: the division by std gives nearly solved and nearly hopeless tasks more weight; dr_grpo does not divide.
+    Caveat: the division by std gives very easy and very hard tasks more weight; dr_grpo does not divide.
     """
 
     name = "grpo"

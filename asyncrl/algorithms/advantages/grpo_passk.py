@@ -10,12 +10,12 @@ from asyncrl.algorithms.parts import param
 
 
 class GrpoPassk(SequenceAdvantage):
-    """GRPO for pass@k: only the best member of a group is reinforced, by its lead over the second.
+    """GRPO for pass@k: only the best member of a group is reinforced, by its lead over the second best.
 
-    Formula: A = (best - second) / (std + 1e-6) for the best member, 0 for the others
-    Use: when one right answer among k samples counts, not their mean
+    Formula: A = (best - second) / (std + 1e-6) for the best member, 0 for all other members
+    Use: when one right answer among k samples is enough, and their mean does not matter
     Source: Pass@k as a target of GRPO, after Optimizing Language Models for Inference Time Objectives, 2025
-    Caveat: all members get 0 if several share the first place, or if one is alone.
+    Caveat: all members get 0 if several are equally best, or if the group has one member.
     """
 
     name = "grpo_passk"

@@ -8,19 +8,19 @@ from asyncrl.algorithms.parts import param
 
 
 class GrpoTurns(Advantage):
-    """GRPO whose advantage is shifted between the steps of an episode by their scores.
+    """GRPO with an advantage that is redistributed between the steps of an episode by their scores.
 
     Formula: A_t = grpo(R) + beta (c_k - mean c) for the tokens of step k, mean over the episode's own steps
-    Use: turn-level credit where the policy decides when to stop
+    Use: turn-level credit if the policy decides when to stop
     Source: Group-in-Group Policy Optimization for LLM Agent Training, 2025, in a zero-sum form
     Caveat: the shifts of an episode sum to 0 over its steps, not over its tokens. A baseline by turn index would be
-    biased, since the policy decides which turns exist; this one compares an episode only with itself.
+    biased, since the policy decides which turns exist; this estimator compares an episode only with itself.
     """
 
     name = "grpo_turns"
     needs_steps = True
 
-    beta: float = param(0.5, "how much a step's score moves", "[0, inf)")
+    beta: float = param(0.5, "weight of a step's centred score", "[0, inf)")
     normalise_std: bool = param(True, "divide the episode's advantage by the group's standard deviation")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:

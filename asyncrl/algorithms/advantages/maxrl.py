@@ -8,12 +8,12 @@ from asyncrl.algorithms.batch import Episodes
 
 
 class MaxRl(SequenceAdvantage):
-    """The reward relative to the group's mean, so that rare successes weigh more.
+    """The reward relative to the group's mean, which gives rare successes more weight.
 
     Formula: A = (R - mean) / mean, 0 where mean <= 0
     Use: hard tasks with rewards of 0 and 1; for large groups it approaches the maximum likelihood of success
     Source: Maximum Likelihood Reinforcement Learning, 2026
-    Caveat: rewards must not be negative; one success among n gets an advantage of n - 1.
+    Caveat: rewards must not be negative. A single success among n members gets an advantage of n - 1.
     """
 
     name = "maxrl"

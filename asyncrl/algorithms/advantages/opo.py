@@ -10,7 +10,8 @@ class Opo(SequenceAdvantage):
     """The reward minus the group's length-weighted mean.
 
     Formula: A = R - sum(len R) / sum(len) over the group, len in policy tokens
-    Use: when lengths differ much within a group: long members have larger gradients, so they weigh more in the baseline
+    Use: when lengths differ much within a group: long members have larger gradients, so they have more weight in the
+    baseline
     Source: On-Policy RL with Optimal Reward Baseline, 2025
     Caveat: the baseline is optimal only on on-policy data, and if the squared norm of a gradient grows with length.
     """

@@ -16,14 +16,15 @@ class OptimalTokenBaseline(TokenAdvantage):
     A member's weight is the sum of its squared gradient norms (by the logits) up to that token.
 
     Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2, without the
-    ratio where cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t
-    Use: long episodes of different lengths, where the group's mean as a baseline leaves gradients of high variance
-    Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; with multi_turn=true as
-    tir_optimal_token_baseline of verl, with false as its optimal_token_baseline
+    ratio if cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t
+    Use: long episodes of different lengths, for which the group's mean as a baseline leaves a high variance of
+    gradients
+    Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; multi_turn=true is verl's
+    tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
     Caveat: it needs the proximal policy's whole distributions, from a forward pass before the update. zero_tail leaves
-    out the baseline at every t that only one member has, in verl only at the end of the longest member; the two differ
-    only for tool tokens with multi_turn=false. The sums take 24 bytes a token of each group's longest member on every
-    rank.
+    out the baseline at every t that only one member has; verl does so only at the end of the longest member, which
+    differs only for tool tokens with multi_turn=false. The sums need 24 bytes on every rank for each token of each
+    group's longest member.
     """
 
     name = "optimal_token_baseline"
@@ -33,7 +34,7 @@ class OptimalTokenBaseline(TokenAdvantage):
     multi_turn: bool = param(
         True, "t counts policy tokens; false: t counts all tokens after the prompt, tool results included"
     )
-    zero_tail: bool = param(True, "no baseline where no other member of the group has a token t")
+    zero_tail: bool = param(True, "no baseline at a t that no other member of the group has")
     cap: float | None = param(None, "cap of the ratio w for old data; null: no ratio", "(0, inf]")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
@@ -61,18 +62,18 @@ class OptimalTokenBaseline(TokenAdvantage):
         assert tokens.collisions is not None
         energy = 1 - 2 * view.take(tokens.proximal).double().exp() + view.take(tokens.collisions).double()
         if tokens.restricted is not None:
-            energy.masked_fill_(view.take(tokens.restricted), 0.0)  # They have no gradient.
-        energy.clamp_(min=0)  # Only rounding takes it below.
+            energy.masked_fill_(view.take(tokens.restricted), 0.0)  # Restricted tokens have no gradient.
+        energy.clamp_(min=0)  # Only rounding can make it negative.
         if self.cap is not None:
             energy *= rollouts.ratio.double().clamp(max=self.cap).square()
-        # A scan from the end, backwards: a sum from the start has no deterministic form on GPUs.
+        # A reversed scan from the end, since a cumulative sum from the start is not deterministic on GPUs.
         goes_on = torch.ones_like(energy).index_fill_(0, _firsts(rollouts)[view.sequences.lengths > 0], 0.0)
         return linear_scan(goes_on.flip(0), energy.flip(0)).flip(0)
 
     def _places(self, rollouts: Rollouts) -> tuple[Tensor, int]:
-        """int64[M]: the place of each token in a table, and the table's length.
+        """int64[M]: the index of each token in a table, and the table's length.
 
-        The table has a row of t = 0, 1, ... for each group, one after the other.
+        The table concatenates a row t = 0, 1, ... for each group.
         """
         view, episodes = rollouts.view, rollouts.episodes
         t = torch.arange(view.index.numel(), device=view.index.device)
@@ -91,6 +92,7 @@ class OptimalTokenBaseline(TokenAdvantage):
 
 
 def _firsts(rollouts: Rollouts) -> Tensor:
-    """int64[R]: the first policy token of each sequence in [M]; where it has none, that of the next."""
+    """int64[R]: the index in [M] of each sequence's first policy token. For a sequence without policy tokens, the index
+    of the next sequence's first one."""
     lengths = rollouts.view.sequences.lengths
     return lengths.cumsum(0) - lengths

@@ -10,14 +10,14 @@ from asyncrl.algorithms.parts import param
 
 
 class Prime(Advantage):
-    """Token rewards of an implicit process model, and the outcome, each minus the mean of the group's other members.
+    """Token rewards of an implicit process model and the outcome, each minus its mean over the group's other members.
 
     Formula: r_t = beta log(pi_phi / pi_ref); A = whiten(sum_{s>=t} gamma^(s-t) (r_s - others' mean r) + outcome -
     others' mean)
     Use: dense rewards without step labels: the learner trains pi_phi on outcomes (implicit.train=true)
     Source: Process Reinforcement through Implicit Rewards, 2025
-    Caveat: without implicit.train the step scores of the labels are the rewards r_s. A scorer of every token then gives
-    the same.
+    Caveat: without implicit.train, the step scores of the labels are the rewards r_s. A scorer that scores every token
+    gives the same result.
     """
 
     name = "prime"
@@ -26,7 +26,7 @@ class Prime(Advantage):
     uses_reward = False
 
     beta: float = param(0.05, "scale of the implicit reward", "(0, inf)")
-    gamma: float = param(1.0, "discount a policy token", "[0, 1]")
+    gamma: float = param(1.0, "discount per policy token", "[0, 1]")
     outcome_weight: float = param(1.0, "weight of the outcome", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
@@ -38,7 +38,7 @@ class Prime(Advantage):
         return Estimate(rollouts.whiten(returns + rollouts.spread(outcome)), returns)
 
     def _token_rewards(self, rollouts: Rollouts) -> Tensor:
-        """float[M]: every policy token's reward, minus the others' mean reward a token."""
+        """float[M]: every policy token's reward, minus the mean token reward of the group's other members."""
         assert rollouts.tokens.implicit is not None
         view, count = rollouts.view, rollouts.episodes.count
         rewards = self.beta * view.take(rollouts.tokens.implicit)
@@ -47,7 +47,8 @@ class Prime(Advantage):
         return rewards - rollouts.spread(_others(rollouts.episodes.groups, mean))
 
     def _step_rewards(self, rollouts: Rollouts) -> Tensor:
-        """float[M]: every step's score minus the others' mean score a step, on its last token."""
+        """float[M]: on the last token of every step, its score minus the mean step score of the group's other
+        members."""
         episodes = rollouts.episodes
         steps = Groups(episodes.step_sequence, episodes.count)
         mean = steps.total(episodes.step_scores) / steps.total(torch.ones_like(episodes.step_scores)).clamp(min=1)
@@ -55,5 +56,5 @@ class Prime(Advantage):
 
 
 def _others(groups: Groups, values: Tensor) -> Tensor:
-    """float64[S]: the mean of the group's other members, 0 for a member alone."""
+    """float64[S]: the mean over the group's other members, 0 for a single member."""
     return (groups.sum(values) - values) / (groups.size() - 1).clamp(min=1)

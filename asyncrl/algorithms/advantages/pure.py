@@ -10,13 +10,14 @@ from asyncrl.errors import InvariantError
 
 
 class Pure(Advantage):
-    """Min-form credit: nearly all of an episode's process reward is that of its worst step.
+    """Min-form credit: an episode's process reward is nearly the score of its worst step.
 
     Formula: r*_k = softmax_k(-r_k / T) r_k; b = the others' sum of r* / their policy tokens; A_t = sum over the steps
     that end at or after t of r*_k - b (policy tokens of step k)
-    Use: learned step scores in [-1, 1]: with a sum the policy could collect reward by many harmless steps
+    Use: learned step scores in [-1, 1]; with a sum the policy could collect reward by many harmless steps
     Source: Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning, 2025
-    Caveat: make verifiable outcomes at least a tenth of the reward, or the policy ends in one very long step.
+    Caveat: verifiable outcomes should be at least a tenth of the reward, else the policy learns to write one very long
+    step.
     """
 
     name = "pure"
@@ -24,7 +25,7 @@ class Pure(Advantage):
     needs_unit_steps = True
     uses_reward = False
 
-    temperature: float = param(0.1, "T; with 0 only the worst step counts (the strict form)", "[0, inf)")
+    temperature: float = param(0.1, "temperature T; 0: only the worst step counts (the strict form)", "[0, inf)")
     outcome_weight: float = param(0.0, "weight of the leave-one-out outcome, added to every token", "[0, inf)")
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
@@ -42,8 +43,8 @@ class Pure(Advantage):
 
 
 def min_form(episodes: Episodes, temperature: float) -> Tensor:
-    """r* float64[K]: each step's score times its softmax weight among its sequence's steps, the lowest weighing most.
-    At temperature 0 the lowest have all of the weight, in equal shares.
+    """r* float64[K]: each step's score times its softmax weight among the steps of its sequence. The lowest score has
+    the largest weight. At temperature 0, the lowest scores share the whole weight equally.
 
     Raises InvariantError: a score lies outside [-1, 1].
     """

@@ -8,9 +8,9 @@ class ReinforcePp(TokenAdvantage):
     """REINFORCE++: the return from each policy token on, whitened over the batch instead of a group.
 
     Formula: G_t = r_t + gamma G_{t+1} over policy tokens; A = whiten(G)
-    Use: without groups or a critic; the paper charges the KL to the reward
+    Use: without groups or a critic; the paper subtracts the KL from the reward
     Source: REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models, 2025
-    Caveat: one baseline serves all tasks, so easy tasks look good and hard ones bad.
+    Caveat: all tasks share one baseline, so answers to easy tasks look good and answers to hard tasks look bad.
     """
 
     name = "reinforce_pp"

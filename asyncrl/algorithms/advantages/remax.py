@@ -12,10 +12,10 @@ class Remax(SequenceAdvantage):
     """REINFORCE with the reward of the group's greedily sampled member as baseline.
 
     Formula: A = R - R(greedy member); the greedy member itself gets 0
-    Use: a baseline that costs one greedy sample a task; set algorithm.greedy_sibling=true
+    Use: a baseline that costs one greedy sample per group; set algorithm.greedy_sibling=true
     Source: ReMax: A Simple, Effective, and Efficient Reinforcement Learning Method for Aligning Large Language Models,
     2023
-    Caveat: the greedy sample is as old as the other members; it is generated, and not trained on.
+    Caveat: the greedy sample is as old as the other members; it is generated, but not trained.
     """
 
     name = "remax"

@@ -12,14 +12,14 @@ class Vtrace(TokenAdvantage):
     delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = min(rho_pg_bar, w_t) (r_t + gamma v_{t+1} - V_t); R_t = v_t
     Use: with a critic and data of several versions; choose loss gpg and no correction
     Source: IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner Architectures, 2018
-    Caveat: rho_bar determines which policy the values belong to, c_bar only how fast they converge.
+    Caveat: rho_bar determines the policy whose values are learned, and c_bar only the speed of convergence.
     """
 
     name = "vtrace"
     needs_critic = True
     uses_ratio = True
 
-    lam: float = param(1.0, "lambda on the traces", "[0, 1]")
+    lam: float = param(1.0, "lambda of the traces", "[0, 1]")
     rho_bar: float = param(1.0, "cap of the ratio on temporal differences", "(0, inf]")
     c_bar: float = param(1.0, "cap of the ratio on traces", "(0, inf]")
     rho_pg_bar: float = param(1.0, "cap of the ratio on advantages", "(0, inf]")

@@ -1,1 +1,1 @@
-"""Corrections of the data's age, one file each: weights w on tokens, and rules that drop tokens or whole sequences."""
+"""Corrections of the data's age, one per file: weights on tokens, and rules that drop tokens or whole sequences."""

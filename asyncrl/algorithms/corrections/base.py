@@ -1,7 +1,7 @@
-"""The base classes of corrections, and the ages of tokens that they read: the ratios of proximal to behaviour policy.
+"""The base classes of corrections, and their input: the ratios of proximal to behaviour policy (`Ages`).
 
-Log-ratios are clamped to +-20 before exp, at every level. A rule sees the M policy tokens of whole sequences; weights
-never carry gradient. The weight of a token is 1 unless a rule sets it.
+Log-ratios are clamped to +-20 before exp, at every level. A rule (correction) sees the M policy tokens of whole
+sequences. Weights have no gradient. The weight of a token is 1 unless a rule sets it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ages:
-    """The input of a rule: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; earlier rules' results.
+    """The input of a rule: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; the results of earlier
+    rules.
 
-    Those results are weights float[M], None if all are 1; weighs_sequences, true if there is one weight a sequence;
-    rejected int32[M], bit k set where rule k dropped the token, None if none is dropped.
+    The results are weights float[M], None: all are 1; weighs_sequences, true if all tokens of a sequence have the same
+    weight; rejected int32[M], with bit k set if rule k dropped the token, None: no token is dropped.
 
     Rules that compare probabilities read behaviour and proximal float[M], log mu and log pi_prox. Rules that follow the
     policy in every pass read log_policy float[M], log pi_theta - log mu (clamped). Rules over the whole batch, once
@@ -47,8 +48,8 @@ class Ages:
         return values if self.rejected is None else torch.where(self.rejected == 0, values, 0.0)
 
     def after(self, bit: int, rule: Correction) -> Ages:
-        """The ages after the rule."""
-        # It judges dropped tokens, too, so that its share in the metrics does not depend on other rules.
+        """The ages with the results of one more rule."""
+        # Rules also judge dropped tokens, so that a rule's share in the metrics does not depend on other rules.
         weights, keep = rule.weigh(self), rule.keep(self)
         rejected = self.rejected
         if keep is not None:
@@ -63,9 +64,9 @@ class Ages:
 
 
 class Correction(Part):
-    """Base of the corrections; a rule overrides `weigh`, `keep`, or both.
+    """Base of the corrections. A correction overrides `weigh`, `keep`, or both.
 
-    weighs: it sets w. by_token: it treats tokens of one sequence differently, which sequence-level losses refuse.
+    weighs: it sets weights. by_token: it treats tokens of one sequence differently, which sequence-level losses refuse.
     whole_batch: it needs the global batch before the updates. follows_policy: it is applied in every forward pass.
     uses_ratio: it reads log_w or proximal.
     """
@@ -81,16 +82,16 @@ class Correction(Part):
         return False
 
     def weigh(self, ages: Ages) -> Tensor | None:
-        """float[M], the new weights, or None to leave them."""
+        """The new weights float[M], or None to keep the current weights."""
         return None
 
     def keep(self, ages: Ages) -> Tensor | None:
-        """bool[M], false on tokens to drop, or None to drop nothing."""
+        """bool[M], false on the tokens to drop, or None to drop no token."""
         return None
 
 
 class LevelCorrection(Correction):
-    """A correction whose ratio is taken at a level."""
+    """A correction with a ratio over a configurable span, its `level`."""
 
     level: str = param("token", LEVEL_MEANING, choices=LEVELS)
 
@@ -99,5 +100,5 @@ class LevelCorrection(Correction):
         return self.level in ("token", "turn", "turn_geometric")
 
     def ratio(self, ages: Ages) -> Tensor:
-        """float[M]: w at the level, on each of its tokens."""
+        """float[M]: for each token, the ratio w over its span."""
         return at_level(ages.log_w, ages.view, self.level).exp()

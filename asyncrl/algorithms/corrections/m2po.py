@@ -8,13 +8,13 @@ from asyncrl.algorithms.parts import param
 
 
 class M2po(Correction):
-    """Second-moment trust policy optimisation: drops the most outlying tokens until the second moment of the log-ratio
-    is small.
+    """Second-moment trust policy optimisation: drops the tokens with the most extreme log-ratios until the second
+    moment is small.
 
     Formula: drop the largest (log w)^2 until the mean of the rest is < tau, w = pi_prox / mu, over the global batch
     Use: very old data, where clipping would drop too much
     Source: Prosperity before Collapse: How Far Can Off-Policy RL Reach with Stale Data on LLMs?, 2025
-    Caveat: equal values are dropped or kept together. The threshold is found once a step, before its updates.
+    Caveat: equal values are dropped or kept together. The threshold is computed once per step, before the updates.
     """
 
     name = "m2po"

@@ -8,10 +8,10 @@ from asyncrl.errors import ConfigError
 
 
 class Mask(LevelCorrection):
-    """Masked importance sampling (IcePop, MIS): importance weights within two bounds; the tokens outside are dropped.
+    """Masked importance sampling (IcePop, MIS): importance weights within two bounds. Tokens outside are dropped.
 
-    Formula: w = pi_prox / mu if low <= pi_prox / mu <= high, else dropped; the ratio taken at the level
-    Use: when training and inference engines disagree on some tokens, which truncation would keep
+    Formula: w = pi_prox / mu if low <= pi_prox / mu <= high, else dropped; the ratio is taken over the level's span
+    Use: when training and inference engines disagree on some tokens; truncation would keep these tokens
     Source: Every Step Evolves: Scaling Reinforcement Learning for Trillion-Scale Thinking Model, 2025
     Caveat: low=0 with high=inf is plain importance sampling.
     """

@@ -10,13 +10,13 @@ from asyncrl.errors import ConfigError
 
 
 class Reject(Correction):
-    """Drops tokens, turns or whole sequences whose divergence between behaviour and proximal policy lies outside two
-    bounds. It sets no weights.
+    """Drops tokens, turns or whole sequences if the divergence between behaviour and proximal policy is outside two
+    bounds. Does not set weights.
 
     Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, ratio = w, difference = pi_prox - mu, with w = pi_prox /
     mu; keep if low <= k <= high
-    Use: trust regions on the data; for long episodes over the mean of a sequence. A difference of probabilities hardly
-    drops rare tokens, whose ratios are noise
+    Use: trust regions on the data; for long episodes use over=sequence_mean. by=difference drops few rare tokens, whose
+    ratios are noise
     Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025; difference and turn_mean:
     Reinforcement Learning Optimization for Large-Scale Learning: An Efficient and User-Friendly Scaling Library, 2025
     (ROLL, whose bounds are -0.2 and 0.2, and whose segments are turns)
@@ -28,7 +28,8 @@ class Reject(Correction):
     by: str = param("k3", "the divergence of a token", choices=("k1", "k2", "k3", "ratio", "difference"))
     over: str = param(
         "sequence_mean",
-        "what is judged: the token, the turn by its tokens' mean, or the sequence by its tokens' sum, mean or maximum",
+        "unit that is kept or dropped, and the divergence that is compared: the token's, the mean over the turn's "
+        "tokens, or the sum, mean or maximum over the sequence's tokens",
         choices=("token", "turn_mean", "sequence_sum", "sequence_mean", "sequence_max"),
     )
     low: float = param(-math.inf, "smallest divergence that is kept", "[-inf, inf)")

@@ -8,9 +8,9 @@ from asyncrl.errors import ConfigError
 
 
 class Truncate(LevelCorrection):
-    """Truncated importance sampling: importance weights with a cap, and a floor if wished.
+    """Truncated importance sampling: importance weights with a cap and an optional floor.
 
-    Formula: w = max(floor, min(pi_prox / mu, cap)), the ratio taken at the level
+    Formula: w = max(floor, min(pi_prox / mu, cap)); the ratio is taken over the level's span
     Use: the default correction; cap=inf is plain importance sampling
     Source: Truncated Importance Sampling, 2008; for LLMs, Your Efficient RL Framework Secretly Brings You Off-Policy RL
     Training, 2025

@@ -7,13 +7,13 @@ from asyncrl.algorithms.parts import param
 
 
 class Veto(Correction):
-    """Drops a whole sequence if the proximal policy would hardly have sampled one of its tokens.
+    """Drops a whole sequence if one of its tokens is very unlikely under the proximal policy.
 
     Formula: drop the sequence if min over its tokens of pi_prox / mu < threshold
     Use: with any weights, against corrupted or foreign samples
     Source: When Speed Kills Stability: Demystifying RL Collapse from the Training-Inference Mismatch, 2025
-    Caveat: a longer sequence is likelier to have such a token: keep the threshold tiny. Below 2e-9, which is exp(-20),
-    it drops nothing.
+    Caveat: longer sequences are more likely to have such a token: use a tiny threshold. A threshold below 2e-9
+    (exp(-20)) drops nothing.
     """
 
     name = "veto"

@@ -13,10 +13,10 @@ class ZeroVariance(Correction):
     preference.
 
     Formula: drop the group if max s - min s <= tolerance, s the score of the labels
-    Use: with a penalty on long episodes, which makes rewards of equal answers differ; with a KL or entropy term, which
-    would otherwise train on such groups
+    Use: with a penalty on long episodes, which makes the rewards of equally good answers differ; with a KL or entropy
+    term, which would otherwise train such groups
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025 (dynamic sampling, by the accuracy)
-    Caveat: the batch shrinks; replay.filter.zero_variance gets other groups. With rewards that are more than the
+    Caveat: the batch shrinks; replay.filter.zero_variance instead replaces the groups. If rewards include more than the
     outcome, such as process scores, set score=reward.
     """
 
@@ -26,7 +26,8 @@ class ZeroVariance(Correction):
 
     score: str = param(
         "outcome",
-        "the score that is compared: outcome, before any shaping; reward, after all changes of it; or an extra score",
+        "the score that is compared; outcome: before any shaping; reward: after all reward changes; or the name of an "
+        "extra score",
     )
     tolerance: float = param(0.0, "largest spread of scores that counts as equal", "[0, inf)")
 

@@ -1,1 +1,1 @@
-"""Policy losses, one file each. All run on the kept policy tokens of one forward pass of whole sequences."""
+"""Policy losses, one per file. They run on the kept policy tokens of one forward pass of whole sequences."""

@@ -1,6 +1,6 @@
 """The base classes of policy losses, with their input and output.
 
-A loss returns one number a token. step_loss.py adds the importance weight, the aggregation and the metrics.
+A loss returns one number per token. step_loss.py adds the importance weight, the aggregation and the metrics.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class TokenLosses:
 class Candidates:
     """The M policy tokens of this rank, from which `Loss.select` chooses once a step.
 
-    proximal, advantages float[M]; draw float[M], uniform in [0, 1) and the same for a token wherever it is computed.
+    proximal, advantages float[M]; draw float[M], pseudo-random numbers in [0, 1) that do not depend on the token's
+    rank.
     """
 
     proximal: Tensor
@@ -79,9 +80,9 @@ class Candidates:
 class Loss(Part):
     """Base of the policy losses.
 
-    sequence_level: it has one ratio a sequence, so corrections must not treat its tokens differently. corrects: it
-    multiplies by pi_theta / mu itself, so no correction may set weights. selects: it singles tokens out before the
-    updates. reads_proximal: it reads the ratio r, or other numbers of the proximal policy.
+    sequence_level: it has one ratio per sequence, so corrections must not treat tokens of a sequence differently.
+    corrects: it multiplies by pi_theta / mu itself, so no correction may set weights. selects: it selects tokens for
+    special treatment before the updates. reads_proximal: it reads the ratio r, or other values of the proximal policy.
     """
 
     kind = "loss"
@@ -95,21 +96,21 @@ class Loss(Part):
         """The loss of every token, before weights and aggregation."""
 
     def select(self, candidates: Candidates) -> Tensor:
-        """bool[M]: the tokens to single out."""
+        """bool[M]: true on the selected tokens."""
         raise NotImplementedError
 
 
 class ClippedLoss(Loss):
     """A loss with a ratio clipped to [1 - clip_low, 1 + clip_high]. A larger clip_high is known as clip-higher."""
 
-    clip_low: float = param(0.2, "how far below 1 the ratio counts", "[0, 1]")
-    clip_high: float = param(0.2, "how far above 1 the ratio counts", "[0, inf]")
+    clip_low: float = param(0.2, "the ratio is clipped below 1 - clip_low", "[0, 1]")
+    clip_high: float = param(0.2, "the ratio is clipped above 1 + clip_high", "[0, inf]")
 
     def clip(self, ratio: Tensor) -> Tensor:
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def marks(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """The tokens whose gradient the clip removes, by the bound that they crossed."""
+        """The tokens whose gradient the clip removes, by the crossed bound."""
         return {
             "high": (ratio > 1 + self.clip_high) & (advantages > 0),
             "low": (ratio < 1 - self.clip_low) & (advantages < 0),
@@ -117,12 +118,12 @@ class ClippedLoss(Loss):
 
 
 class DualClippedLoss(ClippedLoss):
-    """A clipped loss that may also be bounded where the advantage is negative."""
+    """A clipped loss with an optional further bound for negative advantages."""
 
-    dual_clip: float | None = param(None, "bound on r where A < 0", "(1, inf]")
+    dual_clip: float | None = param(None, "bound on r if A < 0; null: no bound", "(1, inf]")
 
     def bounded(self, ratio: Tensor, advantages: Tensor) -> TokenLosses:
-        """The clipped surrogate of ratio float[M], at most -dual_clip A where A < 0."""
+        """The clipped surrogate of ratio float[M], at most -dual_clip A if A < 0."""
         losses, marks = surrogate(ratio, self.clip(ratio), advantages), self.marks(ratio.detach(), advantages)
         if self.dual_clip is not None:
             losses, marks["dual"] = dual_clipped(losses, advantages, self.dual_clip)
@@ -130,14 +131,15 @@ class DualClippedLoss(ClippedLoss):
 
 
 def capped_ratio(updates: Updates, cap: float) -> Tensor:
-    """float[M]: min(pi_theta / mu, cap). Its gradient is its value times that of log pi_theta, even at the cap."""
+    """float[M]: min(pi_theta / mu, cap). Its gradient is its value times the gradient of log pi_theta, even beyond the
+    cap."""
     policy = updates.logprobs
     ratio = clamp_log(policy.detach() - updates.behaviour).exp().clamp(max=cap)
     return ratio * (policy - policy.detach()).exp()
 
 
 def dual_clipped(losses: Tensor, advantages: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """losses float[M], at most -limit A where A < 0, and bool[M], true where that bound decides.
+    """losses float[M], bounded by -limit A if A < 0, and bool[M], true if the bound applies.
 
     Source: Mastering Complex Control in MOBA Games with Deep Reinforcement Learning, 2020.
     """

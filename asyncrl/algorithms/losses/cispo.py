@@ -5,19 +5,19 @@ from asyncrl.algorithms.parts import param
 
 
 class Cispo(ClippedLoss):
-    """Clipped importance-sampling policy optimisation: the ratio is a clipped weight, so that no token loses its
-    gradient.
+    """Clipped importance-sampling policy optimisation: the clipped ratio is only a weight, so that every token keeps
+    its gradient.
 
     Formula: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi_theta
     Use: rare, decisive tokens (however, wait) that ppo would clip
     Source: MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025
-    Caveat: there is no trust region. The paper leaves the lower side open (clip_low=1).
+    Caveat: there is no trust region. The paper has no lower bound (clip_low=1).
     """
 
     name = "cispo"
 
-    clip_low: float = param(1.0, "how far below 1 the weight may go", "[0, 1]")
-    clip_high: float = param(1.0, "how far above 1 the weight may go", "[0, inf]")
+    clip_low: float = param(1.0, "the weight is at least 1 - clip_low", "[0, 1]")
+    clip_high: float = param(1.0, "the weight is at most 1 + clip_high", "[0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
         ratio = updates.ratio().detach()

@@ -16,14 +16,14 @@ class ClipCov(Ppo):
     Formula: ppo, 0 on a random `share` of the tokens, among those with cov_low < (log pi - mean)(A - mean) < cov_high
     Use: when entropy collapses early
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen once a step on the whole batch, not for each minibatch. The random draw depends on
-    version, sequence and position only.
+    Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. The random draw depends only
+    on version, sequence and position.
     """
 
     name = "clip_cov"
     selects = True
 
-    share: float = param(2e-4, "share of all policy tokens that are taken out, at least one token", "(0, 1]")
+    share: float = param(2e-4, "share of all policy tokens that lose their gradient, at least one token", "(0, 1]")
     cov_low: float = param(1.0, "covariance above which a token may be chosen", "(-inf, inf)")
     cov_high: float = param(5.0, "covariance below which a token may be chosen", "(-inf, inf]")
 

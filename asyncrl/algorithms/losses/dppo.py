@@ -10,15 +10,16 @@ from asyncrl.algorithms.parts import param
 
 
 class Dppo(Loss):
-    """Base of both forms: drops the tokens that are far from the behaviour policy and would move further away."""
+    """Base of both forms: drops tokens that are far from the behaviour policy and whose update would move them further
+    away."""
 
     delta: float = param(..., "largest distance from the behaviour policy", "(0, inf)")
-    delta_low: float | None = param(None, "delta where A <= 0; null: the same", "(0, inf)")
-    cap: float = param(20.0, "largest ratio as a weight", "(0, inf]")
+    delta_low: float | None = param(None, "delta for A <= 0; null: delta", "(0, inf)")
+    cap: float = param(20.0, "largest ratio that is used as a weight", "(0, inf]")
 
     @abstractmethod
     def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
-        """float[M]: how far probabilities pi float[M] and mu float[M] are apart."""
+        """float[M]: the distance between the probabilities policy float[M] and behaviour float[M]."""
 
     def __call__(self, updates: Updates) -> TokenLosses:
         policy, behaviour = updates.logprobs.detach().exp(), updates.behaviour.exp()
@@ -32,8 +33,8 @@ class Dppo(Loss):
 
 
 class DppoTv(Dppo):
-    """Divergence proximal policy optimisation: a trust region by the total variation between policy and behaviour, on
-    the sampled token against all others.
+    """Divergence proximal policy optimisation: a trust region by the total variation between policy and behaviour, of
+    the sampled token against all other tokens together.
 
     Formula: -sg(min(r, cap)) A log pi_theta, dropped where A > 0 and pi_theta - mu > delta, or A <= 0 and pi_theta - mu
     < -delta_low
@@ -44,31 +45,32 @@ class DppoTv(Dppo):
 
     name = "dppo_tv"
 
-    delta: float = param(0.15, "largest difference of probabilities where A > 0", "(0, 1]")
+    delta: float = param(0.15, "largest difference of probabilities if A > 0", "(0, 1]")
 
     def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
         return (policy - behaviour).abs()
 
 
 class DppoKl(Dppo):
-    """The trust region of dppo_tv, by the KL from behaviour to policy.
+    """Like dppo_tv, with a trust region by the KL from behaviour to policy.
 
-    Formula: as dppo_tv, dropped where mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta, on the side A pushes
-    to
-    Use: as dppo_tv, more sensitive where a probability is close to 0 or 1
+    Formula: as dppo_tv, dropped if mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta and A pushes pi further
+    away from mu
+    Use: as dppo_tv; more sensitive for probabilities close to 0 or 1
     Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
     Caveat: the region is around the behaviour policy, so old data leave less room.
     """
 
     name = "dppo_kl"
 
-    delta: float = param(0.05, "largest binary KL where A > 0", "(0, inf)")
+    delta: float = param(0.05, "largest binary KL if A > 0", "(0, inf)")
 
     def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
         return binary_kl(behaviour, policy)
 
 
 def binary_kl(first: Tensor, second: Tensor) -> Tensor:
-    """float[M]: KL of two coins with P(heads) first and second, both float[M] in [0, 1]; kept off 0 and 1 by 1e-7."""
+    """float[M]: the KL between Bernoulli distributions with probabilities first and second, float[M], clamped to [1e-7,
+    1 - 1e-7]."""
     p, q = first.clamp(1e-7, 1 - 1e-7), second.clamp(1e-7, 1 - 1e-7)
     return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()

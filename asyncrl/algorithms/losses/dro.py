@@ -10,7 +10,7 @@ class Dro(Loss):
     Formula: -(A log pi_theta - beta / 2 log^2 r)
     Use: off-policy and offline data: the pull replaces the clip
     Source: Offline Regularised Reinforcement Learning for Large Language Models Alignment, 2024
-    Caveat: the paper pulls to the behaviour policy: set algorithm.proximal=behaviour for that.
+    Caveat: the paper pulls towards the behaviour policy: set algorithm.proximal=behaviour for that.
     """
 
     name = "dro"

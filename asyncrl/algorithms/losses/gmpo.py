@@ -7,9 +7,9 @@ from asyncrl.algorithms.parts import param
 
 
 class Gmpo(Loss):
-    """Geometric-mean policy optimisation: one ratio a sequence, the geometric mean of its tokens' clipped ratios.
+    """Geometric-mean policy optimisation: one ratio per sequence, the geometric mean of its tokens' clipped ratios.
 
-    Formula: -exp(mean over the sequence of l) mean A, l = min(log r, clip_high) where A > 0, max(log r, -clip_low) else
+    Formula: -exp(mean over the sequence of l) mean A, l = min(log r, clip_high) if A > 0, else max(log r, -clip_low)
     Use: a sequence-level loss that a few outlying tokens do not dominate; with aggregation seq-mean-token-mean
     Source: Geometric-Mean Policy Optimization, 2025
     Caveat: the bounds are on log r. Token advantages are averaged over the sequence. Corrections must have level
@@ -19,8 +19,8 @@ class Gmpo(Loss):
     name = "gmpo"
     sequence_level = True
 
-    clip_low: float = param(0.4, "how far below 0 log r counts", "[0, inf]")
-    clip_high: float = param(0.4, "how far above 0 log r counts", "[0, inf]")
+    clip_low: float = param(0.4, "log r is at least -clip_low if A <= 0", "[0, inf]")
+    clip_high: float = param(0.4, "log r is at most clip_high if A > 0", "[0, inf]")
 
     def __call__(self, updates: Updates) -> TokenLosses:
         spans, log_ratio, advantages = updates.view.sequences, updates.log_ratio, updates.advantages

@@ -7,9 +7,9 @@ class Gpg(Loss):
     """The plain policy gradient.
 
     Formula: -A log pi_theta
-    Use: on-policy data with one update a step, or vtrace, whose advantages are corrected already
+    Use: on-policy data with one update per step, or vtrace, whose advantages are already corrected
     Source: GPG: A Simple and Strong Reinforcement Learning Baseline for Model Reasoning, 2025
-    Caveat: nothing holds the policy back on a second update.
+    Caveat: no term limits the policy's change in a second update.
     """
 
     name = "gpg"

@@ -17,9 +17,9 @@ def implicit_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The cross-entropy of sigmoid(score) against the outcome, and additive sums for `implicit_summary`.
 
-    The score of a sequence is beta sum_t log(pi_phi / pi_ref); the sums have those of the pass as float64[S]. The loss
-    is a mean over the global sequences: the parts of all micro-batches and ranks add up to it, and its gradient trains
-    pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global batch, clamped to [0, 1].
+    The score of a sequence is beta sum_t log(pi_phi / pi_ref). The sums contain the scores of the pass as float64[S].
+    The loss is a mean over the global sequences, the sum of the parts of all micro-batches and ranks. Its gradient
+    trains pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global batch, clamped to [0, 1].
     Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
@@ -40,9 +40,9 @@ def implicit_loss(
 
 
 def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
-    """The step's loss of pi_phi, and the share of outcomes that it predicted; empty if no such model is trained.
+    """The step's loss of pi_phi, and the share of outcomes that it predicted. Empty if no implicit model is trained.
 
-    With the `episodes` of the batch, it has also the share of pairs that pi_phi put in order.
+    With the `episodes` of the batch, also the share of pairs that pi_phi ranks correctly.
     """
     count = float(sums.get("implicit/sequences", torch.zeros(())))
     if not count:
@@ -58,10 +58,10 @@ def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = Non
 
 
 def pairwise_accuracy(scores: Tensor, outcome: Tensor, group: Tensor) -> float:
-    """The share of pairs in a group whose scores float[S] are in the order of their outcomes float[S].
+    """The share of pairs in a group whose scores float[S] are in the same order as their outcomes float[S].
 
-    It is a mean over the groups; group int64[S], from 0 up. A pair weighs the difference of its outcomes, and equal
-    scores are half right. A group of equal outcomes counts as 0.5.
+    It is a mean over the groups; group int64[S] has group numbers from 0 on. The weight of a pair is the difference of
+    its outcomes. Equal scores count as half right. A group of equal outcomes counts as 0.5.
     Source: Process Reinforcement through Implicit Rewards, 2025 (compute_dpo_accuracy of its code, where equal
     scores are right or wrong by the order of the batch).
     """

@@ -8,16 +8,16 @@ from asyncrl.algorithms.parts import param
 
 
 class Ipo(Loss):
-    """The policy gradient within a symmetric trust region: a token whose probability is far from the behaviour
-    policy's is dropped, whichever way its advantage pushes. It has nothing to do with the preference loss of that name.
+    """The policy gradient within a symmetric trust region: a token whose probability is far from the behaviour policy's
+    is dropped, for either sign of its advantage. It is not the preference loss IPO.
 
-    Formula: -A min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta also at the cap; dropped where
+    Formula: -A min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta even beyond the cap; dropped where
     |pi_theta - mu| > delta; plus pull log^2 s on every token
     Use: as dppo_tv, for older data: a token far from the behaviour policy is dropped even if its update would move it
     back
     Source: the loss `ipo` of the library prime-rl, 2026; its first releases had delta=0.1 (eps there) and pull=0.001
     (kl_tau there), later ones have 0.3 and no pull
-    Caveat: s is the whole ratio, so no correction may weigh.
+    Caveat: s is the whole ratio, so no correction may set weights.
     """
 
     name = "ipo"
@@ -25,7 +25,7 @@ class Ipo(Loss):
     reads_proximal = False
 
     delta: float = param(0.3, "largest difference of probabilities", "(0, 1)")
-    cap: float = param(1e4, "largest ratio as a weight", "[1, inf]")
+    cap: float = param(1e4, "largest ratio that is used as a weight", "[1, inf]")
     pull: float = param(0.0, "strength of the pull back to the behaviour policy", "[0, inf)")
 
     def __call__(self, updates: Updates) -> TokenLosses:

@@ -14,7 +14,8 @@ class KlCov(Loss):
     Formula: -r A, plus weight |log r| on the `share` of tokens with the highest (log pi - mean)(A - mean)
     Use: when entropy collapses early; smoother than clip_cov
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
-    Caveat: tokens are chosen once a step on the whole batch, not for each minibatch. No other token is clipped.
+    Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. All other tokens have neither
+    a penalty nor a clip.
     """
 
     name = "kl_cov"

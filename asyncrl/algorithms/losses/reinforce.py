@@ -6,13 +6,13 @@ from asyncrl.algorithms.parts import param
 
 
 class Reinforce(Loss):
-    """REINFORCE with truncated importance sampling, straight from the behaviour policy.
+    """REINFORCE with truncated importance sampling directly from the behaviour policy.
 
-    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta, the ratio taken at the level
+    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta, the ratio is taken over the level's span
     Use: off-policy data without a proximal policy: one ratio does the whole correction
     Source: Simple statistical gradient-following algorithms for connectionist reinforcement learning, 1992; Truncated
     Importance Sampling, 2008
-    Caveat: there is no trust region: only the cap and the learning rate limit a step.
+    Caveat: there is no trust region. Only the cap and the learning rate limit a step.
     """
 
     name = "reinforce"

@@ -10,13 +10,13 @@ from asyncrl.errors import ConfigError
 
 
 class Sapo(Loss):
-    """Soft adaptive policy optimisation: a smooth gate instead of a clip. The gradient fades as the ratio leaves 1.
+    """Soft adaptive policy optimisation: a smooth gate instead of a clip. The gradient fades as the ratio moves away
+    from 1.
 
-    Formula: -(4 / tau) sigmoid(tau (r - 1)) A, tau = tau_pos where A > 0 else tau_neg;
-    where A < 0 at most -dual_clip A
-    Use: instead of ppo where the edge of the clip causes instability
+    Formula: -(4 / tau) sigmoid(tau (r - 1)) A, tau = tau_pos where A > 0 else tau_neg; where A < 0 at most -dual_clip A
+    Use: instead of ppo if the edge of the clip causes instability
     Source: Soft Adaptive Policy Optimization, 2025
-    Caveat: at r = 1 only the gradient is that of -r A; the value is -2 A / tau.
+    Caveat: at r = 1, the gradient equals the gradient of -r A, but the value is -2 A / tau.
     """
 
     name = "sapo"
@@ -36,8 +36,8 @@ class Sapo(Loss):
 
         if self.dual_clip is not None and 2 * least <= self.dual_clip < math.inf:
             raise ConfigError(
-                f"{self.setting('dual_clip')}: the loss never reaches it, as it stays below 4 / tau_neg = "
-                f"{2 * least:.4g}: set a smaller one, or null"
+                f"{self.setting('dual_clip')}: the loss never reaches this bound, since it stays below 4 / tau_neg = "
+                f"{2 * least:.4g}: set a smaller bound, or null"
             )
 
     def __call__(self, updates: Updates) -> TokenLosses:

@@ -21,22 +21,23 @@ class Value(Part):
 
     @abstractmethod
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses float[M] of values float[M], and bool[M], true where a clip decides; old and returns float[M]."""
+        """The losses float[M] of values float[M], and bool[M], true if a clip applies. old and returns are float[M]."""
 
 
 class ClippedValue(Value):
-    """The squared error to the return, or the error after a clipped move from the old value if that is larger.
+    """The larger of two squared errors to the return: of the value, and of the value clipped to a range around the old
+    value.
 
     Formula: 1/2 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2)
-    Use: the critic of gae and vtrace; clip=null is the plain squared error
+    Use: the critic of gae and vtrace; clip=null gives the plain squared error
     Source: Proximal Policy Optimization Algorithms, 2017 (its reference implementation)
-    Caveat: the clip has the unit of the return: widen it where returns are large.
+    Caveat: the clip has the unit of the return: use a wider clip for large returns.
     """
 
     name = "clipped"
 
     clip: float | None = param(
-        0.2, "how far a value may move from its old value before the loss is clipped", "(0, inf]"
+        0.2, "largest move of a value from its old value before the loss is clipped; null: no clip", "(0, inf]"
     )
 
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
@@ -48,7 +49,7 @@ class ClippedValue(Value):
 
 
 class HuberValue(Value):
-    """The squared error near the return, and the absolute error far from it, which outliers move less.
+    """The squared error near the return, and the absolute error far from it, which limits the effect of outliers.
 
     Formula: e^2 / 2 if |e| <= delta else delta (|e| - delta / 2), e = V - R
     Use: returns with outliers, such as rare large rewards
@@ -58,7 +59,7 @@ class HuberValue(Value):
 
     name = "huber"
 
-    delta: float = param(1.0, "error from which on the loss is linear", "(0, inf)")
+    delta: float = param(1.0, "error above which the loss is linear", "(0, inf)")
 
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
         losses = torch.nn.functional.huber_loss(values, returns, reduction="none", delta=self.delta)
@@ -70,9 +71,8 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """A micro-batch's part of the aggregate of the value losses over the global minibatch, and additive sums.
 
-    values float[N] with gradient; `Algorithm.prepare` gives tokens.values and tokens.returns float[N]; `value` is the
-    form. Tokens that corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no
-    returns.
+    values float[N] with gradient; tokens.values and tokens.returns float[N] come from `Algorithm.prepare`. Tokens that
+    corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(

@@ -1,1 +1,1 @@
-"""Changes of the reward before advantages are estimated, one file each."""
+"""Changes of the reward before advantages are estimated, one per file."""

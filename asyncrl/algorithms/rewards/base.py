@@ -11,7 +11,7 @@ from asyncrl.algorithms.parts import Part
 
 
 class Reward(Part):
-    """Base of the reward changes, which are applied in the order of the config."""
+    """Base of the reward changes, which are applied in the order of the configuration."""
 
     kind = "reward"
 

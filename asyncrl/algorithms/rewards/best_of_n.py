@@ -11,20 +11,19 @@ from asyncrl.algorithms.rewards.base import Reward
 
 
 class BestOfN(Reward):
-    """Takes a named score out of the rewards of all members of a group but the best. Members that share the best score
-    keep it.
+    """Removes a named score from the rewards of all members of a group except the best. Members with the same best
+    score keep it.
 
-    Formula: R - weight max(s, 0) where s is below the greatest s of the group, s a named score of the labels
-    Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer that a process model likes most earns
+    Formula: R - weight max(s, 0) if s is below the largest s of the group, else R; s is a named score of the labels
+    Use: with scoring.shaping.prm_aggregation=best_of_n, so that only the answer with the best process score is rewarded
     Source: no paper; an aggregation of verl's process-reward managers
-    Caveat: a negative score is kept: if it were taken away, a member would gain by a worse score. `weight` is the
-    score's weight in the reward.
+    Caveat: a negative score is kept: if it were removed, a worse score would increase the reward.
     """
 
     name = "best_of_n"
 
-    score: str = param("process", "the named score: process, or another of the labels' extra scores")
-    weight: float = param(1.0, "what the score weighs in the reward: scoring.shaping.process_weight", "[0, inf)")
+    score: str = param("process", "name of the score: process, or another extra score of the labels")
+    weight: float = param(1.0, "weight of the score in the reward, as in scoring.shaping.process_weight", "[0, inf)")
 
     @property
     def reads(self) -> Sequence[str]:

@@ -12,20 +12,20 @@ class Overlong(Reward):
     """A soft penalty on episodes whose policy tokens come close to the length limit.
 
     Formula: R + weight clamp((max_length - buffer - len) / buffer, -1, 0), len in policy tokens
-    Use: where episodes are cut off at a limit, so that the cut is not noise
+    Use: when episodes are cut off at a limit, so that the cut does not add noise to rewards
     Source: DAPO: An Open-Source LLM Reinforcement Learning System at Scale, 2025
-    Caveat: tool tokens do not count: choose max_length for what the policy itself writes.
+    Caveat: tool tokens do not count: choose max_length for the policy's own tokens.
     """
 
     name = "overlong"
 
-    max_length: int = param(..., "policy tokens from which the whole penalty is taken", "[1, inf)")
+    max_length: int = param(..., "policy tokens from which the full penalty applies", "[1, inf)")
     buffer: int | None = param(
         None,
-        "policy tokens before max_length at which it begins; null: a fifth of max_length, as in the paper",
+        "policy tokens below max_length over which the penalty grows; null: a fifth of max_length, as in the paper",
         "[1, inf)",
     )
-    weight: float = param(1.0, "the whole penalty", "[0, inf)")
+    weight: float = param(1.0, "the full penalty", "[0, inf)")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,7 +1,7 @@
 """The base of all formats of tool calls.
 
-A format finds calls in the text of an assistant turn, and writes them. It does not know whether a call can be made:
-`asyncrl.chat.parsing` checks names and arguments.
+A format finds calls in the text of an assistant turn, and writes them. `asyncrl.chat.parsing` checks their names and
+arguments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NULLS = ("null", "None")
 
 
 class WrittenCall(NamedTuple):
-    """A call as the policy wrote it. `id` is empty if the format has none, or the policy wrote none."""
+    """A call as the policy wrote it. `id` is empty if the format has no ids, or the policy wrote no id."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -33,7 +33,7 @@ class WrittenCall(NamedTuple):
 
 
 class CallError(ValueError):
-    """The policy began a call that cannot be read. `name` and `id` are known in part."""
+    """The policy began a call that cannot be read. `name` and `id` are set if they were read before the fault."""
 
     def __init__(self, reason: str, name: str = "unknown", id: str = "") -> None:
         super().__init__(reason)
@@ -44,10 +44,9 @@ class CallError(ValueError):
 class Format(ABC):
     """The format in which a family writes calls.
 
-    - `mark` finds the next position at which calls begin. It also finds thoughts: its group `thought` matches at the
-    end
-      of a thought and, together with its group `opened`, at the beginning. It never matches an empty text.
-    - `stop_tokens` end a turn in addition to those that the template shows.
+    - `mark` finds the next position at which calls begin. It also finds thoughts: its group `thought` matches the end
+      of a thought, and together with its group `opened` the beginning. `mark` never matches an empty text.
+    - `stop_tokens` end a turn, in addition to the end tokens in the template.
     - With `reasoning_apart` the chat template takes reasoning in its own field, not in the content.
     - With `text_after_calls` the policy's text after its calls is content, too.
     """
@@ -62,7 +61,7 @@ class Format(ABC):
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         """Read the calls that begin at `mark`; return them and the position after them.
 
-        Raises CallError: none can be read; the search continues after the mark.
+        Raises CallError: no call can be read. The caller then continues to search after the mark.
         """
 
     @abstractmethod
@@ -74,14 +73,14 @@ class Format(ABC):
         return "", text
 
     def join(self, reasoning: str, content: str) -> str:
-        """Join reasoning and content into a turn that `split` divides again."""
+        """Join reasoning and content into a turn: the reverse of `split`."""
         return content
 
 
 def closed(opening: str, thought: str = "<think>", thought_end: str = "</think>") -> re.Pattern[str]:
-    """The mark of a format whose calls begin with the pattern `opening`. Calls within a thought do not count.
+    """The mark of a format whose calls begin with the pattern `opening`.
 
-    A thought begins at the start of the turn or after another thought; elsewhere `thought` is only mentioned.
+    A thought begins at the start of the turn or after another thought. Anywhere else, `thought` is ordinary text.
     """
     return re.compile(rf"{opening}|(?P<thought>(?:\A|{thought_end})\s*+(?P<opened>{thought})|{thought_end})")
 
@@ -89,7 +88,7 @@ def closed(opening: str, thought: str = "<think>", thought_end: str = "</think>"
 def read_json(text: str, start: int) -> tuple[Any, int]:
     """Read the JSON value at `start`, after blanks; return it and the position after it.
 
-    Raises CallError: there is none, or it cannot be sent and stored.
+    Raises CallError: there is no JSON value, or it cannot be sent and stored.
     """
     try:
         value, end = _decoder.raw_decode(text, skip_space(text, start))
@@ -120,7 +119,7 @@ def read_until(text: str, start: int, closing: str, what: str, barred: Sequence[
 
 
 def expect(text: str, start: int, token: str, what: str) -> int:
-    """The position after `token`, which must be at `start`, after blanks. Raises CallError: it is missing."""
+    """The position after `token`, which must follow `start` and blanks. Raises CallError: it is missing."""
     begin = skip_space(text, start)
     if not text.startswith(token, begin):
         raise CallError(f"{token} must follow {what}")
@@ -128,7 +127,7 @@ def expect(text: str, start: int, token: str, what: str) -> int:
 
 
 def skip_space(text: str, start: int) -> int:
-    """The position of the first character from `start` that is no blank."""
+    """The position of the first character from `start` that is not blank."""
     return _SPACE.match(text, start).end()  # type: ignore[union-attr]
 
 
@@ -138,19 +137,19 @@ def to_json(value: Any) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Write an argument: texts as they are, other values as JSON."""
+    """Write an argument: a text unchanged, any other value as JSON."""
     return value if isinstance(value, str) else to_json(value)
 
 
 def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
-    """The value of argument `key` of tool `name`, in a format that writes texts as they are and other values as JSON.
+    """The value of argument `key` of tool `name`, in a format that writes texts unchanged and other values as JSON.
 
     The tool's schema decides (`schemas`):
 
     - If it takes strings, the value is `text` itself. But if the schema lists values, and only the JSON value of `text`
-      is among them, that one is taken.
-    - If strings may be null, `null` and `None` are null, as templates write it; other spellings are texts.
-    - Otherwise `text` is read as JSON, or as Python's True, False and None. If that fails, it stays a text, which the
+      is among them, the JSON value is taken.
+    - If it takes strings and null, `null` and `None` are null. Other spellings are texts.
+    - Otherwise `text` is read as JSON, or as Python's True, False and None. If this fails, it stays a text, which the
       check of the schema then refuses.
 
     Raises CallError: the value cannot be sent.
@@ -180,7 +179,7 @@ def _reading(text: str, schema: Any, function: Mapping[str, Any]) -> Any:
 
 
 def _literal(text: str) -> Any:
-    """The value of JSON or of a word; the text itself if it is neither."""
+    """The value of a JSON text or of a word in `_WORDS`. Any other text stays a text."""
     word = text.strip().lower()
     if word in _WORDS:
         return _WORDS[word]
@@ -192,7 +191,7 @@ def _literal(text: str) -> Any:
 
 
 def _check_plain(value: Any, depth: int = 0) -> None:
-    """Raises ValueError: Python's JSON takes the value but msgpack or UTF-8 do not, so that delivery would fail."""
+    """Raises ValueError: msgpack or UTF-8 cannot carry the value, although it was read as JSON."""
     match value:
         case dict() | list():
             if depth == _MAX_DEPTH:

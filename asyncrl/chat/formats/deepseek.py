@@ -1,5 +1,7 @@
-"""DeepSeek. V3, R1 and its distills: `type<｜tool▁sep｜>name`, a newline, the arguments as a JSON block of markdown.
-V3.1: `name<｜tool▁sep｜>{...}`.
+"""The formats of DeepSeek.
+
+V3, R1 and its distills write `type<｜tool▁sep｜>name`, a newline, and the arguments as a JSON block of markdown. V3.1
+writes `name<｜tool▁sep｜>{...}`.
 
 Each call is between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`. All calls of a turn are between
 `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`.

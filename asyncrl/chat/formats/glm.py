@@ -1,7 +1,7 @@
 """GLM 4.5 and 4.6: `<tool_call>name`, then `<arg_key>key</arg_key>` and `<arg_value>value</arg_value>` an argument.
 
-Strings are written as they are, other values as JSON. A string that contains `</arg_value>`, `<arg_value>` or
-`<arg_key>` cannot be written: the two latter show that the end of a value is missing.
+Strings are written unchanged, other values as JSON. A string that contains `</arg_value>`, `<arg_value>` or `<arg_key>`
+cannot be written. `<arg_value>` or `<arg_key>` within a value show that the end of the value is missing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""GPT-OSS: harmony. A turn is one message or several, each with a channel; a call is a message to `functions.name`.
+"""GPT-OSS: harmony. A turn has one or more messages, each with a channel. A call is a message to `functions.name`.
 
     <|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}
 
-A call ends with `<|call|>` and an answer, on the channel `final`, with `<|return|>`; both end the turn. The recipient
-follows `assistant` or the channel. The template takes messages on the channel `analysis` as reasoning.
+A call ends with `<|call|>`, and an answer, on the channel `final`, with `<|return|>`. Both end the turn.
+
+The recipient
+(`to=...`) follows `assistant` or the channel. Reasoning is on the channel `analysis`.
 Source: OpenAI's harmony response format.
 """
 
@@ -31,7 +33,7 @@ _END = re.compile(r"\s*(?:\Z|<\|(?:end|call|start)\|>)")
 
 
 class Harmony(Format):
-    """A format in which thoughts are separate messages, so no mark ends one."""
+    """A format in which thoughts are separate messages, so `mark` finds no thoughts."""
 
     name = "harmony"
     mark = re.compile(

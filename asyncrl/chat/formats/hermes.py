@@ -11,7 +11,7 @@ _CLOSING = re.compile(r"\s*</tool_call>")
 
 
 class Hermes(Format):
-    """A format of JSON, which is read before the closing mark is looked for: it may contain marks."""
+    """A format of JSON. The JSON is read before the closing mark is searched, because it may contain marks."""
 
     name = "hermes"
     mark = closed("<tool_call>")

@@ -1,7 +1,7 @@
-"""Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`, all calls of a turn
-in one section.
+"""Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` for each call.
 
-The id names the tool and numbers the calls of the conversation. It is the policy's own, and the result repeats it.
+All calls of a turn are in one section. The policy writes the id of a call, which names the tool and numbers the calls
+of the conversation. The result repeats it.
 """
 
 from __future__ import annotations

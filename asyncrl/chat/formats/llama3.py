@@ -1,8 +1,8 @@
 """Llama 3.1 to 3.3: a turn that begins with `{"name": ..., "parameters": {...}}`, or with `<|python_tag|>`.
 
-After `<|python_tag|>` follows such JSON, or a call of a built-in tool as `brave_search.call(query="...")`, or a program
-for the tool `python` (`code_interpreter`, `ipython`). Several JSON calls are divided by `;`, or by blanks if the policy
-forgets it. A turn with `<|python_tag|>` may end with `<|eom_id|>`.
+`<|python_tag|>` is followed by such JSON, by a call of a built-in tool such as `brave_search.call(query="...")`, or by
+a program for the tool `python` (`code_interpreter`, `ipython`). Several JSON calls are separated by `;`, or only by
+blanks if the policy omits it. A turn with `<|python_tag|>` may end with `<|eom_id|>`.
 Source: Meta's prompt format of Llama 3.1.
 """
 
@@ -31,7 +31,7 @@ _BEGUN = re.compile(r'\{\s*"(?:name"\s*:|type"\s*:\s*"function")')
 
 
 class Llama3(Format):
-    """A format in which a turn that is other JSON, such as `{"answer": 15}`, is an answer."""
+    """A format in which a turn of JSON that is not a call, such as `{"answer": 15}`, is an answer."""
 
     name = "llama3"
     mark = closed(r"<\|python_tag\|>|\A\s*+\{")

@@ -1,8 +1,10 @@
-"""Mistral. Tokenizers v3 to v7 (7B v0.3, Nemo, Large): `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`,
-with all calls of a turn in the list. From v11 on (Small 3.2, Devstral, Magistral):
-`[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call; v13 has no id.
+"""The formats of Mistral.
 
-The id is the policy's own. It has nine letters or digits, and the result of the call repeats it.
+- Tokenizers v3 to v7 (7B v0.3, Nemo, Large): `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`, with all
+  calls of a turn in the list.
+- From v11 on (Small 3.2, Devstral, Magistral): `[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}` for each call. v13 has no id.
+
+The policy writes the id of a call, nine letters or digits, and the result of the call repeats it.
 Source: mistral-common's instruct tokenizers.
 """
 

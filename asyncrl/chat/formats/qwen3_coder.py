@@ -1,7 +1,7 @@
 """Qwen3-Coder: `<tool_call>` and `<function=name>` around `<parameter=key>` for each argument, each on its own line.
 
-Strings are written as they are, other values as JSON or as in Python. A string that contains `</parameter>` or
-`<parameter=` cannot be written: the latter shows that the end of a value is missing.
+Strings are written unchanged, other values as JSON or as in Python. A string that contains `</parameter>` or
+`<parameter=` cannot be written. `<parameter=` within a value shows that the end of the value is missing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The formats of tool calls by name: those of `actor.tool_call_format`."""
+"""The formats of tool calls, by the names that `actor.tool_call_format` takes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The part of JSON schema that tells the type of an argument: `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf`,
-references within the schema, and OpenAPI's `nullable`. Everything else is ignored: nested values are left to the tool.
+"""Reads the types and listed values of an argument from its JSON schema.
 
-Schemas come from data files and agents. Parts that are malformed, unknown or refer to themselves are ignored.
+It reads `type`, `enum`, `const`, `anyOf`, `oneOf`, `allOf`, references within the schema, and OpenAPI's `nullable`.
+Everything else is ignored, such as the schemas of nested values. Schemas come from data files and agents, so parts that
+are malformed, unknown or refer to themselves are ignored, too.
 """
 
 from __future__ import annotations
@@ -46,9 +47,9 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
-    """The types that the values of a schema may have; ANY if it names none.
+    """The types that the values of a schema may have; ANY if the schema names no type.
 
-    A keyword that is only for strings names the type string.
+    A keyword that applies only to strings, such as `pattern`, means the type string.
     """
     return _fold(schema, function.get("parameters"), _kinds_here, {}) or ANY
 
@@ -65,7 +66,7 @@ def admits(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
 
 
 def lists(schema: Any, value: Any, function: Mapping[str, Any]) -> bool:
-    """True if the value is one that a schema lists, by `enum` or `const`."""
+    """True if a schema lists the value, by `enum` or `const`."""
     return any(_same(each, value) for each in _listed(schema, function.get("parameters"), set()))
 
 
@@ -79,7 +80,7 @@ def problem_of(schema: Any, value: Any, function: Mapping[str, Any]) -> str:
     listed = [*_listed(schema, function.get("parameters"), set())]
     if not listed or not _is(value, kinds):
         return f"must be of type {_shown(kinds)}"
-    # Another choice may take all values of a type.
+    # Another part of `anyOf` may take all values of a type.
     unlisted = _fold(schema, function.get("parameters"), _unlisted_kinds_here, {}) or Kinds()
     whole = f"of type {_shown(unlisted)}, or " if unlisted else ""
     return f"must be {whole}one of {json.dumps(listed)}"
@@ -90,9 +91,9 @@ def _shown(kinds: Kinds) -> str:
 
 
 def _fold(schema: Any, root: Any, here: Callable[[Mapping[str, Any]], Said], known: dict[str, Any]) -> Said | None:
-    """Combine the results of `here` for all parts of a schema; None if no part gives one.
+    """Combine the results of `here` for all parts of a schema; None if no part gives a result.
 
-    Parts that must all hold are intersected (`&`), choices are united (`|`). `known` keeps the results of references.
+    Parts that must all hold are combined by `&`, and choices by `|`. `known` caches the results of references.
     """
     if isinstance(schema, bool):
         schema = {} if schema else _NOTHING
@@ -144,7 +145,7 @@ def _is_of_strings(part: Mapping[str, Any]) -> bool:
 
 
 def _values(part: Mapping[str, Any]) -> list[Any] | None:
-    """The values that one part lists; None: it lists none."""
+    """The values that one part lists. None if it lists no values."""
     if "const" in part:
         return [part["const"]]
     listed = part.get("enum")
@@ -156,7 +157,7 @@ def _lists(part: Mapping[str, Any], value: Any) -> bool:
 
 
 def _listed(schema: Any, root: Any, seen: set[str]) -> Iterator[Any]:
-    """All values that a schema lists, and those of the schemas that it refers to."""
+    """All values that a schema lists, including the schemas to which it refers."""
     if not isinstance(schema, Mapping):
         return
     yield from _values(schema) or ()
@@ -175,7 +176,7 @@ def _schemas(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 
 def _target(ref: str, root: Any) -> Any:
-    """The schema at a JSON pointer such as `#/$defs/Mode`; None: there is none."""
+    """The schema at a JSON pointer such as `#/$defs/Mode`. None if the pointer leads nowhere."""
     start, *names = ref.split("/")
     found = root if start == "#" else None
     for name in names:
@@ -185,12 +186,12 @@ def _target(ref: str, root: Any) -> Any:
 
 
 def _kind(value: Any) -> list[str]:
-    """The narrowest type of a value; empty if it is no JSON."""
+    """The narrowest type of a value, in a list; empty if the value is not JSON."""
     return [kind for kind in _TYPES if _is(value, frozenset({kind}))][:1]
 
 
 def _is(value: Any, kinds: Kinds) -> bool:
-    """True if a value has one of the types. A truth value is no number."""
+    """True if a value has one of the types. Unlike in Python, a truth value is not a number."""
     if isinstance(value, bool):
         return "boolean" in kinds
     return any(isinstance(value, _TYPES[kind]) for kind in kinds)

@@ -1,4 +1,4 @@
-"""`asyncrl demo`: prepare, train, show what happened. Takes KEY=VALUE like `asyncrl train`."""
+"""`asyncrl demo`: prepare the demo, train, and show the result. Takes KEY=VALUE like `asyncrl train`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_THREADS = 4
 
 
 def run(config: TrainConfig) -> int:
-    """Train and report: the picture and the summary for people, the last line for programs."""
+    """Train, and report the result: a picture and a summary for people, and a last line of JSON for programs."""
     run_dir = locations.run_dir(config.run)
     if not train(config):
         return EXIT_STOPPED
@@ -38,11 +38,11 @@ def run(config: TrainConfig) -> int:
 
 
 def try_next(run_dir: Path) -> str:
-    """Commands for after the demo, each with what it does, in two columns."""
+    """Commands to try after the demo, each with its effect, in two columns."""
     things = {
-        f"asyncrl dashboard {run_dir}": "a page with its figures and episodes",
+        f"asyncrl dashboard {run_dir}": "a page with curves and episodes of the run",
         f"asyncrl inspect list {run_dir} --sort reward": "the episodes, the best first",
-        "asyncrl demo run.name=dapo algorithm=dapo": "the same with another algorithm",
+        "asyncrl demo run.name=dapo algorithm=dapo": "the demo with another algorithm",
         "docs/first_run.md": "data, a tool and a reward of your own, step by step",
     }
     width = max(map(len, things)) + 2
@@ -51,7 +51,7 @@ def try_next(run_dir: Path) -> str:
 
 def preparation_threads(cpus: int) -> int:
     """The number of threads that prepare the demo on `cpus` CPUs."""
-    # Threads of a small model wait for each other at every operation: one on a busy CPU delays all, many gain little.
+    # Threads of a small model wait for each other at every operation, so a single busy CPU delays all of them.
     return max(1, min(MOST_THREADS, cpus // 2))
 
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     """Prepare, train and show the demo, and return the exit status."""
     if {"--help", "-h", "--cfg", "-c"} & set(argv):
         return role_main(run, argv)
-    # Check the command line before the preparation; any file that exists will do for those that it makes.
+    # Check the command line before the preparation, with an existing file instead of each prepared file.
     checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *argv]
     if without_option(checked)[1]:
         return run_or_plan(run, checked)

@@ -1,4 +1,4 @@
-"""A simulated user that knows the right number: it says whether an answer is right, and lets the policy try again."""
+"""A simulated user that tells the policy whether its number is right, and lets it try again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ TEXTS = {"right": "That is right.", "wrong": "That is wrong. Look for the mistak
 
 
 class AnswerChecker(Interaction):
-    """A right answer is worth 1 and ends the conversation; a wrong one is worth 0. The number of an answer is read as
-    the rule `exact_number` reads it. The task's `interaction_kwargs` need the `ground_truth`.
+    """Scores each answer: 1 for a right answer, which ends the conversation, and 0 for a wrong answer.
 
-    `config` may have `tries` (the conversation ends after this number of wrong answers; null, the default: no limit),
-    `strict` (false; true: the number must follow `####`), and its messages `right` and `wrong`.
+    The number in an answer is found as by the rule `exact_number`. The task's `interaction_kwargs` must have
+    `ground_truth`. `config` may have:
 
-    Raises ConfigError: `config` has something else.
+    - `tries`: the conversation ends after this number of wrong answers (null: no limit)
+    - `strict`: true if the number must follow `####` (false)
+    - `right`, `wrong`: the user's messages
+
+    Raises ConfigError: `config` has another key.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -37,7 +40,7 @@ class AnswerChecker(Interaction):
         self._tried: dict[str, int] = {}
 
     async def start_interaction(self, instance_id: str, ground_truth: Any = None, **kwargs: Any) -> None:
-        """Raises ScoringError: the ground truth has no number."""
+        """Begin a conversation. Raises ScoringError: the ground truth has no number."""
         task = Task(instance_id, [{"role": "user", "content": "?"}], ground_truth, "")
         true_number(task)
         self._truths[instance_id], self._tried[instance_id] = task, 0

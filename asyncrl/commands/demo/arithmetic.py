@@ -1,7 +1,7 @@
-"""The demo's task: flat expressions such as `7+5*3-8`, worked out with a calculator one operation at a time.
+"""The demo's task: expressions without brackets, such as `7+5*3-8`, worked out with a calculator in several calls.
 
-The calculator works out the leftmost operation with the operator that the policy names (`tool.py`), so that each turn
-is one decision, and the rest is copying. The reward has to teach only which operator comes next.
+In each call the policy names an operator, and the calculator works out the leftmost operation with that operator
+(`tool.py`). So a turn is one decision and otherwise copying, and the reward must only teach which operator comes next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TERM = re.compile(r"(-?\d+)([+*-]?)")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """`numbers[i] operators[i] numbers[i + 1]` for every i; numbers may be negative once some are results."""
+    """`numbers[i] operators[i] numbers[i + 1]` for every i. Numbers that are results may be negative."""
 
     numbers: tuple[int, ...]
     operators: tuple[str, ...]
@@ -37,7 +37,7 @@ class Expression:
         return "".join(f"{number}{operator}" for number, operator in pairs)
 
     def reduced(self, operator: str) -> Expression:
-        """The leftmost operation with `operator` replaced by its result, even if precedence does not allow it yet."""
+        """Replace the leftmost operation with `operator` by its result, even if precedence forbids that."""
         index = self.operators.index(operator)
         left, right = self.numbers[index : index + 2]
         result = left + right if operator == "+" else left - right if operator == "-" else left * right
@@ -45,7 +45,7 @@ class Expression:
         return Expression(numbers, self.operators[:index] + self.operators[index + 1 :])
 
     def value(self) -> int:
-        """The value by the rules: products first, then from left to right."""
+        """The value: products first, then from left to right."""
         expression = self
         while expression.operators:
             expression = expression.reduced("*" if "*" in expression.operators else expression.operators[0])
@@ -53,7 +53,7 @@ class Expression:
 
 
 def parse(text: str) -> Expression | None:
-    """The expression that `text` is, or None."""
+    """The expression in `text`; None if `text` is not an expression."""
     if not _EXPRESSION.fullmatch(text):
         return None
     terms = _TERM.findall(text)

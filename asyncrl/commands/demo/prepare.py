@@ -1,6 +1,6 @@
-"""Everything that the demo needs before its run: tasks, policy, step scorer. Made once, then found again.
+"""Prepares the files of the demo: tasks, policy and step scorer. Later runs reuse them.
 
-The name of the folder is a hash of the code and the seed that made it. It gets this name only when it is complete.
+The folder's name is a hash of the code and the seed. The folder gets this name only when it is complete.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HELD_OUT_TASKS = 200
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Updates of the policy and of the step scorer, and the held-out expressions on which the scorer is judged."""
+    """Training updates of the policy and the step scorer, and the number of held-out expressions to test the scorer."""
 
     warm_start: int = 180
     step_scorer: int = 150
@@ -32,7 +32,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The parts: two Parquet files, and two model folders with their tokenizers."""
+    """Two Parquet files of tasks, and two model folders with their tokenizers."""
 
     train: Path
     held_out: Path
@@ -44,7 +44,7 @@ FULL_EFFORT = Effort()
 
 
 def prepare_demo(directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT) -> Prepared:
-    """Make the parts under `directory`, or find them there. `progress` gets a line of text now and then."""
+    """The files under `directory`, which are made if they do not exist. `progress` gets lines of text."""
     folder = directory / _fingerprint(seed, effort)
 
     def make(partial: Path) -> None:
@@ -56,7 +56,7 @@ def prepare_demo(directory: Path, seed: int, progress: Callable[[str], None], ef
 
 
 def prepared_overrides(prepared: Prepared) -> list[str]:
-    """The command line that trains on what was prepared."""
+    """The words of a command line that trains with the prepared files."""
     return [
         "experiment=demo",
         f"model.path={prepared.model}",
@@ -67,8 +67,9 @@ def prepared_overrides(prepared: Prepared) -> list[str]:
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> None:
-    """Have `make` fill a folder that then gets the name `folder`, unless there is one. Other processes that need it
-    wait meanwhile.
+    """Let `make` fill a new folder, and then rename it to `folder`. If `folder` exists already, do nothing.
+
+    A second process that needs the folder waits for the first one.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f".{folder.name}.lock").open("w") as lock:
@@ -91,7 +92,7 @@ def _fingerprint(seed: int, effort: Effort) -> str:
 
 
 def fingerprint(text: str, files: Iterable[Path]) -> str:
-    """A name that is another one as soon as the text or one of the files has changed."""
+    """A hash of the text and the files, as a name."""
     digest = hashlib.sha256(text.encode())
     for file in files:
         if file.stem not in ("command", "summary"):
@@ -116,5 +117,7 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: E
     tokenizer.save_pretrained(parts.model)
     scorer, judgements = train_step_scorer(policy, tokenizer, seed, progress, effort.step_scorer, effort.judged)
     for source, found in judgements.items():
-        progress(f"the step scorer judges {found.accuracy:.1%} of {source} steps rightly ({found.right:.1%} are right)")
+        progress(
+            f"the step scorer is right on {found.accuracy:.1%} of {source} steps ({found.right:.1%} are right steps)"
+        )
     save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)

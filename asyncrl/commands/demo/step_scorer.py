@@ -1,12 +1,12 @@
 """The demo's process reward model: the policy's own backbone with a value head, trained on right and wrong steps.
 
-Half of its transcripts work out random expressions, half calculations of GSM8K. It is saved as
-`asyncrl/scoring/models/value_head.py` loads it.
+Half of the training transcripts work out random expressions, the other half calculations from GSM8K. The model is saved
+in the format of `asyncrl/scoring/models/value_head.py`.
 
-`gsm8k.txt` has the calculations of two to four steps on whole numbers in the first 2,000 training problems of GSM8K
-(Cobbe et al. 2021, arXiv:2110.14168, MIT), in their order. The solutions note every calculation as `<<12*2=24>>`. If
-one uses an earlier result, the earlier expression replaces the result where precedence allows: `<<12*2=24>>` and
-`<<12+24=36>>` became `12+12*2`.
+`gsm8k.txt` has calculations from the first 2,000 training problems of GSM8K (Cobbe et al. 2021, arXiv:2110.14168, MIT),
+in order: those with two to four steps on whole numbers. The solutions of GSM8K mark a calculation as `<<12*2=24>>`. A
+calculation with an earlier result is joined with the earlier one if precedence allows: `<<12*2=24>>` and `<<12+24=36>>`
+became `12+12*2`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GSM8K = Path(__file__).with_name("gsm8k.txt")
 
 
 class StepScorer(nn.Module):
-    """A value for every token; the value at a step's last token judges the step."""
+    """A value for every token. The value at a step's last token is the step's score."""
 
     def __init__(self, backbone: Qwen3Model) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class StepScorer(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Two shares of the steps of unseen expressions: steps that the scorer judges rightly, and steps that are right."""
+    """The scorer's accuracy on the steps of unseen expressions, and the share of right steps among them."""
 
     accuracy: float
     right: float
@@ -61,8 +61,9 @@ def train_step_scorer(
     steps: int,
     held_out: int,
 ) -> tuple[StepScorer, dict[str, HeldOut]]:
-    """Train from a copy of the policy's backbone. Returns the scorer, and how it judges the steps of `held_out` unseen
-    expressions of each source."""
+    """Train a copy of the policy's backbone. Return the scorer, and its results on `held_out` unseen expressions of
+    each source.
+    """
     torch.manual_seed(seed)
     rng = random.Random(seed)
     scorer = _untrained(policy)
@@ -101,7 +102,7 @@ def _held_out(
 def _judge(
     scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, rng: random.Random, expressions: Sequence[Expression]
 ) -> tuple[Tensor, Tensor]:
-    """Values and labels, float32[K], of the K steps of a fresh transcript for each of `expressions`."""
+    """Values and labels float32[K] of K steps, from one new transcript for each expression."""
     transcripts = [judged(expression, rng) for expression in expressions]
     ids, mask = batch(tokenizer, [messages for messages, _ in transcripts])
     ends = mask & (ids == tokenizer.eos_token_id)
@@ -112,7 +113,7 @@ def _judge(
 def save_step_scorer(
     scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, judgements: Mapping[str, HeldOut], folder: Path
 ) -> None:
-    """Backbone, tokenizer and head, each in the file where the scoring pool looks for it, and its judgements."""
+    """Write backbone, tokenizer and head for the scoring pool, and the results on unseen expressions."""
     scorer.backbone.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     head = {"weight": scorer.head.weight.detach().clone(), "bias": scorer.head.bias.detach().clone()}

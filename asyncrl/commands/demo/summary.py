@@ -1,4 +1,4 @@
-"""The demo's additions to the summary of its run: an audit of its trajectories, and a picture."""
+"""The demo's additions to the summary of its run: an audit of the trajectories, and a picture of the curves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from asyncrl.runs.run import Run
 
 
 def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
-    """Count the trajectories that were lost, and the ones that were trained more often than they may be sampled."""
+    """Count the lost trajectories, and the trajectories that were trained more than `max_times_sampled` times."""
     with Run(run_dir).stored() as stored:
         found = stored.audit(max_times_sampled)
     return {name: found[name] for name in ("lost", "trained_twice")}
 
 
 def draw(run_dir: Path, picture: Path) -> None:
-    """Accuracy and reward, lag, and idle shares over time, as a PNG."""
+    """Draw accuracy, lag and idle shares over time as a PNG."""
     import matplotlib as mpl
 
     mpl.use("agg")

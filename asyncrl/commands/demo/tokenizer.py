@@ -1,8 +1,8 @@
-"""The demo's tokenizer: bytes, so that any text round-trips, and one token for each piece of fixed text.
+"""The demo's tokenizer: one token for each byte, so that any text round-trips, and one for each fixed phrase.
 
-The chat template is of Qwen's form: `<|im_start|>role ... <|im_end|>`, hermes tool calls, and tool results as
-`<tool_response>` inside a user turn, consecutive ones in one turn. Tools are listed by name and parameters only, so
-that a prompt stays short.
+The chat template has Qwen's form: `<|im_start|>role ... <|im_end|>`, hermes tool calls, and tool results as
+`<tool_response>` in a user turn. Consecutive tool results share a turn. To keep prompts short, tools are listed only by
+name and parameters.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PHRASES = (
     "\n</tool_response>",
 )
 _OF_THE_DEMO = (SYSTEM_PROMPT, "calculator(operator, expression)", '", "expression": "')
-"""The words that no other task with a calculator repeats."""
+"""Phrases that only the demo's own task needs."""
 
 CHAT_TEMPLATE = """\
 {%- if messages[0].role == 'system' or tools %}
@@ -79,8 +79,8 @@ CHAT_TEMPLATE = """\
 
 
 def build_tokenizer(own: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer, the same at every call. Its end of sequence is the end of a turn. `own` are the phrases of another
-    task, instead of the demo's.
+    """Build the tokenizer, which is the same at every call. Its EOS token ends a turn. `own` replaces the demo's own
+    phrases by another task's.
     """
     phrases = _PHRASES if own is None else (*(each for each in _PHRASES if each not in _OF_THE_DEMO), *own)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -1,4 +1,4 @@
-"""The demo's calculator: one binary operation a call, the leftmost with the operator that the policy names."""
+"""The demo's calculator: each call works out the leftmost operation with the operator that the policy names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.tools.delayed import Delayed
 
 
 class StepCalculator(Tool):
-    """`{"operator": "*", "expression": "7+5*3-8"}` is answered by `7+15-8`."""
+    """The arguments `{"operator": "*", "expression": "7+5*3-8"}` give the result `7+15-8`."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "calculator",
@@ -36,4 +36,4 @@ class StepCalculator(Tool):
 
 
 class SlowStepCalculator(Delayed, StepCalculator):
-    """The same with heavy-tailed delays, to measure what waiting for tools costs."""
+    """StepCalculator with heavy-tailed delays, to measure the cost of waiting for tools."""

@@ -1,5 +1,4 @@
-"""Worked transcripts of the demo's task: demonstrations for the policy, judged steps for the step scorer, and batches
-of both."""
+"""Transcripts of the demo's task: demonstrations for the policy, labelled steps for the step scorer, and batches."""
 
 from __future__ import annotations
 
@@ -21,9 +20,9 @@ TOOLS: list[Any] = [{"type": "function", "function": StepCalculator.schema}]
 Message = dict[str, Any]
 
 LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
-"""The chance that the policy takes an operator first, before it is trained: sums a little more than products."""
+"""The relative chances of the operators in demonstrations; `demonstration` explains them."""
 _CARELESS = 0.05
-"""The share of careless steps: small, so that the scorer learns the order of operations."""
+"""The share of miscopied steps: small, so that the scorer mostly learns the order of operations."""
 
 
 def call(operator: str, expression: str) -> Message:
@@ -33,10 +32,10 @@ def call(operator: str, expression: str) -> Message:
 
 
 def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
-    """Well-formed calls and exact copying, but the operations in random order, as if any order were right.
+    """A transcript with well-formed calls and exact copying, but with operations in random order.
 
-    Sums are a little more likely to come first than products. Otherwise the greedy policy of some seeds would follow
-    the right order by chance. With this its accuracy is 0.3 to 0.55 for every seed.
+    Sums come first a little more often than products. Otherwise, for some seeds, the greedy policy would follow the
+    right order by chance. So the untrained accuracy is 0.3 to 0.55 for every seed.
     """
     messages: list[Message] = [*opening(expression)]
     while expression.operators:
@@ -48,8 +47,11 @@ def demonstration(expression: Expression, rng: random.Random) -> list[Message]:
 
 
 def judged(expression: Expression, rng: random.Random) -> tuple[list[Message], list[bool]]:
-    """A transcript with right and wrong steps, and which of them are right. A call is right if it copies the expression
-    exactly and keeps its value. An answer is right if it is the value of an expression without operators."""
+    """A transcript with right and wrong steps, and for each step True if it is right.
+
+    A call is right if it copies the expression exactly and keeps its value. An answer is right if no operators are left
+    and it is the remaining number.
+    """
     messages: list[Message] = [*opening(expression)]
     right: list[bool] = []
     while expression.operators and (rng.random() > _CARELESS / 4):
@@ -75,7 +77,7 @@ def _miscopied(expression: Expression, rng: random.Random) -> Expression:
 def batch(
     tokenizer: PreTrainedTokenizerFast, transcripts: Sequence[list[Message]], tools: list[Any] = TOOLS
 ) -> tuple[Tensor, Tensor]:
-    """Token ids int64[B, T], padded on the right, and bool[B, T], true on the assistant's turns with their ends."""
+    """Token ids int64[B, T], padded on the right, and a mask bool[B, T] of assistant turns with their end tokens."""
     rows: Any = [tokenizer.apply_chat_template(each, tools=tools, return_dict=False) for each in transcripts]
     masks = [torch.tensor(list(_assistant(row, tokenizer))) for row in rows]
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=tokenizer.pad_token_id)

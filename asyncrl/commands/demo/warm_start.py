@@ -1,8 +1,8 @@
-"""The demo's policy: a small Qwen3-shaped model, taught well-formed calls and exact copying, not precedence.
+"""The demo's policy: a small Qwen3 model that has learnt well-formed calls and exact copying, but not precedence.
 
-Muon trains the matrices, and learns to copy in a third of AdamW's steps here; AdamW trains the rest. Two further heads
-predict the tokens after the next and are thrown away afterwards (multi-token prediction, Gloeckle et al. 2024,
-arXiv:2404.19737): copying needs to look ahead, and with them it survives reinforcement learning.
+Muon trains the matrices, and learns to copy in a third of AdamW's steps; AdamW trains the other parameters. During the
+warm start, two further heads predict the second and third next token (multi-token prediction, Gloeckle et al. 2024,
+arXiv:2404.19737). With these heads, the ability to copy survives reinforcement learning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FURTHER_WEIGHT = 0.5
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast, layers: int = 3, hidden: int = 192) -> Qwen3Config:
-    """A Qwen3 of a little over a million parameters."""
+    """A Qwen3 configuration with a little over a million parameters."""
     return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden,
@@ -54,8 +54,11 @@ def warm_start(
     steps: int,
     drawn: Callable[[random.Random], tuple[Tensor, Tensor]] | None = None,
 ) -> Qwen3ForCausalLM:
-    """Train a new model on demonstrations; `progress` gets a line of text now and then. `drawn` makes a batch of them,
-    by default of the demo's: token ids int64[B, T] and bool[B, T], true on the tokens to learn."""
+    """Train a new model on demonstrations. `progress` gets lines of text.
+
+    `drawn` draws a batch, by default of the demo's demonstrations: token ids int64[B, T], and a mask bool[B, T] of the
+    tokens to learn.
+    """
     drawn = drawn or (lambda rng: _demo_batch(tokenizer, rng))
     torch.manual_seed(seed)
     rng = random.Random(seed)
@@ -81,13 +84,13 @@ def _demo_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple
 
 
 def _loss(head: nn.Module, hidden: Tensor, ids: Tensor, mask: Tensor, distance: int) -> Tensor:
-    """Cross-entropy of the assistant's tokens as `head` predicts them `distance` tokens before."""
+    """The cross-entropy of `head`, which predicts each masked token from the hidden state `distance` tokens earlier."""
     chosen = mask[:, distance:]
     return nn.functional.cross_entropy(head(hidden[:, :-distance][chosen]), ids[:, distance:][chosen])
 
 
 def make_optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices between the layers, AdamW for embeddings, norms and heads."""
+    """Muon for the matrices of the layers, AdamW for embeddings, norms and heads."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name and "head" not in name]
     inside = {id(parameter) for parameter in matrices}
     others = [parameter for parameter in model.parameters() if id(parameter) not in inside]
@@ -96,7 +99,7 @@ def make_optimisers(model: nn.Module) -> list[torch.optim.Optimizer]:
 
 
 def descend(model: nn.Module, optimisers: list[torch.optim.Optimizer], loss: torch.Tensor, scale: float) -> None:
-    """One update with every learning rate times `scale`."""
+    """Run one update, with each learning rate multiplied by `scale`."""
     loss.backward()
     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     for optimiser in optimisers:
@@ -107,6 +110,6 @@ def descend(model: nn.Module, optimisers: list[torch.optim.Optimizer], loss: tor
 
 
 def schedule(step: int, steps: int) -> float:
-    """A linear warm-up, then a cosine down to a twentieth."""
+    """The factor of the learning rates: a linear warm-up, then a cosine down to 0.05."""
     cosine = 0.5 * (1 + math.cos(math.pi * step / steps))
     return min(1.0, (step + 1) / WARMUP) * max(0.05, cosine)

@@ -1,1 +1,1 @@
-"""The commands `asyncrl export` and `asyncrl evaluate`: what a run has learnt, at any checkpoint, without training."""
+"""`asyncrl evaluate`: measures a model, or a run at any checkpoint, without training."""

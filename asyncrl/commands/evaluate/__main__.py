@@ -1,18 +1,19 @@
 """`asyncrl evaluate RUN|MODEL --data FILE [--n 8] [--step K] [KEY=VALUE ...]`: pass@k, best@k and maj@k, without
 training.
 
-The episodes are played by the real engine, tools and verifiers. For a RUN (its folder, or its name) the configuration
-is the run's own, and the policy comes from a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE
-words and experiment=NAME give the configuration, as for `asyncrl train`.
+The episodes use the same engine, tools and verifiers as in training. For a RUN (its folder or name) the configuration
+is the run's, and the policy comes from a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE words
+and experiment=NAME give the configuration, as for `asyncrl train`.
 
-With --n 1 the only attempt at a task is greedy; with more, attempts are sampled at actor.temperature. An attempt is
-right if its outcome is at least --threshold, which is 1 unless a rule gives graded outcomes.
+With --n 1 each task has one greedy attempt; with a larger N, attempts are sampled at actor.temperature. An attempt is
+right if its outcome is at least --threshold (1). Lower the threshold if rules give graded outcomes.
 
-Of a task with n scored attempts, c of them right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is tried again as
-in training, then counted as failed, and is in no mean and no estimate. docs/evaluate.md has more.
+For a task with n scored attempts, of which c are right, pass@k is 1 - C(n-c, k) / C(n, k). A failed attempt is repeated
+as in training. If it fails again and again, it counts only as failed, not in means and estimates. docs/evaluate.md has
+more.
 
-The same command resumes an interrupted evaluation, and shows a finished one again. All episodes stay in the
-evaluation's folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
+Repeat the command to resume an interrupted evaluation, or to show a finished one. All episodes stay in the evaluation's
+folder: `asyncrl inspect show e0-000000.0.0 --run FOLDER`.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ PATTERN_MARKS = str.maketrans("*?[]", "____")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Evaluate, print the result, and return the exit status, which is 1 if no attempt has a score."""
+    """Evaluate, print the result, and return the exit status: 1 if no attempt was scored."""
     given = _parser().parse_intermixed_args(argv)
     log_to_stderr()
     try:
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     else:
         Console().print(shown_result(result))
         sys.stdout.writelines(f"\n{text}\n" for text in samples(folder, given.samples))
-    log.info("%s has the result, and `asyncrl inspect show ID --run %s` an episode", folder / RESULT_FILE, folder)
+    log.info("the result is in %s; `asyncrl inspect show ID --run %s` shows an episode", folder / RESULT_FILE, folder)
     return 0 if result.total.scored else EXIT_FAILURE
 
 
@@ -96,36 +97,38 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
     parser.add_argument("--data", required=True, metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
     parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (8)")
-    parser.add_argument("--step", type=int, metavar="K", help="of a run: the checkpoint after K steps (the newest)")
-    parser.add_argument("--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that is right (1)")
+    parser.add_argument("--step", type=int, metavar="K", help="evaluate a run's checkpoint after K steps (the newest)")
     parser.add_argument(
-        "--samples", type=int, default=0, metavar="S", help="print S attempts of each data source with scores (0)"
+        "--threshold", type=float, default=1.0, metavar="T", help="smallest outcome that counts as right (1)"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=0, metavar="S", help="print S attempts of each data source with their scores (0)"
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="find files of groups in DIR too")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="also find group files in DIR")
     return parser
 
 
 def _request(given: argparse.Namespace) -> EvaluationRequest:
-    """Raises ConfigError: the arguments do not go together."""
+    """The request of the command line. Raises ConfigError: the arguments do not fit together."""
     run = find_run(given.target)
     if given.n < 1:
         raise ConfigError(f"--n={given.n}: there must be at least one attempt")
     if not may_exist(given.data):
-        raise ConfigError(f"--data={given.data}: there is no such file; see docs/data.md")
+        raise ConfigError(f"--data={given.data}: the file does not exist; see docs/data.md")
     if run is None and given.step is not None:
-        raise ConfigError(f"--step={given.step}: {given.target} is no run, which would have a {locations.CONFIG_FILE}")
+        raise ConfigError(f"--step={given.step}: {given.target} is not a run, since it has no {locations.CONFIG_FILE}")
     if run is None:
-        log.info("%s is no run, which would have a %s, so it is read as a model", given.target, locations.CONFIG_FILE)
+        log.info("%s is evaluated as a model, since it has no %s", given.target, locations.CONFIG_FILE)
     folder = run.folder if run else None
     return EvaluationRequest(folder, given.target, given.data, given.n, given.words, given.config_dir)
 
 
 def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) -> tuple[Path, EvaluationResult]:
-    """Run an evaluation to its end, or read one that has ended; its folder and its result.
+    """Run an evaluation, or read a finished one. Return the folder and the result.
 
-    Raises ConfigError and DataError: it cannot run; CheckpointError: the run has no such checkpoint; StoppedError: a
-    signal came; AsyncrlError: it cannot go on.
+    Raises ConfigError or DataError: the configuration or the data cannot be used. Raises CheckpointError: the
+    checkpoint does not exist. Raises StoppedError: a signal came. Raises AsyncrlError: the evaluation failed.
     """
     config, checkpoint = request.read(), None
     if request.run is not None and steps is None:
@@ -145,7 +148,7 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
         if checkpoint is not None and not model.exists():
             write_policy(config.model, checkpoint, model)
         if has_ended:
-            log.info("this evaluation has ended, so its result is read; remove %s to evaluate again", folder)
+            log.info("showing the result of the finished evaluation; remove %s to evaluate again", folder)
         else:
             _run(measured, folder)
         sources = [task.data_source for task in run_tasks(measured).usable([request.data])]
@@ -160,7 +163,7 @@ def evaluate(request: EvaluationRequest, steps: int | None, threshold: float) ->
 
 
 def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
-    """The folder of an evaluation: another one for another step, file or number of attempts, if run.name is not set."""
+    """The folder of an evaluation. Unless run.name is set, its name contains the step, the file and the attempts."""
     evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
     name = f"{evaluated}-{Path(request.data).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):
@@ -169,7 +172,7 @@ def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Pa
 
 
 def _run(config: TrainConfig, folder: Path) -> None:
-    """Start the roles, with the evaluator in the learner's place, and wait for its end. Raises StoppedError."""
+    """Start the roles, with the evaluator instead of a learner, and wait for its end. Raises StoppedError."""
     stop = process.stop_on_signals()
     RunAddresses.of(config).choose_ports()
     placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
@@ -178,7 +181,7 @@ def _run(config: TrainConfig, folder: Path) -> None:
     check_same_tasks(run_tasks(config), folder)
     resumed = claim(config, folder)
     locations.run_identity(config.run, make=True)
-    log.info("%s %s; logs are in %s", "going on with" if resumed else "starting", folder, folder / "logs")
+    log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", folder, folder / "logs")
     path = folder / locations.CONFIG_FILE
     evaluator = RoleCommand(EVALUATOR, role_command("commands.evaluate.evaluator", path), ROLE_ENVIRONMENT)
     roles, cluster = role_commands(placement, path), config.cluster
@@ -193,13 +196,13 @@ def _run(config: TrainConfig, folder: Path) -> None:
     with closing(EvaluationProgress(folder)) as progress:
         done = supervisor.run(stop.is_set, progress.update)
     if not done:
-        raise StoppedError("stopped; run the same command, with the same --step, to go on")
+        raise StoppedError("stopped; run the same command, with the same --step, to resume")
 
 
 def _described(
     temperature: float, request: EvaluationRequest, steps: int | None, result: EvaluationResult
 ) -> dict[str, Any]:
-    """The result with what was evaluated, and how. Values that are not finite are left out of JSON as null."""
+    """The result for JSON, with the model, the data and the temperature. Values that are not finite become null."""
     greedy = request.attempts == 1
     what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
     how = {"data": request.data, "temperature": 0.0 if greedy else temperature}

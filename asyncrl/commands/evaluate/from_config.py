@@ -1,4 +1,4 @@
-"""The configuration of an evaluation, taken from a run, or from a model and KEY=VALUE words, without training."""
+"""Makes the configuration of an evaluation from that of a run, or from a model and KEY=VALUE words."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrl.runs.from_config import read_config
 from asyncrl.runs.run import Run
 
 MEASURED = ("model.", "data.", "actor.", "scoring.", "learner.eval_attempts")
-"""The keys on which the result of an evaluation rests."""
+"""The keys that affect the result of an evaluation."""
 ANY_PORT = {"network.replay_port": 0, "network.weights_port": 0}
 SET_HERE = {
     "model.path": "the first argument names it",
@@ -29,12 +29,12 @@ SET_HERE = {
     "data.eval": "--data names the tasks",
     "learner.eval_attempts": "--n sets it",
 }
-ADAPTERS = "an evaluation plays a whole model: merge the adapters first (asyncrl merge), and name that folder"
+ADAPTERS = "adapters cannot be evaluated alone: merge them into a model first (asyncrl merge), and name its folder"
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """The request of a command line: a run (its folder) or else a model, the tasks, the attempts at each, and words."""
+    """The arguments of a command line. `run`: the run's folder; None if `model` is evaluated. `words`: KEY=VALUE."""
 
     run: Path | None
     model: str
@@ -44,7 +44,7 @@ class EvaluationRequest:
     config_dir: Path | None = None
 
     def read(self) -> TrainConfig:
-        """The configuration that the run or the words give, as for training. Raises ConfigError."""
+        """The configuration from the run or the words, still with training. Raises ConfigError."""
         keys = [word.lstrip("+").partition("=")[0] for word in self.words]
         wrong = [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]
         wrong += [f"{key}: {ADAPTERS}" for key in keys if f"{key}.".startswith("model.lora.")]
@@ -54,8 +54,8 @@ class EvaluationRequest:
             named = {"model.path": self.model, "data.train": self.data, **ANY_PORT}
             return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
-            raise ConfigError(f"experiment: the configuration is that of {self.run}; set single keys, or choose groups")
-        # A group that the words choose replaces what the run has in its section.
+            raise ConfigError(f"experiment: {self.run} gives the configuration; set single keys, or choose groups")
+        # A group in the words replaces the run's values of that section.
         config = read_config(self.run)
         # All roles are on this machine, and the run may still use its ports.
         cluster = replace(
@@ -72,7 +72,7 @@ class EvaluationRequest:
 
 
 def without_training(config: TrainConfig, request: EvaluationRequest, folder: Path) -> TrainConfig:
-    """The same episodes and scores, on the tasks of the request, in the run folder `folder` and without training."""
+    """The configuration for the evaluation in `folder`: the same episodes on the requested tasks, without training."""
     return replace(
         config,
         run=replace(config.run, name=folder.name, dir=str(folder.parent)),
@@ -96,7 +96,7 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
 
 
 def require_same(now: Mapping[str, Any], folder: Path) -> None:
-    """Raises ConfigError: an earlier start of the evaluation in `folder` had other values of the MEASURED keys."""
+    """Raises ConfigError: the evaluation in `folder` began with other values of the MEASURED keys."""
     run = Run(folder)
     if not run.config_file.exists():
         return
@@ -111,7 +111,7 @@ def require_same(now: Mapping[str, Any], folder: Path) -> None:
 
 
 def _channel(channel: str, engine_kind: str) -> str:
-    """The route from a publisher without a GPU, for a run with this one."""
+    """The value of `weights.channel` for a publisher without a GPU, given the run's value."""
     if channel == "disk":
         return "disk"
     return "zmq" if engine_kind == "embedded" else WeightsConfig().channel

@@ -1,4 +1,4 @@
-"""The progress of an evaluation on its terminal, read from its store."""
+"""Shows the progress of an evaluation on the terminal. The numbers come from the replay's store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REASON_CHARS = 200
 
 
 class EvaluationProgress:
-    """A line that changes on a terminal; elsewhere one line every few seconds. `update` may be called at any time."""
+    """Shows one changing line on a terminal, elsewhere a new line every 10 seconds. `update` may be called often."""
 
     def __init__(self, folder: Path) -> None:
         self._replay = folder / "replay"
@@ -38,7 +38,7 @@ class EvaluationProgress:
         self._status.stop()
 
     def update(self) -> None:
-        """Show how far the evaluation is, if it is time."""
+        """Show the progress if the last update is long enough ago."""
         now = time.monotonic()
         if now < self._next:
             return
@@ -64,8 +64,10 @@ class EvaluationProgress:
 
 
 def progress_line(replay: Path) -> tuple[int, int, str]:
-    """The finished attempts of the evaluation in a replay folder, all attempts, and both as a text with the reason of
-    the newest failure. Raises StoreError: there is no store yet."""
+    """The number of finished attempts, the number of all attempts, and a line of progress with the newest failure.
+
+    Raises StoreError: there is no store yet.
+    """
     with closing(StoredRun(replay)) as stored:
         records = [record for record in stored.each(EvaluationRecord.load, VERSION) if record is not None]
         letters = stored.dead_letters()
@@ -82,5 +84,5 @@ def progress_line(replay: Path) -> tuple[int, int, str]:
         line += f"  {failed} failed"
     if letters:
         name, newest = max(letters, key=lambda each: each[1].order)
-        line += f"  {len(letters)} failures, the newest of {name}: {newest.reason[:REASON_CHARS]}"
+        line += f"  {len(letters)} failures, the newest in {name}: {newest.reason[:REASON_CHARS]}"
     return done, total, line

@@ -1,8 +1,8 @@
-"""The measurements of an evaluation: outcomes, rewards, process scores, lengths, pass@k, best@k, maj@k and failures,
-for each data source and in all.
+"""The results of an evaluation, for each data source and for all tasks: outcomes, rewards, process scores, lengths,
+pass@k, best@k, maj@k and failures.
 
-An attempt is right if its outcome is at least a threshold. `replay.estimates` has the three estimates at k. A failed
-attempt has no outcome and counts nowhere but as failed. A task with fewer than k scored attempts has no part in them.
+An attempt is right if its outcome is at least a threshold. `replay.estimates` computes the three estimates at k, from
+the tasks with at least k scored attempts. A failed attempt only counts as failed.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ UNKNOWN = "the reason was not kept (replay.max_dead_letters)"
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedSource:
-    """The result on the tasks of one data source, or on all. Means are None without a scored attempt, and the process
-    score without a process model; lengths are in policy tokens. `pass_at`, `best_at` and `maj_at` are by k, and None
-    where no task has k scored attempts, or a vote; `pass_tasks` says how many tasks each k rests on."""
+    """The result on the tasks of one data source, or on all tasks.
+
+    - the means are None if no attempt was scored; `mean_process` is also None without a process reward model
+    - `mean_length` is in policy tokens
+    - `pass_at`, `best_at`, `maj_at`: the estimate for each k; None if no task has k scored attempts. `maj_at` needs
+      a vote among them
+    - `pass_tasks`: for each k, the number of tasks with k scored attempts
+    """
 
     tasks: int
     scored: int
@@ -49,8 +54,7 @@ class EvaluatedSource:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """The result of a complete evaluation of `attempts` a task: on all tasks, by data source, and the failed attempts
-    by reason."""
+    """The result of a complete evaluation with `attempts` per task. `failures` counts failed attempts by reason."""
 
     attempts: int
     threshold: float
@@ -102,7 +106,7 @@ def _summarise(tasks: Sequence[Sequence[TrajectoryRecord]], attempts: int, thres
 
 
 def _reasons(stored: StoredRun, failed: int) -> dict[str, int]:
-    """The last reasons of the `failed` attempts, the most frequent first."""
+    """The `failed` attempts counted by the reason of their last failure, the most frequent reason first."""
     last: dict[str, DeadLetter] = {}
     done = {record.group for record in _evaluated(stored)}
     for _, letter in stored.dead_letters():
@@ -115,8 +119,7 @@ def _reasons(stored: StoredRun, failed: int) -> dict[str, int]:
 
 
 def shown_result(result: EvaluationResult) -> Group:
-    """The result for people: a row for each data source and one for all, the same for estimates at several k, and what
-    the numbers rest on."""
+    """The result for people: tables of means and of estimates by data source, and notes."""
     rows = [*result.sources.items(), *([("all", result.total)] if len(result.sources) > 1 else [])]
     means = _table(["source", "tasks", "scored", "failed", "outcome", "accuracy", "reward", "process", "length"])
     for name, source in rows:
@@ -145,15 +148,16 @@ def _shown(value: float | None) -> str:
 
 def _notes(result: EvaluationResult) -> list[str]:
     lines = [
-        f"means are over scored attempts; right is an outcome of {result.threshold:g} or more",
-        "of k attempts, pass@k: one is right; best@k: the best outcome; maj@k: the outcome of the most frequent answer",
+        f"means are over scored attempts; an attempt is right if its outcome is at least {result.threshold:g}",
+        "pass@k: one of k attempts is right; best@k: the best outcome of k; maj@k: the outcome of the most frequent "
+        "answer among k",
     ]
     total = result.total
     few = [f"pass@{k} on {count}" for k, count in total.pass_tasks.items() if count < total.tasks]
     if few:
         lines.append(f"too few attempts were scored: {', '.join(few)} of {total.tasks} tasks")
     if result.failures:
-        lines.append("failed attempts are in no mean and no estimate:")
+        lines.append("failed attempts, which means and estimates leave out:")
         reasons = list(result.failures.items())
         lines += [f"  {count} x {reason}" for reason, count in reasons[:SHOWN_REASONS]]
         if others := sum(count for _, count in reasons[SHOWN_REASONS:]):

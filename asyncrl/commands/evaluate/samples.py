@@ -1,4 +1,4 @@
-"""Some attempts of a finished evaluation, with their scores, for people."""
+"""Formats some attempts of a finished evaluation with their scores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from asyncrl.runs.from_config import read_config
 
 
 def samples(folder: Path, count: int) -> Iterator[str]:
-    """The first `count` scored attempts of each data source as text, of the evaluation in `folder`. Nothing is loaded
-    for 0."""
+    """The first `count` scored attempts of each data source as text, from the evaluation in `folder`."""
     if not count:
         return
     from asyncrl.modelling.tokenizer import open_tokenizer

@@ -1,4 +1,4 @@
-"""Uploads an exported model to the Hugging Face hub, in one commit: a reader there sees all of it or nothing."""
+"""Uploads an exported model to the Hugging Face hub in one commit, so that readers never see a part of it."""
 
 from __future__ import annotations
 
@@ -38,24 +38,22 @@ OF_A_MODEL = (
     *("configuration_*.py", "modeling_*.py", "tokenization_*.py", "processing_*.py", "__init__.py"),
     *(CARD, PICTURE, "LICENSE*", "NOTICE*"),
 )
-"""Names of files that a model is made of. Other files in its folder, such as keys, logs or the state of an optimizer,
-are not uploaded.
-"""
+"""Names of a model's files. Other files in the folder, such as keys, logs or optimizer states, are not uploaded."""
 FOLDERS = (".", "additional_chat_templates")
 RETRIED = (408, 429, 500, 502, 503, 504)
 NO_TOKEN = (
-    "there is no token of the hub: make one that may write at https://huggingface.co/settings/tokens, then run "
+    "there is no token for the hub: create one with write access at https://huggingface.co/settings/tokens, then run "
     "`hf auth login`, or set HF_TOKEN"
 )
 
 
 class HubError(AsyncrlError):
-    """The hub refused a request. The message says what to do."""
+    """The hub refused a request. The message explains how to continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file in the repository, and where it is here. `text` replaces its content."""
+    """A file to upload: its name in the repository, and its path here. If `text` is given, it is the content."""
 
     name: str
     path: Path
@@ -63,15 +61,15 @@ class HubFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.path.stat().st_size if self.text is None else len(self.text.encode())
 
 
 def model_folder(name: str, checkpoint: int | None) -> Path:
-    """The folder of an exported model that `name` names: a run, one of its checkpoints, which is exported first if
-    needed, or a folder.
+    """The folder of an exported model. `name` is the model's folder, or a run.
 
-    Raises ConfigError: there is none; CheckpointError: there is no such checkpoint, or it cannot be read; OSError.
+    A run's `checkpoint` is exported first if that has not been done. Raises ConfigError: there is no exported model.
+    Raises CheckpointError: the checkpoint does not exist or cannot be read. Raises OSError.
     """
     folder = Path(name)
     if find_run(name) is None and (folder / "config.json").is_file():
@@ -84,17 +82,17 @@ def model_folder(name: str, checkpoint: int | None) -> Path:
         return exported if (exported / "config.json").is_file() else export_run(str(run), checkpoint)
     if not (run / "model" / "config.json").is_file():
         raise ConfigError(
-            f"{run} has no exported model: a run writes it at its end, unless learner.export=false. Name a checkpoint "
-            "by --checkpoint N"
+            f"{run} has no exported model: a run writes it at its end, unless learner.export=false. Choose a "
+            "checkpoint by --checkpoint N"
         )
     return run / "model"
 
 
 def files_of(folder: Path, repo: str, report: Path | None = None) -> list[HubFile]:
-    """The files of a model folder for the repository: those of OF_A_MODEL. Others are left out, and named in the log
-    unless they are hidden. A card that asyncrl wrote names the repository.
+    """The files of a model folder to upload: only files in OF_A_MODEL. The log names other files that are not hidden.
 
-    Raises ConfigError: one is a link to a file outside of the folder, which may be anything, such as a key.
+    `repo` is written into the model card, if asyncrl wrote the card. Raises ConfigError: a file is a link to the
+    outside of the folder, where it may point to a key, for example.
     """
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     relative = {path.relative_to(folder).as_posix(): path for path in paths}
@@ -103,7 +101,7 @@ def files_of(folder: Path, repo: str, report: Path | None = None) -> list[HubFil
         if not (target := each.path.resolve()).is_relative_to(folder.resolve()):
             raise ConfigError(f"{each.path} is a link to {target}, outside of the folder: copy the file, or remove it")
     if strays := [each.name for each in files if not _is_of_a_model(each.name)]:
-        log.warning("left out, as no files of a model: %s", ", ".join(map(ascii, strays)))
+        log.warning("not uploaded, since these are not files of a model: %s", ", ".join(map(ascii, strays)))
     files = [each for each in files if _is_of_a_model(each.name)]
     files = [_card(each, repo) if each.name == CARD else each for each in files]
     return files if report is None else [*files, HubFile(REPORT_FILE, report)]
@@ -115,18 +113,17 @@ def _is_of_a_model(name: str) -> bool:
 
 
 def report_of(name: str) -> Path:
-    """Write the report of a run again, and return it. Raises ConfigError: this is no run."""
+    """Write the report of a run again, and return its path. Raises ConfigError: the run does not exist."""
     return write_report(name)
 
 
 def push(
     files: Sequence[HubFile], repo: str, private: bool, message: str, wait: Callable[[float], object] = time.sleep
 ) -> str:
-    """Make the repository if there is none, upload the files as one commit, and return its address. Files that the
-    repository already has are not uploaded again.
+    """Create the repository if it does not exist, upload the files in one commit, and return the commit's address.
 
-    Raises ConfigError: there is no token, or the name of the repository is none; UnavailableError: the hub cannot be
-    reached; HubError: it refuses.
+    Files that the repository already has are not uploaded again. Raises ConfigError: there is no token, or the name of
+    the repository is invalid. Raises UnavailableError: the hub cannot be reached. Raises HubError: the hub refuses.
     """
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
 
@@ -134,11 +131,11 @@ def push(
     if token is None:
         raise ConfigError(NO_TOKEN)
     if reason := unreachable(PATIENCE_S):
-        raise UnavailableError(f"the hub cannot be reached: {reason}; HF_ENDPOINT names another one")
+        raise UnavailableError(f"the hub cannot be reached: {reason}; HF_ENDPOINT can name another hub")
     api = HfApi(token=token, library_name="asyncrl")
 
     def commit() -> str:
-        # An operation knows what was uploaded of its file, so that a new one is needed for each try.
+        # An operation remembers what it has uploaded, so each try needs new operations.
         operations = [
             CommitOperationAdd(each.name, str(each.path) if each.text is None else each.text.encode()) for each in files
         ]
@@ -153,8 +150,10 @@ def push(
 
 
 def _asked(request: Callable[[], T], repo: str, wait: Callable[[float], object]) -> T:
-    """The hub's answer. A request that fails on the way is made again: nothing that this module asks of the hub is done
-    twice by that. Raises UnavailableError and HubError as `push` does."""
+    """The hub's answer. A request that fails on the way is repeated, which is harmless for all requests of this module.
+
+    Raises ConfigError, UnavailableError and HubError as `push` does.
+    """
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
     for left in reversed(range(TRIES)):
@@ -168,7 +167,7 @@ def _asked(request: Callable[[], T], repo: str, wait: Callable[[float], object])
                 raise HubError(_refusal(status, repo, error)) from error
             reason = f"status {status}"
         except HFValidationError as error:
-            raise ConfigError(f"{repo} is no name of a repository: {error}") from error
+            raise ConfigError(f"{repo} is not a valid name of a repository: {error}") from error
         except ValueError as error:
             raise HubError(f"the hub does not accept this: {error}") from error
         except Exception as error:
@@ -178,7 +177,7 @@ def _asked(request: Callable[[], T], repo: str, wait: Callable[[float], object])
             if not left:
                 raise UnavailableError(f"the hub cannot be reached: {refused or error}") from error
             reason = str(refused or error)
-        log.warning("the hub did not answer as it should (%s); trying again in %g s", reason, PAUSE_S)
+        log.warning("a request to the hub failed (%s); trying again in %g s", reason, PAUSE_S)
         wait(PAUSE_S)
     raise AssertionError("unreachable: the last try returns or raises")
 
@@ -188,7 +187,7 @@ def _refusal(status: int, repo: str, error: Exception) -> str:
     match status:
         case 401:
             return (
-                "the hub does not accept the token (401): it may have ended. Make one that may write at "
+                "the hub does not accept the token (401), which may have expired. Create one with write access at "
                 "https://huggingface.co/settings/tokens, then run `hf auth login`, or set HF_TOKEN"
             )
         case 403:
@@ -197,7 +196,7 @@ def _refusal(status: int, repo: str, error: Exception) -> str:
                 f"token needs write access ({reason})"
             )
         case 404:
-            return f"the hub has no {repo}, or the token may not see it (404)"
+            return f"the hub has no {repo}, or the token may not read it (404)"
         case 413:
             return f"the hub says that a file is too large (413): {reason}"
     return f"the hub refused (status {status}): {reason}"

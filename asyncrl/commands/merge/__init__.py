@@ -1,1 +1,1 @@
-"""The command `asyncrl merge`: checkpoints in shards, ours or of verl, as one Hugging Face folder."""
+"""`asyncrl merge`: writes a sharded checkpoint of asyncrl, verl or Megatron as one Hugging Face folder."""

@@ -1,9 +1,9 @@
-"""Megatron's distributed checkpoints in the format `torch_dist`: a folder of chunks of whole tensors.
+"""Reads Megatron's distributed checkpoints in the format `torch_dist`: a folder with chunks of tensors.
 
-The file `.metadata` names for each tensor its whole shape and its chunks; each chunk is somewhere in a `.distcp` file,
-with its offset in the whole tensor. So tensor, pipeline, expert and expert-tensor parallel ranks, however many wrote,
-are merged by the offsets. Chunks are read with `weights_only`. `.metadata` is a plain pickle, so our own unpickler
-reads it and allows only the classes of such a file.
+The file `.metadata` lists the shape of each tensor, and for each of its chunks the offset in the tensor and the
+position in a `.distcp` file. The offsets suffice to merge the chunks of any number of tensor, pipeline and expert
+parallel ranks. Chunks are read with `weights_only`. `.metadata` is a plain pickle, so it is read by an unpickler that
+allows only the classes that these files need.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ _METADATA = ".metadata"
 
 
 def distributed_folder(folder: Path) -> Path | None:
-    """The folder within a checkpoint of verl, or of Megatron, that has the chunks of the model. None: there is none.
-    Raises CheckpointError: its format is not supported."""
+    """The folder with the model's chunks, within a checkpoint of verl or Megatron; None if there are no chunks.
+
+    Raises CheckpointError: the format is not supported.
+    """
     found = (folder / place for place in ("", "dist_ckpt", "model/dist_ckpt"))
     place = next((each for each in found if (each / _DESCRIPTION).is_file()), None)
     if place is None:
@@ -43,12 +45,12 @@ def distributed_folder(folder: Path) -> Path | None:
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{place / _DESCRIPTION} cannot be read: {error!r}") from error
     if backend != BACKEND:
-        raise CheckpointError(f"{place} has the format {backend!r}, of which only {BACKEND} is merged")
+        raise CheckpointError(f"{place} has the format {backend!r}; only {BACKEND} can be merged")
     return place
 
 
 class DistributedTensors:
-    """The tensors in a `torch_dist` folder. Raises CheckpointError: its `.metadata` cannot be read."""
+    """The tensors in a `torch_dist` folder. Raises CheckpointError: the file `.metadata` cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -72,13 +74,13 @@ class DistributedTensors:
         return {name: tuple(each.size) for name, each in self._described.items() if isinstance(each, kind)}
 
     def read(self, name: str) -> Tensor:
-        """A whole tensor. Raises CheckpointError: its chunks are missing, damaged or overlapping."""
+        """A tensor, merged from its chunks. Raises CheckpointError: chunks are missing, damaged or overlapping."""
         try:
             return self._read(name, self._described[name])
         except CheckpointError:
             raise
         except Exception as error:
-            # `.metadata` may say anything, such as a size for which there is no memory.
+            # `.metadata` may contain anything, such as a size larger than the memory.
             raise CheckpointError(f"{name} cannot be read from {self._folder}: {error!r}") from error
 
     def _read(self, name: str, description: Any) -> Tensor:
@@ -89,7 +91,7 @@ class DistributedTensors:
             if part.shape != torch.Size(chunk.sizes):
                 raise CheckpointError(f"a chunk of {name} has the shape {list(part.shape)}, not {list(chunk.sizes)}")
             if part.dtype != whole.dtype:
-                raise CheckpointError(f"a chunk of {name} is of {part.dtype}, and the whole of {whole.dtype}")
+                raise CheckpointError(f"a chunk of {name} has the dtype {part.dtype}, but the tensor has {whole.dtype}")
             place = tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))
             whole[place] = part
         return whole
@@ -98,11 +100,11 @@ class DistributedTensors:
         try:
             stored = self._stored[described.MetadataIndex(name, chunk.offsets)]
         except KeyError:
-            raise CheckpointError(f"{self._folder / _METADATA} does not say where a chunk of {name} is") from None
+            raise CheckpointError(f"{self._folder / _METADATA} lacks the position of a chunk of {name}") from None
         if Path(stored.relative_path).name != stored.relative_path:
             raise CheckpointError(f"a chunk of {name} is in {stored.relative_path!r}, outside of {self._folder}")
         if getattr(stored, "transform_descriptors", None):
-            raise CheckpointError(f"{name} is stored as {list(stored.transform_descriptors)}, which is not read")
+            raise CheckpointError(f"{name} is stored as {list(stored.transform_descriptors)}, which is not supported")
         path = self._folder / stored.relative_path
         try:
             with path.open("rb") as file:
@@ -112,20 +114,20 @@ class DistributedTensors:
         except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
             raise CheckpointError(f"{name} cannot be read from {path}: {error}") from error
         if not isinstance(part, Tensor):
-            raise CheckpointError(f"{path} has a {type(part).__name__} in the place of {name}")
+            raise CheckpointError(f"{path} has a {type(part).__name__} instead of the tensor {name}")
         return part
 
 
 def _check_cover(name: str, size: Sequence[int], chunks: Sequence[Any]) -> None:
-    """Raises CheckpointError: some element of a tensor is in no chunk, or in several."""
+    """Raises CheckpointError: an element of a tensor is in no chunk, or in several chunks."""
     edges = []
     for dim, length in enumerate(size):
         starts = [each.offsets[dim] for each in chunks]
         ends = [each.offsets[dim] + each.sizes[dim] for each in chunks]
         edges.append(sorted({0, length, *starts, *ends}))
     if any(each[0] < 0 or each[-1] > length for each, length in zip(edges, size, strict=True)):
-        raise CheckpointError(f"a chunk of {name} is outside of its {list(size)}")
-    # The edges of all chunks cut the tensor into boxes; this counts the chunks that cover each box.
+        raise CheckpointError(f"a chunk of {name} is outside of the tensor's shape {list(size)}")
+    # The edges of all chunks divide the tensor into boxes. `times` counts the chunks that cover each box.
     times = np.zeros([len(each) - 1 for each in edges], np.int32)
     numbers = [{edge: number for number, edge in enumerate(each)} for each in edges]
     for each in chunks:
@@ -133,15 +135,15 @@ def _check_cover(name: str, size: Sequence[int], chunks: Sequence[Any]) -> None:
         times[tuple(slice(number[start], number[start + length]) for number, start, length in spans)] += 1
     if (times != 1).any():
         fault = "lack a part of it" if times.min() == 0 else "overlap"
-        raise CheckpointError(f"the {len(chunks)} chunks of {name} {fault}: a rank's part is missing or there twice")
+        raise CheckpointError(f"the {len(chunks)} chunks of {name} {fault}: a rank's part is missing or duplicated")
 
 
 class _FlattenedTensor:
-    """A stand-in for Megatron's class that describes a tensor of an optimizer."""
+    """A stand-in for Megatron's `MCoreMetadata`, which describes flattened tensors of an optimizer."""
 
 
 _PLANS = (planner.SavePlan, planner.WriteItem, planner.WriteItemType, planner.TensorWriteData)
-"""A stand-in for the class in which Megatron caches its plan of saving, to save faster the next time."""
+"""Classes in which Megatron caches its plan of saving, so that the next save is faster."""
 _CLASSES: Mapping[tuple[str, str], Any] = {
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): _get_layout,
@@ -168,9 +170,10 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 
 
 class _MetadataUnpickler(pickle._Unpickler):
-    """Makes the objects that a `.metadata` consists of, and calls nothing else that a pickle names. It changes none of
-    the classes: a pickle could give a path a method of its own. Only pickle's pure-Python unpickler lets us override
-    this.
+    """Makes only objects of the classes in _CLASSES, and sets attributes only of such objects.
+
+    A pickle could otherwise replace a method of one of the classes, for example of a path. Only pickle's pure-Python
+    unpickler allows overriding `load_build`.
     """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)
@@ -178,7 +181,7 @@ class _MetadataUnpickler(pickle._Unpickler):
     def load_build(self) -> None:
         made = self.stack[-2]  # type: ignore[attr-defined]
         if type(made) not in _CLASSES.values():
-            raise CheckpointError(f"{_METADATA} sets attributes of {made!r}, as no such file does: it is not unpickled")
+            raise CheckpointError(f"{_METADATA} sets attributes of {made!r}, which is not allowed: it is not unpickled")
         super().load_build()  # type: ignore[misc]
 
     dispatch[pickle.BUILD[0]] = load_build
@@ -188,4 +191,4 @@ class _MetadataUnpickler(pickle._Unpickler):
             return _CLASSES[module, name]
         if module == "torch" and isinstance(dtype := vars(torch).get(name), torch.dtype):
             return dtype
-        raise CheckpointError(f"{_METADATA} names {module}.{name}, which no such file needs: it is not unpickled")
+        raise CheckpointError(f"{_METADATA} names {module}.{name}, which is not allowed: it is not unpickled")

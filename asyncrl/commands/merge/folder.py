@@ -1,7 +1,8 @@
-"""Merged tensors as a Hugging Face folder, checked against the model that the configuration describes.
+"""Writes merged tensors as a Hugging Face folder, after a check against the model that the configuration describes.
 
-Names may be those of the model in memory, or those in files (see modelling/weight_format.py): an older transformers,
-with which the checkpoint was written, has the experts of a layer one by one in both. The folder has those in files.
+The tensors may have the names of the model in memory, or the names in Hugging Face files (modelling/weight_format.py).
+The names in memory depend on the version of transformers that wrote the checkpoint: older versions have one tensor per
+expert there, too. The folder gets the names in files.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ _NOT_BESIDE = (".safetensors", ".bin", ".pt", ".index.json")
 
 @dataclass(frozen=True, slots=True)
 class OutputSettings:
-    """The folder with the configuration and the tokenizer of the result. `tied`: the output layer is the embedding,
-    also if the configuration says otherwise. `dtype` is the dtype of the result's parameters; None keeps the
-    checkpoint's.
+    """Settings of the result.
+
+    - `folder`: has the configuration and the tokenizer
+    - `tied`: the output layer is the embedding, even if the configuration does not tie them
+    - `dtype`: the dtype of the parameters; None keeps the checkpoint's dtype
     """
 
     folder: Path
@@ -43,19 +46,19 @@ class OutputSettings:
     dtype: torch.dtype | None = None
 
     def config(self) -> Any:
-        """The configuration. Raises ConfigError: there is none that transformers can read."""
+        """The configuration. Raises ConfigError: it is missing, or transformers cannot read it."""
         if not (self.folder / "config.json").is_file():
-            raise ConfigError(f"{self.folder} has no config.json: name a folder with --config that has one")
+            raise ConfigError(f"{self.folder} has no config.json: name a folder with a config.json by --config")
         try:
-            # Without the second transformers asks at the terminal whether to run code of the folder.
+            # Without trust_remote_code=False, transformers asks at the terminal whether to run the folder's code.
             config = AutoConfig.from_pretrained(self.folder, trust_remote_code=False)
-        # Configurations raise any error of their own checks.
+        # The checks of a configuration class may raise any error.
         except Exception as error:
             raise ConfigError(f"the configuration in {self.folder} cannot be read: {error}") from error
         if getattr(config, "quantization_config", None):
             raise ConfigError(
-                f"the configuration in {self.folder} is that of quantised weights, and the result has whole ones: "
-                "remove quantization_config from its config.json"
+                f"the configuration in {self.folder} is for quantised weights, but the result is not quantised: remove "
+                "quantization_config from its config.json"
             )
         if self.tied:
             config.tie_word_embeddings = True
@@ -64,8 +67,10 @@ class OutputSettings:
 
 @torch.no_grad()
 def empty_model(config: Any, value_head: bool) -> Any:
-    """The model that a configuration describes, without memory. `value_head`: it gives a value a token instead of
-    logits. Raises ConfigError: transformers has no such model."""
+    """The model that a configuration describes, on the device meta. `value_head`: one value per token, no logits.
+
+    Raises ConfigError: transformers cannot make the model.
+    """
     named = config.architectures
     architecture = str(named[0]) if isinstance(named, list) and named else ""
     if value_head or architecture.endswith("ForTokenClassification"):
@@ -78,18 +83,18 @@ def empty_model(config: Any, value_head: bool) -> Any:
     try:
         with torch.device("meta"):
             return kind.from_config(config, dtype=torch.float32)
-    # A model raises any error of its modules.
+    # The modules of a model may raise any error.
     except Exception as error:
-        raise ConfigError(f"transformers can make no model of this configuration: {error!r}") from error
+        raise ConfigError(f"transformers cannot make a model from this configuration: {error!r}") from error
 
 
 def has_value_head(names: set[str]) -> bool:
-    """True if tensors of these names are a critic's."""
+    """True if these are the names of a critic's tensors."""
     return "lm_head.weight" not in names and any(head in names for head in _VALUE_HEADS)
 
 
 def expected_shapes(model: Any, stored: set[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's tensors, by their names in memory and in files. `stored` names those that there are."""
+    """The shapes of a model's tensors, by their names in memory and in files. `stored`: the names in the checkpoint."""
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
     for part in _format(model, stored).parts:
         shapes |= {**part.published, **part.model}
@@ -97,9 +102,9 @@ def expected_shapes(model: Any, stored: set[str]) -> dict[str, tuple[int, ...]]:
 
 
 def write_folder(model: Any, tensors: Mapping[str, Tensor], settings: OutputSettings, folder: Path) -> None:
-    """Write `folder`, which appears whole or not at all. `model` needs no memory.
+    """Write `folder` atomically. `model` may be on the device meta.
 
-    Raises CheckpointError: tensors are missing, misshapen or unknown, or tied ones differ; OSError.
+    Raises CheckpointError: tensors are missing, misshapen or unknown, or tied tensors differ. Raises OSError.
     """
     adapters = sorted(name for name in tensors if "lora_" in name)
     if adapters:
@@ -118,19 +123,18 @@ def write_folder(model: Any, tensors: Mapping[str, Tensor], settings: OutputSett
 
 
 def _check_kinds(model: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Raises CheckpointError: a tensor has no values of its own, or a parameter is of a dtype that no layer computes
-    with."""
+    """Raises CheckpointError: a tensor is not dense, or on the device meta, or a parameter has an unsupported dtype."""
     floating = {name for name, each in model.named_parameters(remove_duplicate=False) if each.is_floating_point()}
     for name, each in tensors.items():
         if each.layout != torch.strided or each.is_meta:
-            raise CheckpointError(f"{name} has no plain values: it is a tensor of {each.layout} on {each.device}")
+            raise CheckpointError(f"{name} is a tensor of {each.layout} on {each.device}: only dense values are merged")
         if name in floating and each.dtype not in _FLOATS:
             kinds = ", ".join(str(kind).removeprefix("torch.") for kind in _FLOATS)
-            raise CheckpointError(f"{name} is of {each.dtype}, such as quantised weights have; {kinds} are merged")
+            raise CheckpointError(f"{name} has the dtype {each.dtype}, perhaps of quantised weights; use {kinds}")
 
 
 def _without_tied(model: Any, tensors: Mapping[str, Tensor], drop: bool) -> dict[str, Tensor]:
-    """The tensors without second names of tied ones. `drop`: without asking whether their values are the same."""
+    """The tensors, with tied tensors under their first name only. `drop`: do not check that their values are equal."""
     every = dict(model.named_parameters(remove_duplicate=False))
     first = {id(each): name for name, each in model.named_parameters()}
     kept = dict(tensors)
@@ -140,8 +144,8 @@ def _without_tied(model: Any, tensors: Mapping[str, Tensor], drop: bool) -> dict
             continue
         if main in kept and not drop and not torch.equal(kept[name], kept[main]):
             raise CheckpointError(
-                f"the checkpoint has other values for {name} than for {main}, which the configuration ties: set "
-                "tie_word_embeddings to false in its config.json, or drop the former by --tie-word-embedding"
+                f"{name} and {main} have different values, although the configuration ties them: set "
+                f"tie_word_embeddings to false in its config.json, or drop {name} by --tie-word-embedding"
             )
         kept.setdefault(main, kept[name])
         del kept[name]
@@ -162,7 +166,7 @@ def _published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         shapes = part.model if in_memory else part.published
         for name, shape in shapes.items():
             if name not in tensors:
-                raise CheckpointError(f"the checkpoint lacks {name}, which the model of its configuration has")
+                raise CheckpointError(f"the checkpoint lacks {name}, which its configuration requires")
             if tuple(tensors[name].shape) != shape:
                 raise CheckpointError(f"{name} has the shape {list(tensors[name].shape)}; {list(shape)} is needed")
         given = {name: tensors[name] for name in shapes}
@@ -171,14 +175,16 @@ def _published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     unknown = sorted(tensors.keys() - used)
     if unknown:
         raise CheckpointError(
-            f"the checkpoint has {len(unknown)} tensors that the model of its configuration lacks, such as {unknown[0]}"
+            f"the checkpoint has {len(unknown)} tensors that its configuration does not have, such as {unknown[0]}"
         )
     return _apart({name: each.contiguous() for name, each in published.items()})
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, each with values of its own: transformers writes one of two that share them, and leaves the other to
-    a model that ties them."""
+    """The tensors, with a copy of each tensor that shares memory with an earlier one.
+
+    Of tensors that share memory, transformers writes only one, and expects a model that ties them.
+    """
     taken: set[int] = set()
     apart: dict[str, Tensor] = {}
     for name, each in tensors.items():
@@ -188,14 +194,13 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _files_beside(config: Any, dtype: torch.dtype, source: Path) -> Callable[[Path], None]:
-    """A function that writes the files that belong to the weights: the configuration, and copies of the tokenizer's and
-    all other files of `source`."""
+    """A function that writes the other files: the configuration, and copies of all files of `source` except weights."""
 
     def write(folder: Path) -> None:
         for path in source.iterdir():
             if path.is_file() and path.name != "config.json" and not path.name.endswith(_NOT_BESIDE):
                 shutil.copyfile(path, folder / path.name)
-        # To save the model has set the dtype of its empty tensors.
+        # Saving the model has set the dtype of the meta tensors.
         config.dtype = dtype
         config.save_pretrained(folder)
 

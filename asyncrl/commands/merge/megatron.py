@@ -1,8 +1,10 @@
-"""The tensors of a Megatron GPT model by their Hugging Face names.
+"""Maps the tensors of a Megatron GPT model to Hugging Face tensors.
 
-Megatron stacks what Hugging Face keeps apart: one tensor may hold all layers, and all experts of a layer, or a tensor
-has their numbers in its name. `linear_qkv` has for each group of queries its queries, its key and its value, and
-`linear_fc1` the gate before the up projection. Norms may belong to the linear layer that follows them.
+Megatron stacks tensors that Hugging Face stores separately. One tensor may hold all layers, or all experts of a layer;
+otherwise the number is in the tensor's name.
+
+For each query group, `linear_qkv` holds the queries, the key and the value. `linear_fc1` holds the gate and the up
+projection. A norm may be part of the linear layer after it.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from asyncrl.commands.merge.distributed import DistributedTensors
 from asyncrl.errors import CheckpointError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "deepseek_v3")
-"""The `model_type` of the models whose names are known."""
+"""The values of `model_type` that can be merged."""
 
 _OUTER = {
     "embedding.word_embeddings.weight": "model.embed_tokens.weight",
@@ -55,34 +57,38 @@ _OPTIMIZER = ("optimizer.", "chained_", "rng_state", "rerun_state", "opt_param_s
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A tensor of one layer, whose `name` is the part after the number of the layer."""
+    """A Hugging Face tensor of one layer. `name` is the part of its name after the layer number."""
 
     name: str
     tensor: Tensor
 
 
 class MegatronNames:
-    """Maps the tensors of a model with the Hugging Face configuration `config`. Raises CheckpointError: its family is
-    not one of `FAMILIES`."""
+    """Maps the tensors of a model with the Hugging Face configuration `config`.
+
+    Raises CheckpointError: the model type is not in `FAMILIES`.
+    """
 
     def __init__(self, config: Any) -> None:
         if config.model_type not in FAMILIES:
             raise CheckpointError(
-                f"Megatron's names for a {config.model_type} are not known; those of {', '.join(FAMILIES)} are"
+                f"Megatron's tensors of a {config.model_type} cannot be merged, only those of {', '.join(FAMILIES)}"
             )
         self._config = config
         self._shared = "mlp.shared_expert" if config.model_type == "qwen2_moe" else "mlp.shared_experts"
 
     def read(self, stored: DistributedTensors, tied: bool) -> dict[str, Tensor]:
-        """The tensors of a checkpoint. `tied`: leave out the output layer. Raises CheckpointError: it has tensors whose
-        names are not known, or some that cannot be read."""
+        """The tensors of a checkpoint by Hugging Face names. `tied`: leave out the output layer.
+
+        Raises CheckpointError: a tensor is unknown or cannot be read.
+        """
         named: dict[str, Tensor] = {}
         for key in sorted(stored.shapes()):
             if key.startswith(_OPTIMIZER) or key.endswith("_extra_state") or (tied and key == "output_layer.weight"):
                 continue
             for name, tensor in self._named(key, stored.read(key)):
                 if name in named:
-                    raise CheckpointError(f"the checkpoint has {name} twice, once as {key}")
+                    raise CheckpointError(f"two tensors of the checkpoint become {name}; one is {key}")
                 named[name] = tensor
         return named
 
@@ -102,7 +108,7 @@ class MegatronNames:
     def _outer(self, key: str, tensor: Tensor) -> tuple[str, Tensor]:
         if key == "output_layer.weight" and len(tensor) == 1 != self._config.vocab_size:
             return "score.weight", tensor
-        # Megatron fills up the vocabulary, so that it divides among its ranks.
+        # Megatron pads the vocabulary to a multiple of its ranks.
         rows = len(tensor) if key == "decoder.final_layernorm.weight" else self._config.vocab_size
         return _OUTER[key], tensor[:rows]
 
@@ -137,7 +143,7 @@ class MegatronNames:
 
 
 def _feed_forward(name: str, prefix: str, tensor: Tensor) -> Iterator[_Piece]:
-    """The projections of Megatron's `name`, which is linear_fc1.weight, a half of it, or linear_fc2.weight."""
+    """The projections in Megatron's tensor `name`: linear_fc1.weight, a half of that tensor, or linear_fc2.weight."""
     match = _FEED_FORWARD.fullmatch(name)
     assert match is not None, name
     layer, half = match.groups()

@@ -1,10 +1,13 @@
-"""`asyncrl merge --from DIR --to DIR`: a checkpoint in shards as a Hugging Face folder, which from_pretrained loads.
+"""`asyncrl merge --from DIR --to DIR`: writes a sharded checkpoint as a Hugging Face folder, for from_pretrained.
 
-DIR may be a run of asyncrl, or one of its checkpoints (runs/NAME/checkpoints/step-000040), as `asyncrl export` writes
-it; a folder of verl with FSDP shards (global_step_N/actor with model_world_size_N_rank_K.pt); or one with a Megatron
-distributed checkpoint in the format torch_dist; or a peft folder of LoRA adapters, which are merged into the model that
-it names, or that --config names. It works on the CPU, and needs host memory for the whole model, once or
-twice. The configuration and the tokenizer come from the folder `huggingface` that verl writes next to the shards.
+The first DIR may be
+- a run of asyncrl, or one of its checkpoints (runs/NAME/checkpoints/step-000040): the same as `asyncrl export`
+- a folder of verl with FSDP shards (global_step_N/actor with model_world_size_N_rank_K.pt)
+- a folder with a Megatron distributed checkpoint in the format torch_dist
+- a peft folder of LoRA adapters, which are merged into the model that the folder or --config names
+
+It works on the CPU, and needs host memory for one or two copies of the model. For verl and Megatron, the configuration
+and the tokenizer come from the folder `huggingface` that verl writes next to the shards.
 """
 
 from __future__ import annotations
@@ -28,24 +31,24 @@ _TEMPLATES = ("huggingface", "model/huggingface", "../huggingface")
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where the folder cannot be made."""
+    """The command's entry point. If the merge fails, it ends with a message and status 1."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="the checkpoint")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="write this folder")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the new folder")
     parser.add_argument(
         "--config",
         type=Path,
         metavar="DIR",
-        help="take config.json and the tokenizer from this folder (huggingface, next to verl's shards); of "
-        "adapters, the model that they were trained on",
+        help="folder of config.json and the tokenizer (huggingface, next to verl's shards); for adapters, the model "
+        "that they were trained on",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="the dtype of the weights (that of the checkpoint)")
+    parser.add_argument("--dtype", choices=_DTYPES, help="dtype of the weights (the checkpoint's)")
     parser.add_argument(
         "--tie-word-embedding",
         action="store_true",
-        help="the output layer is the embedding; drop the one that the checkpoint has",
+        help="use the embedding as the output layer, and drop the checkpoint's output layer",
     )
     given = parser.parse_args(argv)
     merge(given.source, given.to, given.config, given.dtype, given.tie_word_embedding)
@@ -53,11 +56,10 @@ def main(argv: Sequence[str]) -> None:
 
 
 def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None = None, tied: bool = False) -> None:
-    """Write the model in the checkpoint `source` into the new folder `to`; the options are the same as on the command
-    line.
+    """Write the model in the checkpoint `source` into the new folder `to`. The options are those of the command line.
 
-    Raises ConfigError: something is at `to` already, or there is no usable configuration; CheckpointError: `source` is
-    of no known format, damaged, or its tensors are not those of the configuration; OSError.
+    Raises ConfigError: `to` exists already, or there is no usable configuration. Raises CheckpointError: the format of
+    `source` is unknown, or `source` is damaged or does not fit its configuration. Raises OSError.
     """
     require_new(to)
     if (source / _ADAPTERS).is_file():
@@ -69,15 +71,15 @@ def merge(source: Path, to: Path, config: Path | None = None, dtype: str | None 
         return
     if config or dtype or tied:
         raise ConfigError(
-            "--config, --dtype and --tie-word-embedding are for checkpoints of verl; a run of asyncrl has them in its "
-            "own configuration"
+            "--config, --dtype and --tie-word-embedding are for checkpoints of verl; a run of asyncrl has these "
+            "settings in its configuration"
         )
     run, steps = own
     export_run(str(run), steps, to)
 
 
 def _own_run(source: Path) -> tuple[Path, int | None] | None:
-    """The run that `source` is or belongs to, and the step of the checkpoint; None: it is no checkpoint of ours."""
+    """The run, and the step if `source` is one of its checkpoints. None if `source` is not asyncrl's."""
     if (source / CONFIG_FILE).is_file() and (source / "checkpoints").is_dir():
         return source, None
     from asyncrl.learner.checkpoint.files import COMPLETE, PROGRESS
@@ -88,24 +90,24 @@ def _own_run(source: Path) -> tuple[Path, int | None] | None:
     step = source.name.removeprefix("step-")
     if not (run / CONFIG_FILE).is_file() or not step.isdecimal():
         raise CheckpointError(
-            f"{source} is a checkpoint of asyncrl outside of its run: put it back into RUN/checkpoints/step-N of the "
-            f"run whose {CONFIG_FILE} describes the model"
+            f"{source} is a checkpoint of asyncrl outside of its run: move it back to RUN/checkpoints/step-N, since "
+            f"{CONFIG_FILE} of its run describes the model"
         )
     if not (source / COMPLETE).is_file():
-        raise CheckpointError(f"{source} is not complete: its learner was stopped while it wrote")
+        raise CheckpointError(f"{source} is not complete: the learner was stopped while it wrote the checkpoint")
     return run, int(step)
 
 
 def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
     if tied:
-        raise ConfigError("--tie-word-embedding is for checkpoints of verl: the configuration of the model says this")
+        raise ConfigError("--tie-word-embedding is for checkpoints of verl; adapters take it from the model's config")
     try:
         stored = {} if config else json.loads((source / _ADAPTERS).read_text())
         base, revision = config or stored["base_model_name_or_path"], stored.get("revision")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{source / _ADAPTERS} cannot be read: {error!r}") from error
     if not base or not isinstance(base, str | Path):
-        raise ConfigError(f"{source / _ADAPTERS} names no model: name it with --config")
+        raise ConfigError(f"{source / _ADAPTERS} names no model: name the model by --config")
     from asyncrl.learner.checkpoint.export import merge_adapter
     from asyncrl.modelling.opening import open_config
 
@@ -115,7 +117,7 @@ def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | Non
 
 
 def _merge_foreign(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
-    # Loads torch, which takes seconds: wrong arguments are refused before.
+    # Imported here, because torch takes seconds, and wrong arguments should be refused at once.
     from asyncrl.commands.merge.distributed import DistributedTensors, distributed_folder
     from asyncrl.commands.merge.folder import OutputSettings, empty_model, expected_shapes, has_value_head, write_folder
     from asyncrl.commands.merge.megatron import MegatronNames
@@ -142,23 +144,23 @@ def _template(source: Path) -> Path:
         if (source / place / "config.json").is_file():
             return source / place
     raise ConfigError(
-        f"{source} has no folder huggingface with a config.json: name one with --config, such as the model from which "
-        "the training began"
+        f"{source} has no folder huggingface with a config.json: name a folder with a config.json by --config, such as "
+        "the model from which the training began"
     )
 
 
 def _unknown(source: Path) -> CheckpointError:
     if not source.is_dir():
-        return CheckpointError(f"there is no folder {source}")
+        return CheckpointError(f"the folder {source} does not exist")
     for place in (".", *_TEMPLATES[:2]):
         if any((source / place).glob("*.safetensors")):
-            return CheckpointError(f"{source / place} has safetensors already: it needs no merging")
+            return CheckpointError(f"{source / place} already has safetensors: it needs no merging")
     inner = next((each.name for each in source.iterdir() if each.name in ("actor", "critic")), None)
     advice = f"; name the folder of one model, such as {source / inner}" if inner else ""
     if (source.absolute().parent / CONFIG_FILE).is_file():
         advice = f"; it is part of a run: name the run, {source.parent}, or a checkpoint in it, checkpoints/step-N"
     return CheckpointError(
-        f"{source} is no checkpoint that is known: it has neither {CONFIG_FILE} and checkpoints (a run of asyncrl), "
-        f"nor model_world_size_N_rank_K.pt (verl's FSDP), nor a metadata.json (Megatron's torch_dist), "
-        f"nor an {_ADAPTERS} (peft){advice}"
+        f"{source} is not a known checkpoint: it has neither {CONFIG_FILE} and checkpoints (a run of asyncrl), nor "
+        f"model_world_size_N_rank_K.pt (verl's FSDP), nor metadata.json (Megatron's torch_dist), nor {_ADAPTERS} "
+        f"(peft){advice}"
     )

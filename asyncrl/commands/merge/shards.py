@@ -1,8 +1,8 @@
-"""The model shards that verl's FSDP workers write: one file `model_world_size_N_rank_K.pt` a rank.
+"""Merges the model shards of verl's FSDP workers: one file `model_world_size_N_rank_K.pt` per rank.
 
-A file is a pickled state dict. Its values are DTensors, which know the device mesh and their placements on it, or plain
-tensors. A plain one has three forms, which the shape that the model expects tells apart: a copy of the whole on every
-rank, rows of it, or a part of its flattened elements. Files are read with `weights_only`, mapped into memory.
+A file is a pickled state dict of DTensors or plain tensors. A DTensor contains its device mesh and placements. A rank's
+plain tensor is a copy of the whole tensor, some of its rows, or a part of its flattened elements; the shape that the
+model expects shows which. Files are read with `weights_only`, and mapped into memory.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ _MESH_LOGGER = logging.getLogger("torch.distributed.device_mesh")
 
 
 def shard_files(folder: Path) -> list[Path]:
-    """The files of all ranks, in their order; none where `folder` is no such checkpoint. Raises CheckpointError: ranks
-    are missing, or there are more than their number, or two numbers of ranks wrote."""
+    """The files of all ranks, in order; an empty list if `folder` has no shards.
+
+    Raises CheckpointError: a rank is missing or duplicated, or the files are of different world sizes.
+    """
     found = {path: match for path in folder.glob("model_world_size_*.pt") if (match := _FILE.fullmatch(path.name))}
     sizes = sorted({int(match[1]) for match in found.values()})
     if len(sizes) > 1:
-        raise CheckpointError(f"{folder} has shards of {sizes} ranks: move all but one of these sets away")
+        raise CheckpointError(f"{folder} has shards for different numbers of ranks, {sizes}: keep only one set")
     if not sizes:
         return []
     by_rank = {int(match[2]): path for path, match in found.items()}
     missing = [rank for rank in range(sizes[0]) if rank not in by_rank]
     if missing:
         raise CheckpointError(
-            f"{folder} lacks the shards of ranks {missing} of {sizes[0]}: each host wrote those of its own ranks, "
-            "copy them all into one folder"
+            f"{folder} lacks the shards of ranks {missing} of {sizes[0]}: each host wrote only its own ranks; copy all "
+            "files into one folder"
         )
     if len(found) != sizes[0]:
         names = ", ".join(sorted(path.name for path in found))
@@ -50,7 +52,7 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 class FsdpShards:
-    """The state dict of a model, one of `files` a rank. Raises CheckpointError: a file cannot be read."""
+    """The state dict of a model, with one file per rank. Raises CheckpointError: a file cannot be read."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._states = [_read(file) for file in files]
@@ -65,20 +67,22 @@ class FsdpShards:
 
     @torch.no_grad()
     def merge(self, expected: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-        """All tensors whole. `expected` has the shapes of the model's tensors by name. Raises CheckpointError: the
-        shards of a tensor do not fit together, or two ranks have the same ones."""
+        """All tensors, merged. `expected` has the shapes of the model's tensors by name.
+
+        Raises CheckpointError: the shards of a tensor do not fit together, or two ranks have the same shards.
+        """
         tensors = {name: self._merge(name, expected.get(name)) for name in self._states[0]}
         split = [name for name, whole in tensors.items() if _local(self._states[0][name]).shape != whole.shape]
-        # Equal parts of one tensor may be legitimate, as in a bias that is zero.
+        # The parts of a single tensor may be equal, as in a bias of zeros.
         if split and not any(map(self._has_other_parts, split)):
             raise CheckpointError(
-                "two ranks have the same part of every tensor that is split among them: the file of one was copied "
-                "over that of another"
+                "two ranks have the same part of every sharded tensor: the file of one rank was probably copied over "
+                "the other's"
             )
         return tensors
 
     def _has_other_parts(self, name: str) -> bool:
-        """True if the parts of a tensor that is split differ from rank to rank, but for those that are copies."""
+        """True if the parts of a sharded tensor differ between ranks, apart from replicas."""
         shards = [state[name] for state in self._states]
         parts = [_local(each).reshape(-1).view(torch.uint8).numpy() for each in shards if _local(each).numel()]
         return len({xxh3_64_intdigest(each.data) for each in parts}) * _count_of_copies(shards[0]) >= len(parts)
@@ -100,21 +104,21 @@ def _read(file: Path) -> Mapping[str, Tensor]:
             state: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{file} has more than tensors and DTensors, and nothing else is unpickled (such as a ShardedTensor of "
-            f"FSDP without a device mesh): {error}"
+            f"{file} has other objects than tensors and DTensors, such as ShardedTensors of FSDP without a device "
+            f"mesh; these are not unpickled: {error}"
         ) from error
     except (OSError, RuntimeError, EOFError, ValueError) as error:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     if not isinstance(state, Mapping) or not all(
         isinstance(name, str) and isinstance(each, Tensor) for name, each in state.items()
     ):
-        raise CheckpointError(f"{file} is no state dict of tensors")
+        raise CheckpointError(f"{file} is not a state dict of tensors")
     return state
 
 
 @contextmanager
 def _quiet_about_process_groups() -> Iterator[None]:
-    """torch warns for each mesh that it unpickles that the process groups of the writer do not exist here."""
+    """Silence torch's warning for each unpickled mesh that the writer's process groups do not exist here."""
     level = _MESH_LOGGER.level
     _MESH_LOGGER.setLevel(logging.ERROR)
     try:
@@ -132,23 +136,22 @@ def _from_mesh(name: str, shards: Sequence[DTensor]) -> Tensor:
     sharded = [each.dim for each in first.placements if isinstance(each, Shard)]
     if len(sharded) != len(set(sharded)):
         raise CheckpointError(
-            f"{name} has the placements {first.placements}: two dimensions of the mesh shard one of the tensor, "
-            "which is not merged (FSDP with tensor parallelism)"
+            f"{name} has the placements {first.placements}: two mesh dimensions shard the same dimension of the "
+            "tensor (FSDP with tensor parallelism), which is not supported"
         )
     if any(each.placements != first.placements or each.shape != first.shape for each in shards):
-        raise CheckpointError(f"{name} has other placements on one rank than on another")
+        raise CheckpointError(f"{name} has different placements on different ranks")
     ranks = first.device_mesh.mesh
     if sorted(ranks.flatten().tolist()) != list(range(len(shards))):
-        raise CheckpointError(f"the mesh of {name} has the ranks {ranks.tolist()}, and there are {len(shards)} files")
+        raise CheckpointError(f"the mesh of {name} has the ranks {ranks.tolist()}, but there are {len(shards)} files")
     whole = _along_mesh(name, ranks, first.placements, [each.to_local() for each in shards])
     if whole.shape != first.shape:
-        raise CheckpointError(f"the shards of {name} make {list(whole.shape)}; {list(first.shape)} is needed")
+        raise CheckpointError(f"the merged {name} has the shape {list(whole.shape)} instead of {list(first.shape)}")
     return whole
 
 
 def _along_mesh(name: str, ranks: Tensor, placements: Sequence[Any], local: Sequence[Tensor]) -> Tensor:
-    """The tensor that the ranks of a part of the mesh have together: `placements` belong to its dimensions, outermost
-    first."""
+    """The tensor of the ranks in a part of the mesh. `placements` belong to its dimensions, the outermost first."""
     if not placements:
         return local[int(ranks)]
     parts = [_along_mesh(name, each, placements[1:], local) for each in ranks]
@@ -171,15 +174,15 @@ def _count_of_copies(shard: Tensor) -> int:
 def _copies(name: str, parts: Sequence[Tensor]) -> Tensor:
     first = parts[0]
     if not all(torch.equal(part, first) or torch.allclose(part, first, 0, 0, equal_nan=True) for part in parts[1:]):
-        raise CheckpointError(f"ranks have different values for {name}, of which each has a copy")
+        raise CheckpointError(f"the copies of {name} on the ranks have different values")
     return first
 
 
 def _from_plain(name: str, shards: Sequence[Tensor], expected: torch.Size) -> Tensor:
-    """A whole tensor from plain ones."""
+    """A whole tensor from the plain tensors of all ranks."""
     if all(each.shape == expected for each in shards):
         return _copies(name, shards)
-    # A rank may have nothing of a tensor.
+    # A rank may have no element of a tensor.
     rows = [each for each in shards if each.numel()]
     if all(each.shape[1:] == expected[1:] for each in rows) and sum(map(len, rows)) == expected[0]:
         return torch.cat(rows)

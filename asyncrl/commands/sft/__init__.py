@@ -1,1 +1,1 @@
-"""`asyncrl sft`: fine-tuning on demonstrations alone, by the learner's policy, passes, ranks and checkpoints."""
+"""`asyncrl sft`: supervised fine-tuning on demonstrations, with the learner's policy, passes, ranks and checkpoints."""

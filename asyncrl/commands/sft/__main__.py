@@ -1,8 +1,8 @@
 """`asyncrl sft`: fine-tune the policy on the demonstrations of data.train (docs/sft.md).
 
 `learner.*` and `model.*` mean the same as in training; a step trains learner.batch_size demonstrations. Without
-learner.steps and learner.epochs it goes through all of them once. The same command resumes a run that was stopped or
-killed.
+learner.steps and learner.epochs, all demonstrations are trained once. Repeat the command to resume a run that was
+stopped or killed.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from asyncrl.machine.files import write_whole
 log = logging.getLogger("asyncrl.commands.sft")
 
 OWN_DEFAULTS = ("run.name=sft", "learner.group_size=1")
-"""The values that differ from `asyncrl train` without the file of an experiment: demonstrations have no groups."""
+"""Defaults that differ from `asyncrl train`, used without an experiment file. Demonstrations have no groups."""
 
 
 def run(config: TrainConfig) -> None:
-    """Fine-tune, from the newest checkpoint if there is one. Raises StoppedError on a signal."""
+    """Fine-tune, from the newest checkpoint if there is one. Raises StoppedError: a signal came."""
     stop, activity, cluster = process.stop_on_signals(), Activity(), config.cluster
     is_rank_of_several = Membership.of_this_process() is not None
     with ExitStack() as stack:
@@ -68,14 +68,14 @@ def run(config: TrainConfig) -> None:
 
 @contextmanager
 def _prepared(config: TrainConfig, stop: threading.Event) -> Iterator[None]:
-    """Check the models, render the demonstrations, complete the configuration, and hold the run's folder meanwhile."""
+    """Check the models, render the demonstrations and complete the configuration. The block owns the run's folder."""
     from asyncrl.episode.from_config import prepare_demonstrations
 
     learner, run_dir = config.learner, locations.run_dir(config.run)
     _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
     with exclusively(run_dir):
         threading.Thread(target=_watch_requests, args=[run_dir, stop], name="stop-requests", daemon=True).start()
-        changes_of(values_of(config), run_dir)  # A resume that is refused renders nothing.
+        changes_of(values_of(config), run_dir)  # Refuse a wrong resume before rendering.
         _check_models(config.model, config.critic, config.implicit, config.scoring, learner.optimizer)
         shown = prepare_demonstrations(config, config.data.train, stop)
         if config.data.eval:
@@ -88,11 +88,11 @@ def _prepared(config: TrainConfig, stop: threading.Event) -> Iterator[None]:
         log.info("%s %s: %d steps", "resuming" if resumed else "starting", run_dir, learner.total_steps)
         yield
         if learner.export:
-            log.info("%s is the fine-tuned model", run_dir / "model")
+            log.info("the fine-tuned model is in %s", run_dir / "model")
 
 
 def _watch_requests(run_dir: Path, stop: threading.Event) -> None:
-    """Set `stop` once `asyncrl stop` asks for it."""
+    """Set `stop` when `asyncrl stop` requests it."""
     requests = StopRequests(run_dir)
     while not stop.wait(LOOK_S):
         if requests.arrived():
@@ -100,8 +100,7 @@ def _watch_requests(run_dir: Path, stop: threading.Event) -> None:
 
 
 def _settle(cluster: ClusterConfig) -> None:
-    """Set the ranks and their threads if the configuration leaves them open: a rank for each GPU, and together all
-    CPUs."""
+    """Set missing numbers of ranks and threads: one rank for each GPU, and all CPUs divided among the ranks."""
     host = this_host(cluster)
     cluster.learner_ranks = cluster.learner_ranks or max(1, host.gpus)
     if cluster.learner_threads is None and "OMP_NUM_THREADS" not in os.environ:
@@ -109,13 +108,13 @@ def _settle(cluster: ClusterConfig) -> None:
 
 
 def _refuse(run_dir: Path, nodes: int, dataset: str | None, sft: SftConfig) -> None:
-    """Raises ConfigError: `asyncrl train` can do this, and this command cannot."""
+    """Raises ConfigError: a setting works only in `asyncrl train`."""
     if nodes > 1:
         raise ConfigError(f"learner.nodes={nodes}: fine-tuning runs on one host; set cluster.learner_ranks to its GPUs")
     if dataset is not None:
-        raise ConfigError(f"data.dataset={dataset}: it makes tasks; data.train names files of demonstrations")
+        raise ConfigError(f"data.dataset={dataset}: fine-tuning needs files of demonstrations: name them in data.train")
     if sft.path:
-        raise ConfigError("algorithm.sft.path: this is for `asyncrl train`; here data.train names the demonstrations")
+        raise ConfigError("algorithm.sft.path is for `asyncrl train`: name the demonstrations in data.train")
     if store_folders(run_dir):
         raise ConfigError(f"{run_dir} holds a run of `asyncrl train`: choose another run.name")
 
@@ -123,7 +122,7 @@ def _refuse(run_dir: Path, nodes: int, dataset: str | None, sft: SftConfig) -> N
 def _check_models(
     model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig, scoring: ScoringConfig, optimizer: str
 ) -> None:
-    """Raises ConfigError: a model does not exist or cannot be trained as the configuration says."""
+    """Raises ConfigError: a model does not exist, or cannot be trained with this configuration."""
     from asyncrl.learner.model.optimizer import check_optimizer
 
     check_existence(model, critic, implicit, scoring)
@@ -134,12 +133,12 @@ def _check_models(
 
 
 def _steps_of_epochs(learner: LearnerConfig, demonstrations: int) -> int:
-    """The steps that the epochs need; one epoch if the configuration names none."""
+    """The number of steps of `learner.epochs`, by default of one epoch."""
     return math.ceil((learner.epochs or 1) * -(-demonstrations // learner.batch_size))
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fine-tune with the words of a command line, and return the exit status."""
+    """Run the command, and return the exit status."""
     has_file = any(word.startswith("experiment=") for word in argv)
     return role_main(run, argv if has_file else [*OWN_DEFAULTS, *argv])
 

@@ -1,4 +1,4 @@
-"""One rank of `asyncrl sft` from its configuration: this opens everything that it needs, and closes it in the end."""
+"""Runs one rank of `asyncrl sft` from its configuration: opens all parts, fine-tunes, and closes the parts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> None:
-    """Fine-tune as `config` says: as one rank if `run_ranks` started this process, else as the only one.
+    """Fine-tune as one of several ranks if `run_ranks` started this process, else as the only rank.
 
     Raises StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
     """
@@ -72,8 +72,11 @@ def run_rank(config: TrainConfig, stop: threading.Event, activity: Activity) -> 
 
 
 def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sink, stop: threading.Event) -> None:
-    """Load, train and export. Raises StoppedError; DataError: the demonstrations were not rendered; ConfigError and
-    CheckpointError: the model or the checkpoints cannot be used."""
+    """Load the model, train and export it.
+
+    Raises StoppedError: `stop` was set. Raises DataError: the demonstrations were not rendered. Raises ConfigError or
+    CheckpointError: the model or the checkpoints cannot be used.
+    """
     learner, folder = config.learner, locations.run_dir(config.run)
     ranks.activity.enter("load")
     shown = read_rendered(run_demonstrations(config).folder(config.data.train))
@@ -111,7 +114,7 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
             stop,
         )
         if ranks.rank == 0:
-            # Steps and evaluations that an earlier process reported, and that this one repeats.
+            # An earlier process has reported these steps and evaluations, and this process repeats them.
             for name in ("learner", "evaluation"):
                 remove_steps(metrics_file(folder, name), lambda step: step >= loop.progress.step)
             metrics.resumed(loop.progress.step)
@@ -125,6 +128,6 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
 
 
 def _largest_pass(learner: LearnerConfig, longest: int) -> Sequence[int]:
-    """The lengths of the longest demonstrations that are trained in one pass."""
+    """The lengths of the demonstrations in the largest possible pass."""
     tokens = max(longest, learner.micro_tokens * learner.pass_ranks)
     return [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])

@@ -1,26 +1,26 @@
 """The loop of `asyncrl sft`: each step trains the next demonstrations.
 
-A step depends only on the weights before it, the run's seed and the position in the demonstrations; a checkpoint keeps
-all three. So a run that resumes ends with the same bits.
+A step depends only on the weights before it, the run's seed and the position in the demonstrations. A checkpoint has
+all three, so a resumed run ends with exactly the same weights.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from asyncrl.config.schema import LearnerConfig
-from asyncrl.errors import StoppedError
 from asyncrl.learner.batch.minibatch import ImitationBatch
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.demonstrations import DemonstrationFeed
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.learner.step_metrics import Phases, StepMetrics, use_of_rank
 from asyncrl.learner.step_result import StepResult
+from asyncrl.learner.stopping import StopCheckpoint
 from asyncrl.learner.trainer import Trainer
 from asyncrl.machine.long_work import LINE_S, LongWork
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
@@ -30,13 +30,14 @@ from asyncrl.weights.manifest import DTYPES
 logger = logging.getLogger(__name__)
 
 HELD_OUT_AT_ONCE = 512
-"""Held-out demonstrations whose tokens are in memory together."""
+"""The number of held-out demonstrations whose tokens are in memory at once."""
 
 
 @dataclass(eq=False)
 class Imitation:
-    """One rank's part in fine-tuning the policy of `trainer` on the demonstrations of `feed`. Rank 0 alone logs:
-    `metrics` gets the values of a step, and `evaluations` the loss on those of `held_out`, if there are such.
+    """Fine-tunes the policy of `trainer` on the demonstrations of `feed`, as one rank.
+
+    Rank 0 logs the values of each step to `metrics`, and the loss on `held_out` to `evaluations`.
     """
 
     learner: LearnerConfig
@@ -59,22 +60,17 @@ class Imitation:
         self.progress = self.checkpoints.restore(self.trainer.models) or Progress()
         self.progress.restore_models(self.trainer.models)
         self.feed.resume(self.progress)
-        self._kept = self.progress.step
-        self._is_whole = True
+        self.saved = self.progress.step
+        gpus = SharedGpus(self.ranks, None, self.stop)
+        self._at_stop = StopCheckpoint(self.ranks, gpus, self, report=lambda: None, publish_every=1)
 
     def train(self) -> None:
-        """Train to the last step. Raises StoppedError: asked to stop; a checkpoint has every step that was finished,
-        unless the stop came after the first of several updates of a step."""
-        self.ranks.stopping.save = self._keep_within_pass
-        try:
+        """Train to the last step. Raises StoppedError: `stop` was set.
+
+        The finished steps are saved then, unless the stop came within a step, after the first of its updates.
+        """
+        with self._at_stop.saving_finished_steps():
             self._train()
-        except StoppedError:
-            # As in the learner's loop: a rank that is in the middle of a pass does no more than this.
-            if self.ranks.stopping.is_abrupt:
-                self._keep_within_pass()
-            else:
-                self._keep_finished(self._save)
-            raise
 
     def _train(self) -> None:
         config, total = self.learner, self.learner.total_steps
@@ -83,7 +79,7 @@ class Imitation:
             self._evaluate(step)
             self._step(step)
             if self.progress.step % config.checkpoint_every == 0 or self.progress.step == total:
-                self._save()
+                self.save()
             work.done += 1
             self.ranks.activity.work = work.text
             if self.ranks.rank == 0 and work.seconds - said_s >= LINE_S:
@@ -103,21 +99,21 @@ class Imitation:
             batch = self.feed.build(members, config, config.minibatches)
         torch.manual_seed((self.seed << 32) + step)
         with phases("train"):
-            # A stop between two passes comes before the first update where a step has only one.
-            self._is_whole = config.minibatches == 1
+            # If a step has one update, a stop between two passes comes before the update.
+            self._at_stop.weights_are_whole = config.minibatches == 1
             result = self.trainer.imitate(step, batch)
-            self._is_whole = False
+            self._at_stop.weights_are_whole = False
         progress.step += 1
         progress.demonstrations += batch.count
         progress.tokens += sum(batch.tokens)
         progress.count_updates(result.skipped, result.too_large, result.empty, result.overflowed)
         self.checkpoints.prepare(self.trainer.models)
-        self._is_whole = True
+        self._at_stop.weights_are_whole = True
         self.ranks.stopping.updated()
         self._log(step, batch, result, phases, int(self.feed.rendered.lengths[members].sum()))
 
     def _members(self) -> list[int]:
-        """The demonstrations of the next step: those that are left of an epoch, if these are fewer than a batch."""
+        """The demonstrations of the next step: a batch, or fewer at the end of an epoch."""
         place, count = self.progress.demonstrations, len(self.feed.rendered)
         return self.feed.next(place, min(self.learner.batch_size, count - place % count))
 
@@ -144,7 +140,7 @@ class Imitation:
         self.metrics.log(step, row.values(self._peak))
 
     def _evaluate(self, step: int) -> None:
-        """Log the loss on the held-out demonstrations after `step` steps, where it is due: at both ends too."""
+        """Log the held-out loss after `step` steps: at both ends, and every `eval_every` steps."""
         config, feed = self.learner, self.held_out
         if feed is None or not (
             step in (0, config.total_steps) or (config.eval_every and step % config.eval_every == 0)
@@ -163,23 +159,18 @@ class Imitation:
             if config.keep_best:
                 self.checkpoints.rate(step, -loss)
 
-    def _save(self) -> None:
+    def save(self) -> None:
+        """Begin a checkpoint, after the previous one is complete."""
         self.checkpoints.wait()
         # The helper thread must not start a second checkpoint before this one is recorded.
         with self.ranks.stopping.lock:
             self.checkpoints.save(self._with_norms(), self.trainer.models)
-            self._kept = self.progress.step
+            self.saved = self.progress.step
+
+    def save_prepared(self) -> None:
+        """Begin a checkpoint of the models as `checkpoints.prepare` saw them, while a pass over them may be running."""
+        self.checkpoints.save_prepared(self._with_norms())
 
     def _with_norms(self) -> Progress:
         self.progress.keep_models(self.trainer.models)
         return self.progress
-
-    def _keep_finished(self, save: Callable[[], object]) -> None:
-        """Save the steps that are done, if no checkpoint has them and their weights are whole."""
-        if self._is_whole and self.progress.step > self._kept:
-            with self.ranks.activity.finishing("a checkpoint of the steps that are done"):
-                save()
-
-    def _keep_within_pass(self) -> None:
-        self._keep_finished(lambda: self.checkpoints.save_prepared(self._with_norms()))
-        self.checkpoints.close()

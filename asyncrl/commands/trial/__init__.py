@@ -1,1 +1,1 @@
-"""One episode in the terminal: how a new environment, tool or rule is tried before a run."""
+"""`asyncrl try`: one episode in the terminal, to try a new environment, tool or rule before a run."""

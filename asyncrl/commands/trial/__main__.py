@@ -1,12 +1,12 @@
 """`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
-then the rule's verdict. This is how a new environment, tool, simulated user or rule is tried before a run.
+then the rule's score. Use it to try a new environment, tool, simulated user or rule before a run.
 
-TASKS are those that data.train takes. The policy is the model of model.path in the embedded engine, or the SGLang
-server of engine.urls (engine.kind=sglang), which is only asked. With --answers it is a script: each line of FILE is one
-turn, as "TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}. A script needs no model;
-with model.path its answers take the form of that model.
+TASKS means the same as data.train. The policy is the model of model.path in the embedded engine, or the SGLang server
+of engine.urls (engine.kind=sglang), which keeps its weights. With --answers a script replaces the policy: each line of
+FILE is one turn, as "TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}. A script needs
+no model; if model.path is set, tool calls are written in that model's format.
 
-Everything runs in this process, so that a debugger stops in an environment or a rule. Nothing is stored.
+Everything runs in this process, so a debugger can stop in an environment or a rule. Nothing is stored.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ from asyncrl.tools.offered import Offer
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
 
 NO_MODEL = "none"
-"""The value of `model.path` if a script answers and no model is named."""
+"""The value of `model.path` for a script without a model."""
 
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """The request of a command line."""
+    """The arguments of a command line. `words`: KEY=VALUE."""
 
     tasks: str
     index: int
@@ -70,7 +70,7 @@ class TrialRequest:
     config_dir: Path | None = None
 
     def read(self, folder: Path) -> TrainConfig:
-        """The configuration, with all outputs in `folder`. Raises ConfigError."""
+        """The configuration, with the run's folder inside `folder`. Raises ConfigError."""
         words = [f"data.train={quoted(self.tasks)}", *self.words]
         if self.answers is not None and OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
             words.append(f"model.path={NO_MODEL}")
@@ -79,7 +79,7 @@ class TrialRequest:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Play an episode, and return the exit status, which is 1 if the episode or a rule fails."""
+    """Play an episode, and return the exit status: 1 if the episode or a rule fails."""
     given = _parser().parse_intermixed_args(argv)
     log_to_stderr()
     request = TrialRequest(given.tasks, given.index, given.answers, tuple(given.words), given.config_dir)
@@ -92,19 +92,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("tasks", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="which task is played, from 0 (0)")
-    parser.add_argument("--answers", type=Path, metavar="FILE", help="a script in place of the policy")
-    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="find files of groups in DIR too")
+    parser.add_argument("--index", type=int, default=0, metavar="N", help="index of the task, from 0 (0)")
+    parser.add_argument("--answers", type=Path, metavar="FILE", help="a script that replaces the policy")
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help="also find group files in DIR")
     return parser
 
 
 def try_out(request: TrialRequest, transcript: Transcript) -> bool:
-    """Play the episode and score it. False: it failed, or a rule did, as the transcript says.
+    """Play the episode and score it. Return False if the episode or a rule failed; the transcript shows why.
 
     Raises ConfigError and DataError: the configuration or the data cannot be used.
     """
     if not may_exist(request.tasks):
-        raise ConfigError(f"{request.tasks}: there is no such file; see docs/data.md")
+        raise ConfigError(f"{request.tasks}: the file does not exist; see docs/data.md")
     with TemporaryDirectory(prefix="asyncrl-try-") as folder:
         config = request.read(Path(folder))
         make_tasks(config, config.data.train)
@@ -115,7 +115,9 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         transcript.task(task, tasks.place(request.index), _tools(config.actor, task))
         tokenizer = _tokenizer(config.model)
         sandbox = open_sandbox(config.actor.sandbox)
-        rules = load_rules(config.scoring, lambda: tokenizer, sandbox)  # before a wrong one costs an episode
+        rules = load_rules(
+            config.scoring, lambda: tokenizer, sandbox
+        )  # before the episode, so that a wrong rule is refused early
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
         if trajectory is None:
             return False
@@ -127,7 +129,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
 
 def _tools(actor: ActorConfig, task: Task) -> list[str]:
     if actor.played_by:
-        return ["those of the agent"]
+        return ["the agent's own tools"]
     if task.tools:
         return [tool.get("function", tool)["name"] for tool in task.tools]
     return list(Offer(actor).functions(task))
@@ -149,17 +151,17 @@ def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callabl
     if engine.kind == "embedded":
         return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
     if engine.kind != "sglang":
-        # An actor joins a vLLM server before it asks, which ends the requests of others.
+        # Joining a vLLM server, as an actor must, would end the requests of others.
         raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
     if len(engine.urls) != 1:
-        raise ConfigError("engine.urls: name the one server at which the episode is sampled, such as http://HOST:PORT")
+        raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")
     return ServerEngine(opened(engine.urls[0]))
 
 
 async def _play(
     config: TrainConfig, request: TrialRequest, task: Task, tokenizer: Any, transcript: Transcript
 ) -> Trajectory | None:
-    """The trajectory; None: the episode failed, as the transcript says. Raises ConfigError and DataError."""
+    """The trajectory; None if the episode failed. Raises ConfigError and DataError."""
     actor = config.actor
     ends = () if config.model.path == NO_MODEL else end_tokens(config.model, actor.end_tokens, tokenizer)
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
@@ -174,7 +176,7 @@ async def _play(
         try:
             async with asyncio.timeout(actor.episode_timeout_s):
                 trajectory = await runner.run(ticket, lambda: None)
-        except Exception as error:  # noqa: BLE001 - as in a run, a failed episode ends nothing else
+        except Exception as error:  # noqa: BLE001 - as in a run, a failed episode does not end the process
             transcript.failure(f"the episode failed: {reason_of(error)}")
             return None
     if actor.played_by:
@@ -187,7 +189,7 @@ async def _play(
 
 
 def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
-    """Score the episode; return True if the rules could."""
+    """Score the episode. Return False if a rule failed."""
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything
@@ -198,7 +200,7 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
 
 
 def _place_of(error: Exception) -> str:
-    """The line that raised an error of code; empty for what a rule says of the data."""
+    """The file and line that raised the error; empty for a ScoringError, which is about the data."""
     frames = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ScoringError) or not frames:
         return ""

@@ -1,7 +1,6 @@
-"""The engines of an episode that is tried: a script, a server that runs, or the embedded engine.
+"""Two engines for `asyncrl try`: a script, and a running server. The third one is the embedded engine.
 
-None of them gets weights: the script needs none, and the others keep the weights that they were started with. So all
-tokens have version 0.
+None of them gets new weights, so all tokens have version 0.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from asyncrl.weights.folders import Weights
 VERSION = 0
 
 Answer = str | Mapping[str, Any]
-"""The answer of a script in one turn: text as the policy would write it, or {content, tool_calls: [{name, arguments}]},
-which is written in the form of the model."""
+"""One turn of a script: text that the policy would write, or {content, tool_calls: [{name, arguments}]}, which the chat
+template turns into text."""
 
 FORM = '"TEXT" or {"content": "TEXT", "tool_calls": [{"name": "NAME", "arguments": {...}}]}'
 
 
 class _WithoutUpdates:
-    """The part of an engine that is the same where no weights come."""
+    """The methods of an engine that never gets new weights."""
 
     version = VERSION
     takes_grammars = True
@@ -46,7 +45,7 @@ class _WithoutUpdates:
     def release(self, session: str) -> None: ...
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        raise EngineError("this engine takes no weights")
+        raise EngineError("this engine does not take weights")
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None: ...
 
@@ -57,8 +56,7 @@ class _WithoutUpdates:
 
 
 class ScriptedEngine(_WithoutUpdates):
-    """Gives the answers of a script in order, each with log-prob 0. Raises EngineError at a turn for which there is
-    none."""
+    """Returns the answers of a script in order, with log-prob 0. Raises EngineError: there are no answers left."""
 
     def __init__(self, chat: Chat, tokenizer: Any, answers: Sequence[Answer]) -> None:
         super().__init__()
@@ -76,7 +74,7 @@ class ScriptedEngine(_WithoutUpdates):
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
         if self._given == len(self._answers):
-            raise EngineError(f"the script has {self._given} answers, and the episode wants another turn")
+            raise EngineError(f"the script has {self._given} answers, but the episode needs another turn")
         ids = self._written(self._answers[self._given], stop[0])
         self._given += 1
         room = sampling.max_new_tokens
@@ -92,11 +90,11 @@ class ScriptedEngine(_WithoutUpdates):
         try:
             return self._chat.written([QUESTION, turn], [])
         except RefusedError as error:
-            raise EngineError(f"the template of the model does not take the answer {answer!r:.200}: {error}") from error
+            raise EngineError(f"the model's chat template refuses the answer {answer!r:.200}: {error}") from error
 
 
 class ServerEngine(_WithoutUpdates):
-    """Samples at one server that somebody else started, and changes nothing there."""
+    """Samples from one running server, without changing the server."""
 
     def __init__(self, server: InferenceServer) -> None:
         super().__init__()
@@ -128,7 +126,7 @@ class ServerEngine(_WithoutUpdates):
 
 
 def read_answers(path: Path) -> list[Answer]:
-    """The answers of a script, one in each line. Raises DataError, which names the line."""
+    """The answers of a script, one per line. Raises DataError, which names the line."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -140,7 +138,7 @@ def _answer(place: str, line: str) -> Answer:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{place} is no JSON: {error}; write {FORM}") from error
+        raise DataError(f"{place} is not JSON: {error}; write {FORM}") from error
     match found:
         case str():
             return found
@@ -148,7 +146,7 @@ def _answer(place: str, line: str) -> Answer:
             return {"content": str(rest.get("content") or ""), "tool_calls": calls}
         case {"content": str(content), **rest} if not rest:
             return content
-    raise DataError(f"{place} is no answer; write {FORM}")
+    raise DataError(f"{place} is not an answer; write {FORM}")
 
 
 def _is_call(call: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The turns of an episode in a terminal, each as it happens, and what came of the episode."""
+"""Prints the turns of an episode as they happen, and the result of the episode."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ STYLES: Mapping[str, str] = {"assistant": "green", "tool": "cyan", "user": "bold
 
 
 class Transcript:
-    """Writes to `console`."""
+    """Prints an episode on `console`."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
 
     def task(self, task: Task, place: str, tools: Sequence[str]) -> None:
-        """Show the task that is to be played."""
+        """Show the task and its tools."""
         self._line("task", f"{task.id} ({place})")
         self._line("tools", ", ".join(tools) or "none")
 
     def messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Messages as the conversation gets them."""
+        """Show new messages of the conversation."""
         for message in messages:
             role = str(message["role"])
             name = f"{role} {message['name']}" if role == "tool" and message.get("name") else role
@@ -66,7 +66,7 @@ class Transcript:
             self._line(f"reason of {name}", text)
 
     def failure(self, what: str) -> None:
-        """Show that the episode, or a rule, failed."""
+        """Show why the episode or a rule failed."""
         self._console.print(Rule(style="dim"))
         self._text(what, "bold red")
 
@@ -79,7 +79,7 @@ class Transcript:
 
 
 def _part(block: Any) -> str:
-    """A block of a content: its text, or that an image is shown there."""
+    """A block of a message's content as text. An image becomes `[image DIGEST]`."""
     if isinstance(block, str):
         return block
     digest = block.get("digest", "")

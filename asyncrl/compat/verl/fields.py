@@ -1,4 +1,4 @@
-"""The fields of a batch: their checks, lists made arrays, and their description in words."""
+"""Functions over the fields of a batch: checks, conversion of lists to arrays, a description as text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def objects(values: Sequence[Any]) -> Array:
-    """An array [B] of objects, even if all of them are lists or arrays of one length."""
+    """An array [B] of objects, even if the values are lists or arrays of equal length."""
     array = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):
         array[row] = value
@@ -29,11 +29,11 @@ def objects(values: Sequence[Any]) -> Array:
 
 
 def check_rows(batch: TensorBatch | None, arrays: Mapping[str, Array]) -> None:
-    """Raises DataProtoError: fields differ in their number of rows, or one of `arrays` is no array [B, ...]."""
+    """Raises DataProtoError: fields differ in their number of rows, or a value in `arrays` is not an array [B, ...]."""
     if batch is not None:
         require(len(batch.batch_size) == 1, f"the batch has batch size {list(batch.batch_size)}, not [B]")
     for name, array in arrays.items():
-        require(isinstance(array, np.ndarray), f"non_tensor_batch[{name!r}] is a {type(array).__name__}, no array")
+        require(isinstance(array, np.ndarray), f"non_tensor_batch[{name!r}] is a {type(array).__name__}, not an array")
         require(array.ndim > 0, f"non_tensor_batch[{name!r}] has no rows")
         if batch is not None:
             require(
@@ -66,7 +66,7 @@ def description(tensors: HasTensors, arrays: Mapping[str, Array], meta_info: Map
 
 
 def memory(tensors: HasTensors, arrays: Mapping[str, Array]) -> str:
-    """The memory that the fields take, in words."""
+    """The memory that the fields take, as text."""
     in_tensors = sum(each.element_size() * each.numel() for _, each in tensors.items())
     in_arrays = sum(each.nbytes for each in arrays.values())
     return f"tensors take {in_tensors / 2**30:.6f} GiB, arrays {in_arrays / 2**30:.6f} GiB"

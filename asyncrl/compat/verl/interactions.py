@@ -7,7 +7,7 @@ from uuid import uuid4
 
 
 class BaseInteraction:
-    """A simulated user, made with `config`, which has its `name`. Episodes are identified by `instance_id`."""
+    """A simulated user, whose name is `config["name"]`. An `instance_id` identifies an episode."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
@@ -20,11 +20,11 @@ class BaseInteraction:
     async def generate_response(
         self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """True at the end of the episode, the user's message, the score of the policy's turn, and further data."""
-        raise NotImplementedError(f"{type(self).__name__} has no generate_response of its own")
+        """Return whether the episode ends, the user's message, the score of the policy's turn, and further data."""
+        raise NotImplementedError(f"{type(self).__name__} must define generate_response")
 
     async def calculate_score(self, *arguments: Any, **kwargs: Any) -> float:
-        """The score of a turn, for classes whose `generate_response` calls this method; nothing else calls it."""
+        """The score of a turn. Only a class's own `generate_response` calls this method."""
         return 0.0
 
     async def finalize_interaction(self, *arguments: Any, **kwargs: Any) -> None:

@@ -1,7 +1,7 @@
-"""The process that judges whole groups by reward managers: `python -m asyncrl.compat.verl.judging FD SETTINGS`.
+"""The process that scores whole groups by reward managers: `python -m asyncrl.compat.verl.judging FD SETTINGS`.
 
-A call of a manager gets a DataProto in verl's layout with a row for each member of one or several complete groups. Its
-`uid` is the group's id. As in verl, a manager is made twice: for training, and for evaluations, whose batches have
+A call of a manager gets a DataProto in verl's layout, with a row for each member of one or several complete groups. The
+field `uid` is the group's id. As in verl, there is one manager for training and one for evaluations, whose batches have
 `validate` in `meta_info`.
 """
 
@@ -38,13 +38,14 @@ from asyncrl.wire import Message
 logger = logging.getLogger(__name__)
 
 Score = tuple[float, float, Mapping[str, float], str, str]
-"""The reward of a row, its outcome, further numbers by name, the answer in short, and why, as `ManagerScore` has
-them."""
+"""The fields of `ManagerScore`: reward, outcome, further numbers by name, short answer, reason."""
 
 
 def check(settings: Mapping[str, Any], key: str) -> None:
-    """Raises ConfigError: there is no such manager or function, or it does not take these parameters. `key` is the
-    place in the configuration."""
+    """Raises ConfigError: the manager or function does not exist, or does not take these parameters.
+
+    `key` is the configuration key for the message.
+    """
     made, given = find_reward_manager(settings["name"], settings["compute_score"])
     function = given.get("compute_score")
     if function is not None and (wrong := wrong_parameters(settings["name"], function, settings["params"])):
@@ -56,11 +57,11 @@ def check(settings: Mapping[str, Any], key: str) -> None:
             f"{key}: {settings['name']} cannot be made with tokenizer, num_examine and its params: {error}"
         ) from error
     except ValueError:
-        logger.debug("%s does not tell its parameters", settings["name"])
+        logger.debug("the parameters of %s cannot be read", settings["name"])
 
 
 def load(settings: Mapping[str, Any]) -> Answer:
-    """The answering function of the process. The managers of training are made here, so that a fault ends the start."""
+    """The function that answers requests. It makes the managers for training now, so that errors stop the start."""
     log_to_stderr()
     tokenizer = policy_tokenizer(settings)
     judges = _Judges(tokenizer, settings["managers"])
@@ -89,7 +90,7 @@ def _answer(judges: _Judges, pad: int, messages: Sequence[Message], error_logger
 
 
 def as_batch(trajectories: Sequence[Trajectory], tasks: Sequence[Task], pad: int, evaluation: bool) -> DataProto:
-    """A row for each trajectory, in order: its last branch, which has the answer."""
+    """A batch with one row for each trajectory, in order: its last branch, which contains the answer."""
     data = from_trajectories(trajectories, pad, tasks={task.id: task for task in tasks})
     last = {name: row for row, name in enumerate(data.non_tensor_batch["trajectory_id"])}
     batch = data if len(last) == len(data) else data.select_idxs(list(last.values()))
@@ -98,7 +99,7 @@ def as_batch(trajectories: Sequence[Trajectory], tasks: Sequence[Task], pad: int
 
 
 class _Judges:
-    """The managers by data source and purpose, "" for all other sources. Equal settings share a manager."""
+    """The managers by data source ("": all other sources). Sources with equal settings share a manager."""
 
     def __init__(self, tokenizer: Any, managers: Mapping[str, Mapping[str, Any] | None]) -> None:
         self._tokenizer = tokenizer
@@ -106,7 +107,7 @@ class _Judges:
         self._made: dict[tuple[str, bool], Judge] = {}
 
     def of(self, source: str, evaluation: bool) -> Judge:
-        """Raises ScoringError: the source has no manager; what making it raises."""
+        """The manager of a data source. Raises ScoringError: it has none. Passes on errors of the manager's class."""
         settings = self._managers.get(source, self._managers[""])
         if settings is None:
             raise ScoringError(f"the data source {source} has no manager: see scoring.manager.sources")
@@ -122,7 +123,7 @@ class _Judges:
 class Judge:
     """A manager that prints `num_examine` samples once for each data source and policy version."""
 
-    # verl calls a manager once a step with the whole batch, while here a call has few groups.
+    # verl calls a manager once per step with the whole batch. Here a call has only a few groups.
 
     def __init__(self, manager: Callable[..., Any], num_examine: int) -> None:
         self._manager = manager
@@ -131,10 +132,10 @@ class Judge:
         self._examined: dict[str, int] = {}
 
     def scores(self, data: DataProto, version: int) -> list[Score]:
-        """The scores of every row of a batch that `version` sampled at last, in the order in which the rows come.
+        """The score of each row of a batch, in order. `version` is the newest policy version in the batch.
 
-        Raises ScoringError: the manager returned no finite reward for a row, which is named, or values for other rows,
-        or removed rows from the batch; what the manager raises.
+        Raises ScoringError: a reward is not finite, there are more or fewer values than rows, or the manager removed
+        rows. Passes on the manager's own errors.
         """
         names = data.non_tensor_batch["trajectory_id"].tolist()
         fresh = {each for each in data.non_tensor_batch["data_source"] if self._examined.get(each, -1) < version}
@@ -142,10 +143,10 @@ class Judge:
         if hasattr(self._manager, "num_examine"):
             self._manager.num_examine = self._num_examine if fresh else 0
         result = completed(self._manager(data, **self._options))
-        # A manager may sort the rows of its batch, for which it then has rewards in that order.
+        # A manager may reorder the batch. Its rewards are then in the new order.
         ordered = [str(name) for name in data.non_tensor_batch.get("trajectory_id", names)]
         if sorted(ordered) != sorted(names):
-            raise ScoringError(f"the reward manager left the rows {ordered!r:.200} of {names!r:.200}")
+            raise ScoringError(f"the reward manager changed the rows {names!r:.200} to {ordered!r:.200}")
         by_name = dict(zip(ordered, _scores(result, ordered), strict=True))
         return [by_name[name] for name in names]
 
@@ -168,13 +169,13 @@ def _scores(result: Any, names: Sequence[str]) -> list[Score]:
 
 
 def _row(name: str, reward: float, extra: Mapping[str, Any]) -> Score:
-    """The score of one row. Further values that are no numbers are left out; those that are not finite are counted."""
+    """The score of one row. Extra values that are not numbers are left out; infinite and nan ones are counted."""
     if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward manager gave {name} the reward {reward}; it must be a finite number")
     numbers = {str(key): float(plain(value)) for key, value in extra.items() if isinstance(plain(value), Real)}
     finite = {key: value for key, value in numbers.items() if abs(value) <= LARGEST_REWARD}
     counted = {NOT_FINITE: float(len(numbers) - len(finite))} if len(finite) < len(numbers) else {}
-    # As in verl's validation, which tells `acc` apart from the reward.
+    # As in verl's validation, the outcome is `acc` if there is one, else the reward.
     return reward, finite.get("acc", reward), finite | counted, vote(extra, lambda _: None, ""), read_reason(extra)
 
 

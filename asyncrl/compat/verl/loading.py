@@ -1,4 +1,4 @@
-"""Reward managers and interactions by name or dotted path, for programs and in a run."""
+"""Loads reward managers and interactions by name or dotted path, for programs and runs."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ KNOWN: Mapping[str, Callable[..., Any]] = {
 def load_reward_manager(
     name: str, tokenizer: Any, num_examine: int, compute_score: ComputeScore | str | None = None, **params: Any
 ) -> Callable[..., Any]:
-    """Makes a reward manager: one of KNOWN by its `name`, or a class of yours by its dotted path. `compute_score`
-    may be a dotted path too. Mappings in `params` reach the class as objects whose entries are attributes. Files that
-    import verl find our classes (`provide_verl`).
+    """Make a reward manager: `name` is a key of KNOWN, or the dotted path of a class.
 
-    Raises ConfigError: there is no such class or function.
+    `compute_score` may be a dotted path too. In `params`, entries of a mapping become attributes of an object. If the
+    class's file imports verl, it gets asyncrl's classes (`provide_verl`).
+
+    Raises ConfigError: the class or function does not exist.
     """
     made, given = find_reward_manager(name, compute_score)
     manager: Callable[..., Any] = made(tokenizer=tokenizer, num_examine=num_examine, **given, **as_config(params))
@@ -41,8 +42,10 @@ def load_reward_manager(
 def find_reward_manager(
     name: str, compute_score: ComputeScore | str | None
 ) -> tuple[Callable[..., Any], dict[str, ComputeScore]]:
-    """The class that `load_reward_manager` makes, and `compute_score` as a parameter, if there is one. Raises
-    ConfigError as it does."""
+    """The class of a reward manager, and its parameter `compute_score` unless that is None.
+
+    Raises ConfigError: the class or function does not exist.
+    """
     provide_verl()
     setting = f"reward_manager={name}"
     if name not in KNOWN and "." not in name:
@@ -54,9 +57,10 @@ def find_reward_manager(
 
 
 class VerlManager:
-    """The reward manager `name` as the rule of a run: it gets a DataProto with every operation, and may import verl.
-    `examine` is the manager's `num_examine`, where the rule sets it; the other parameters are those of
-    `load_reward_manager`."""
+    """A reward manager as a rule of a run. The manager gets a DataProto with every operation, and may import verl.
+
+    If `examine` is given, it replaces `num_examine`. `load_reward_manager` explains the other parameters.
+    """
 
     def __init__(
         self,
@@ -76,13 +80,13 @@ class VerlManager:
 
 
 class VerlInteraction(Interaction):
-    """The user that `config.class_name` names by its dotted path: a class with the methods of verl's interactions,
-    which may import verl. It is made with the rest of `config`.
+    """A simulated user written for verl. `config.class_name` is the dotted path of a class with the methods of verl's
+    interactions, which may import verl. The class gets the rest of `config`.
 
-    As in verl, a turn has no score if `generate_response` gives None. `finalize_interaction` is not called if it takes
-    no id, which is so in verl's own base class.
+    As in verl, a turn has no score if `generate_response` gives None. `finalize_interaction` is only called if it takes
+    an id; in verl's own base class it takes none.
 
-    Raises ConfigError: there is no such class, or it lacks a method.
+    Raises ConfigError: the class does not exist or lacks a method.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

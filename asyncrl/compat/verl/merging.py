@@ -1,4 +1,4 @@
-"""The fields of one batch from the fields of several."""
+"""Merges the fields of several batches into one batch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from asyncrl.errors import DataProtoError
 
 T = TypeVar("T")
 METRICS = "metrics"
-"""The key of `meta_info` that differs from worker to worker: a mapping, or a list of mappings."""
+"""The key of `meta_info` that may differ between workers. Its value is a mapping, or a list of mappings."""
 
 
 def united(ours: Mapping[str, T], theirs: Mapping[str, T], part: str, same: Callable[[T, T], bool]) -> dict[str, T]:
-    """The entries of both. Raises DataProtoError: an entry that both have differs; `part` names it in the message."""
+    """The entries of both mappings. Raises DataProtoError, which names `part`: a shared entry differs."""
     for name in ours.keys() & theirs.keys():
         if not same(ours[name], theirs[name]):
             raise DataProtoError(f"{part}[{name!r}] differs in the two batches")
@@ -38,7 +38,7 @@ def equal(left: Any, right: Any) -> bool:
 
 
 def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]:
-    """The values in all mappings by name. Raises DataProtoError: the names of their `what` differ."""
+    """The list of values for each name. Raises DataProtoError, which names `what`: the names differ between rows."""
     if not rows:
         return {}
     for row in rows:
@@ -50,9 +50,9 @@ def transposed(rows: Sequence[Mapping[str, T]], what: str) -> dict[str, list[T]]
 
 
 def merged_meta_info(infos: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The entries of all `infos`. Each metric becomes a list of its values in all of them.
+    """The entries of all `infos`. Each metric becomes the list of its values.
 
-    Raises DataProtoError: another entry differs, or the names of metrics do.
+    Raises DataProtoError: an entry other than a metric differs, or the names of metrics differ.
     """
     merged: dict[str, Any] = {}
     metrics: list[Mapping[str, Any]] = []

@@ -1,4 +1,4 @@
-"""`import verl` without verl: files that were written for it find our classes under its names."""
+"""`import verl` without verl: files written for verl get asyncrl's classes under verl's names."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Named = TypeVar("Named")
 
 
 def register(name: str) -> Callable[[Named], Named]:
-    """verl's decorator of reward managers. Here they are known by their dotted path, so it changes nothing."""
+    """verl's decorator for reward managers. It changes nothing, since asyncrl finds managers by their dotted path."""
     return lambda manager: manager
 
 
@@ -76,18 +76,18 @@ MODULES: Mapping[str, Mapping[str, Any]] = {
     "verl.workers.reward_manager.naive": {"NaiveRewardManager": NaiveRewardManager},
     "verl.workers.reward_manager.registry": {"register": register},
 }
-"""The modules that are provided, with their names. Other modules of verl cannot be imported, as without this."""
+"""The modules of verl that can be imported, and the names in each. Other modules of verl cannot be imported."""
 
 
 def provide_verl() -> bool:
-    """Let this process import the names of MODULES, unless verl itself is installed; returns whether ours are there."""
+    """Let this process import the names in MODULES. Return False, and do nothing, if verl itself is installed."""
     found = sys.modules.get("verl")
     if found is not None:
         return getattr(found, "DataProto", None) is DataProto
     if find_spec("verl") is not None:
         return False
     for name, content in MODULES.items():
-        module = ModuleType(name, f"What asyncrl has of {name}.")
+        module = ModuleType(name, f"asyncrl's counterpart of {name}.")
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__path__ = []
         vars(module).update(content)

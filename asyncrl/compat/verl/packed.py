@@ -1,4 +1,4 @@
-"""Packed tokens and episodes, the input of asyncrl's algorithms, from a batch in verl's layout; and tokens back."""
+"""Converts a batch in verl's layout to the input of asyncrl's algorithms: packed tokens and episodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMES = {
     "advantages": "advantages",
     "returns": "returns",
 }
-"""The names in verl of numbers float32[B, R], each with ours. Log-probs and values are of the same token in both."""
+"""verl's fields float32[B, R], each with our name. In both, an entry belongs to the token with the same index."""
 PREPARED = {
     "rollout_is_weights": "weights",
     "token_rejected": "rejected",
@@ -31,20 +31,20 @@ PREPARED = {
     "token_streams": "streams",
     "token_collisions": "collisions",
 }
-"""The names of further results of `Algorithm.prepare`, each with ours: [B, R] or [B, R, K] in the dtypes of `Tokens`.
+"""Batch fields for further results of `Algorithm.prepare`, each with its name in `Tokens`.
 
-Only the first name is verl's: its importance weights.
+They are [B, R] or [B, R, K] in the dtypes of `Tokens`. verl itself has only the first one, the importance weights.
 """
 
 
 def to_tokens(data: DataProto, min_grammar_mass: float = LearnerConfig.min_grammar_mass) -> Tokens:
     """The N tokens of a batch, row by row and without padding.
 
-    Rows of one trajectory are one sequence, and must follow one another. Numbers [B, R] of the batch are 0 on the
-    prompts' tokens. Without `versions`, sampled tokens have version 0. Tokens are restricted where a grammar left less
-    than `min_grammar_mass`.
+    Rows of one trajectory become one sequence, and must be adjacent. Fields [B, R] of the batch become 0 on prompt
+    tokens. If the batch has no `versions`, sampled tokens have version 0. A token is `restricted` if its grammar left
+    less than `min_grammar_mass` of the probability.
 
-    Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
+    Raises DataProtoError: a field is missing, or the rows of a trajectory are not adjacent.
     """
     batch = data.batch
     needed = ("prompts", "attention_mask", "response_mask")
@@ -78,11 +78,11 @@ def to_tokens(data: DataProto, min_grammar_mass: float = LearnerConfig.min_gramm
 
 
 def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
-    """The S trajectories of a batch with token_level_scores. Rows of the same `uid` are a group.
+    """The S trajectories of a batch with token_level_scores. Rows with the same `uid` form a group.
 
-    `version` is the learner's.
+    `version` is the learner's policy version.
 
-    Raises DataProtoError: a field is missing, or the rows of a trajectory are apart.
+    Raises DataProtoError: a field is missing, or the rows of a trajectory are not adjacent.
     """
     labels = to_labels(data)
     owners = torch.tensor(_owners(data), dtype=torch.int64)
@@ -92,7 +92,7 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
     for owner, uid in zip(owners.tolist(), uids.tolist(), strict=True):
         groups[owner] = group_of.setdefault(uid, len(group_of))
     response = data.batch["response_mask"].bool()
-    # A mask of elsewhere may be 1 on padding, which has no token.
+    # In a batch that asyncrl did not make, the response mask may be 1 on padding.
     sampled = (response & data.batch["attention_mask"].bool()[:, -response.shape[1] :]).sum(-1).cpu()
     names = sorted(set(labels[0].extra).intersection(*(each.extra for each in labels))) if labels else []
     steps = torch.tensor([len(each.step_scores) for each in labels], dtype=torch.int64)
@@ -110,9 +110,10 @@ def to_episodes(data: DataProto, version: int | None = None) -> Episodes:
 
 
 def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = (*NAMES, *PREPARED)) -> DataProto:
-    """Add numbers of `tokens`, which `to_tokens` made of the batch, to the batch, in place.
+    """Add fields of `tokens` to the batch from which `to_tokens` made them, in place.
 
-    They are [B, R] under these `names`, 0 on padding. Numbers that `tokens` does not have are left out."""
+    Each field of `names` is [B, R], and 0 on padding. A name is skipped if `tokens` has None for it.
+    """
     attended = data.batch["attention_mask"].bool()
     size = data.batch["prompts"].shape[1]
     for name in names:
@@ -126,18 +127,18 @@ def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = (*NAMES, 
 
 
 def _packed(values: Tensor, attended: Tensor) -> Tensor:
-    """values [B, R, ...] at the tokens of attended bool[B, P + R]; 0 on those of the prompts."""
+    """values [B, R, ...] without the padding: one value per True of attended bool[B, P + R], 0 on prompt tokens."""
     whole = values.new_zeros((*attended.shape, *values.shape[2:]))
     whole[:, attended.shape[1] - values.shape[1] :] = values
     return whole[attended]
 
 
 def _owners(data: DataProto) -> list[int]:
-    """The trajectory of each row, by number. Raises DataProtoError: its rows are apart."""
+    """The number of each row's trajectory. Raises DataProtoError: a trajectory's rows are not adjacent."""
     names = data.non_tensor_batch.get("trajectory_id")
     if names is None:
         return list(range(len(data)))
     numbers = {name: number for number, name in enumerate(dict.fromkeys(names.tolist()))}
     owners = [numbers[name] for name in names.tolist()]
-    require(owners == sorted(owners), "rows of one trajectory must stand together")
+    require(owners == sorted(owners), "rows of one trajectory must be adjacent")
     return owners

@@ -1,4 +1,4 @@
-"""Batches padded to a number of workers, and positions of tokens in padded rows."""
+"""Pads batches to a multiple of a number of workers, and computes token positions in padded rows."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from asyncrl.compat.verl.protocol import Proto
 def pad_dataproto_to_divisor(data: Proto, size_divisor: int) -> tuple[Proto, int]:
     """The batch with its first rows repeated until `size_divisor` divides its length, and the number of added rows.
 
-    A batch without rows stays as it is."""
+    An empty batch is not padded.
+    """
     require(size_divisor > 0, f"the divisor is {size_divisor}; it must be positive")
     added = -len(data) % size_divisor
     if not added:
         return data, 0
-    # Whole batches again and again, as in verl: what becomes of metrics in `meta_info` is the same as there.
+    # Whole batches are repeated, as in verl, so that metrics in `meta_info` get the same lists as in verl.
     missing = [min(len(data), added - start) for start in range(0, added, len(data))]
     return data.concat([data, *(data[:size] for size in missing)]), added
 
@@ -29,7 +30,8 @@ def unpad_dataproto(data: Proto, pad_size: int) -> Proto:
 
 
 def compute_position_id_with_mask(mask: Tensor) -> Tensor:
-    """The position of each token among the tokens of its row, int64[B, T]; mask int64[B, T] is 0 on padding.
+    """The position of each token in its row, int64[B, T]; mask int64[B, T] is 0 on padding.
 
-    Padding before the first token has position 0, and padding after it repeats the last position."""
+    Padding on the left has position 0. Padding on the right repeats the last position.
+    """
     return torch.clip(mask.cumsum(dim=-1) - 1, min=0)

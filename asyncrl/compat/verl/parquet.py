@@ -1,10 +1,11 @@
-"""Batches as Parquet, a row for a row, and verl's task files as batches.
+"""Writes batches as Parquet files, and reads these files and verl's task files as batches.
 
-A file that `write_parquet` wrote has a column for each field: lists of numbers for tensors, Parquet's own types for
-objects where these give them back as they were, and JSON text for other objects. The file's metadata say which, so that
-`read_parquet` gives the batch back. The fields of a task are columns in the layout of verl's task files, so that the
-file of a batch is a task file as well: `raw_prompt` is the column `prompt`, and `tools_kwargs` is within `extra_info`.
-A struct has all fields of its column, and one type for each: where that changes a row, a further column has the values.
+A written file has a column for each field. A tensor becomes lists of numbers. Objects have Parquet's own types if that
+keeps their values exactly, and are JSON text otherwise. The file's metadata name the form of each column.
+
+The fields of a task have the layout of verl's task files, so that a batch's file is a task file as well: `raw_prompt`
+is the column `prompt`, and `tools_kwargs` is within `extra_info`. In a column of structs, every row gets all fields,
+and each field one type. Where that changes a row's value, a further column has the exact values.
 """
 
 from __future__ import annotations
@@ -35,22 +36,22 @@ from asyncrl.wire import decoder, pack
 METADATA = b"asyncrl.dataproto"
 FORMAT = 2
 _TASK_COLUMNS = {"raw_prompt": "prompt", "reward_model": "reward_model", "extra_info": "extra_info"}
-"""Fields of structs, whose missing entries Parquet makes null, each with its column."""
+"""Fields that are stored as structs, each with its column. Parquet turns missing entries into null."""
 _LEFT_OUT = ("extra_info", "tools_kwargs")
-"""Fields of structs that no column holds where they are empty in all rows."""
+"""Fields that get no column if they are empty in all rows."""
 _EXACT = {name: f"asyncrl.exact.{name}" for name in ("reward_model", "extra_info", "tools_kwargs")}
-"""Fields of structs, each with the column of its values as messages, where the structs change one."""
+"""Fields of structs, each with the column of its exact values as msgpack, written if the structs change a value."""
 _NUMBERS = "biuf"
 _OTHERS = "OUS"
-"""The kinds of arrays that may have objects or texts."""
+"""The kinds of arrays of objects and texts."""
 _VALUE = decoder(Any)
 
 
 def write_parquet(data: DataProto, path: str | Path) -> None:
-    """Write the whole file, or none.
+    """Write the file atomically.
 
-    Raises DataProtoError: a value can be kept neither by Parquet nor as JSON; `save_to_disk` may keep it. OSError: the
-    disk.
+    Raises DataProtoError: neither Parquet nor JSON can keep a value; `save_to_disk` may keep it. Raises OSError: the
+    file cannot be written.
     """
     table: dict[str, pa.Array] = {}
     about: dict[str, Any] = {"format": FORMAT, "tensors": {}, "arrays": {}, "json": [], "rows": len(data)}
@@ -67,7 +68,7 @@ def write_parquet(data: DataProto, path: str | Path) -> None:
         require(name not in table, f"{name!r} is a tensor and an array; a file has one column of that name")
         require(
             array.dtype.kind in _NUMBERS + _OTHERS,
-            f"{name!r} is an array of {array.dtype}, which Parquet does not give back; use save_to_disk",
+            f"{name!r} is an array of {array.dtype}, which Parquet cannot keep; use save_to_disk",
         )
         if array.dtype.kind in _NUMBERS:
             table[name] = _lists(array)
@@ -88,9 +89,10 @@ def write_parquet(data: DataProto, path: str | Path) -> None:
 
 
 def read_parquet(path: str | Path) -> DataProto:
-    """The batch of a file that `write_parquet` wrote, or of a task file in verl's layout. The latter has no tensors;
-    its fields are those that verl's data set gives: every column, but `raw_prompt` for `prompt`, and `index`,
-    `tools_kwargs` and `interaction_kwargs` from `extra_info`.
+    """The batch in a file that `write_parquet` wrote, or in a task file in verl's layout.
+
+    The batch of a task file has no tensors. It has every column as a field, with `prompt` renamed to `raw_prompt`, and
+    `index`, `tools_kwargs` and `interaction_kwargs` from `extra_info`, as in verl's data set.
 
     Raises DataError: the file is neither.
     """
@@ -123,7 +125,7 @@ def _of_batch(table: pa.Table, about: Mapping[str, Any]) -> DataProto:
         if name in about["arrays"]:
             kind, shape = about["arrays"][name]
             if np.dtype(kind).kind not in _NUMBERS:
-                raise ValueError(f"{name} is said to be of {kind}, which is no type of numbers")
+                raise ValueError(f"{name} has the type {kind}, which is not a type of numbers")
             arrays[name] = _flat(table.column(name), shape).astype(kind)
         elif name not in tensors and name not in _EXACT.values():
             values = table.column(name).to_pylist()
@@ -141,13 +143,13 @@ def _of_batch(table: pa.Table, about: Mapping[str, Any]) -> DataProto:
     for name, (kind, shape) in about.get("others", {}).items():
         arrays[name] = _shaped(arrays[name], kind, shape)
     if not isinstance(about["meta_info"], dict):
-        raise ValueError("its meta_info is no mapping")
+        raise ValueError("its meta_info is not a mapping")
     return DataProto.from_dict(tensors, arrays, about["meta_info"])
 
 
 def _of_tasks(table: pa.Table) -> DataProto:
     if "prompt" not in table.column_names:
-        raise ValueError(f"it has no column prompt, but {', '.join(table.column_names)}")
+        raise ValueError(f"it has no column prompt, only {', '.join(table.column_names)}")
     rows = []
     for number, row in enumerate(table.to_pylist()):
         extra = row.get("extra_info") or {}
@@ -165,26 +167,26 @@ def _of_tasks(table: pa.Table) -> DataProto:
 
 
 def _task_rows(arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """The arrays with those of tasks under the names of their columns."""
+    """The arrays, with task fields renamed to their columns and `tools_kwargs` moved into `extra_info`."""
     found = dict(arrays)
     for field, column in _TASK_COLUMNS.items():
         require(
             field == column or field not in found or column not in found,
-            f"{field!r} goes into the column {column!r}, and there is an array of that name too: rename it",
+            f"{field!r} goes into the column {column!r}, but an array has that name too: rename the array",
         )
     if "tools_kwargs" in found and "extra_info" in found:
         pairs = zip(found["extra_info"], found.pop("tools_kwargs"), strict=True)
         kept = [{**extra, "tools_kwargs": {**kwargs}} if kwargs else extra for extra, kwargs in pairs]
         found["extra_info"] = objects([{name: value for name, value in each.items() if value != {}} for each in kept])
     if "extra_info" in found and not any(found["extra_info"]):
-        del found["extra_info"]  # Parquet has no structs without fields.
+        del found["extra_info"]  # Parquet cannot store structs without fields.
     return {_TASK_COLUMNS.get(name, name): array for name, array in found.items()}
 
 
 def _exact_columns(arrays: Mapping[str, NDArray[Any]], table: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-    """The columns of the fields that the structs in `table` would change.
+    """Columns with the exact values of the fields that the structs in `table` change.
 
-    Raises DataProtoError: no message can carry a value.
+    Raises DataProtoError: msgpack cannot encode a value.
     """
     found = {}
     for name, column in _EXACT.items():
@@ -199,7 +201,10 @@ def _exact_columns(arrays: Mapping[str, NDArray[Any]], table: Mapping[str, pa.Ar
 
 
 def _numbers(name: str, tensor: Tensor) -> NDArray[Any]:
-    """The numbers in a type that Parquet has: float32 for half precision. Raises DataProtoError: there is none."""
+    """The tensor as an array that Parquet can store; half precision becomes float32.
+
+    Raises DataProtoError: Parquet lacks the tensor's type.
+    """
     halves = (torch.bfloat16, torch.float16)
     plain = tensor.detach().cpu()
     try:
@@ -220,20 +225,20 @@ def _lists(array: NDArray[Any]) -> pa.Array:
 
 
 def _flat(column: pa.ChunkedArray, shape: Sequence[int]) -> NDArray[Any]:
-    """The numbers of B lists of lists as an array [B, ...]. Raises ValueError: lists have other lengths, or gaps."""
+    """B nested lists of numbers as an array [B, *shape]. Raises ValueError: a list has a wrong length or a null."""
     values = column.combine_chunks()
     for size in shape:
         if set(pc.list_value_length(values).to_pylist()) - {size}:
-            raise ValueError(f"a list in it does not have {size} elements")
+            raise ValueError(f"a list does not have {size} elements")
         values = values.flatten()
     if values.null_count:
-        raise ValueError("a number in it is null")
+        raise ValueError("a number is null")
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False).reshape(len(column), *shape)
     return found
 
 
 def _structs(name: str, array: NDArray[Any]) -> pa.Array:
-    """The column of a task's field. Raises DataProtoError: its rows have no type in common."""
+    """The column of a task's field. Raises DataProtoError: the rows have no common type."""
     try:
         return pa.array(array.tolist())
     except (pa.ArrowException, OverflowError, UnicodeEncodeError) as error:
@@ -241,7 +246,7 @@ def _structs(name: str, array: NDArray[Any]) -> pa.Array:
 
 
 def _shaped(values: NDArray[Any], kind: str, shape: Sequence[int]) -> NDArray[Any]:
-    """The nested lists of B rows as an array [B, ...] of objects or texts."""
+    """B nested lists as an array [B, *shape] of objects or texts."""
     found = np.empty((len(values), *shape), kind)
     for index in np.ndindex(found.shape):
         each: Any = values
@@ -252,15 +257,15 @@ def _shaped(values: NDArray[Any], kind: str, shape: Sequence[int]) -> NDArray[An
 
 
 def _objects(name: str, array: NDArray[Any]) -> tuple[pa.Array, bool]:
-    """The column of an array of texts or objects, and true if it is JSON text."""
+    """The column of an array of texts or objects, and True if the column is JSON text."""
     values = array.tolist()
     try:
         column = pa.array(values)
-        # Their texts tell 1 from 1.0 and from True, and nan is like nan.
+        # repr distinguishes 1, 1.0 and True, and is the same for two nans.
         if repr(column.to_pylist()) == repr(values) and _writable(column.type):
             return column, False
     except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-        pass  # Values of several types, for one: these are JSON.
+        pass  # Values of several types, for example, are stored as JSON.
     return pa.array([_json(name, value) for value in values], pa.string()), True
 
 
@@ -277,5 +282,5 @@ def _json(name: str, value: Any) -> str:
     except (TypeError, ValueError):
         pass
     raise DataProtoError(
-        f"{name} has a value that neither Parquet nor JSON gives back as it was: {value!r:.100}; use save_to_disk"
+        f"{name} has a value that neither Parquet nor JSON keeps exactly: {value!r:.100}; use save_to_disk"
     )

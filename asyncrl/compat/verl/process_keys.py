@@ -1,6 +1,6 @@
-"""The keys of verl's process-reward managers `qwen_prm` and `skywork_prm`, with their defaults in verl.
+"""The keys of verl's process-reward managers `qwen_prm` and `skywork_prm`, with verl's defaults.
 
-They are converted to our configuration of scoring.
+`ProcessRewardKeys.scoring` converts them to asyncrl's configuration.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from asyncrl.config.schema import ScoringConfig, ScoringModelConfig, ShapingConf
 from asyncrl.errors import ConfigError
 
 WHOLE = ("mean_response", "pooled_last", "best_of_n", "min", "product")
-"""Aggregations that make one number of the step scores."""
+"""Aggregations that combine the step scores into one number."""
 STEPS = ("per_step", "raw")
-"""Aggregations that leave each step its own score."""
+"""Aggregations that keep one score per step."""
 DTYPES = {
     **{"bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "fp16": "float16", "half": "float16"},
     **{"float32": "float32", "fp32": "float32", "float": "float32"},
 }
 SPLITS = {"qwen_prm": "paragraph", "skywork_prm": "line"}
-"""The way in which each manager cuts a response into steps."""
+"""The `actor.step_split` of each manager: it divides a response into steps."""
 STRATEGIES = ("fsdp", "fsdp2")
 
 
 @dataclass(frozen=True)
 class ShapingKeys:
-    """The keys that `scoring.shaping` has under the same name."""
+    """The keys with the same name in `scoring.shaping`."""
 
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit; without it, the logit itself")
     use_logit_tanh: bool = option(False, "a step's score is tanh_rmax * tanh(logit / tanh_tau), without a sigmoid")
@@ -44,7 +44,7 @@ class ShapingKeys:
     max_resp_len: int = option(1024, "a response of more tokens earns no process score", "[1, inf)")
 
     def shaping(self, aggregation: str) -> ShapingConfig:
-        """The keys as a section of our configuration: the reward is the process score with its bonuses."""
+        """The keys as the section `scoring.shaping`. The reward is the process score with its bonuses."""
         is_bare = not (self.prm_apply_sigmoid or self.use_logit_tanh)
         how = "per_step" if aggregation in STEPS else aggregation
         given = {each.name: getattr(self, each.name) for each in options(ShapingKeys)}
@@ -55,22 +55,22 @@ class ShapingKeys:
 
 @dataclass(frozen=True)
 class ProcessRewardKeys(ShapingKeys):
-    """The keys of a manager that are not common to all managers."""
+    """All keys of a process-reward manager."""
 
     prm_model_path: str = option("", "folder or hub name of the process reward model; required")
     prm_aggregation: str = option(
         "mean_response",
-        "how step scores become the reward; raw and per_step leave each step its own",
+        "how step scores become the reward; raw and per_step keep one score per step",
         choices=(*WHOLE, *STEPS),
     )
-    prm_micro_batch_size: int = option(8, "sequences of one forward pass at most", "[1, inf)")
+    prm_micro_batch_size: int = option(8, "most sequences in a forward pass", "[1, inf)")
     dtype: str = option("bfloat16", "compute dtype of the model", choices=tuple(DTYPES))
-    device_map: str = option("auto", "where the model is: cpu, cuda, cuda:N, or auto (all GPUs, or the CPU)")
-    use_shm: bool = option(False, "copy the model to shared memory first; here it changes nothing")
-    strategy: str | None = option(None, "how the model is split; here it changes nothing", choices=STRATEGIES)
+    device_map: str = option("auto", "device of the model: cpu, cuda, cuda:N, or auto (all GPUs, else the CPU)")
+    use_shm: bool = option(False, "copy the model to shared memory first; ignored here")
+    strategy: str | None = option(None, "how the model is split; ignored here", choices=STRATEGIES)
 
     def model(self, family: str, gpus: int) -> ScoringModelConfig:
-        """The section of the model, on a machine with `gpus` GPUs. Raises ConfigError: the device does not exist."""
+        """The keys as the section `scoring.prm`, for a machine with `gpus` GPUs. Raises ConfigError: a wrong device."""
         device = self.device_map
         if device != "auto" and device != "cpu" and not device.startswith("cuda"):
             raise ConfigError(f"device_map={device}: use auto, cpu, cuda, or cuda:N")
@@ -84,7 +84,7 @@ class ProcessRewardKeys(ShapingKeys):
         )
 
     def scoring(self, family: str, gpus: int) -> ScoringConfig:
-        """The keys as the configuration of the pool. Raises ConfigError: see `model`."""
+        """The keys as the section `scoring`. Raises ConfigError: a wrong device."""
         return ScoringConfig(prm=self.model(family, gpus), shaping=self.shaping(self.prm_aggregation))
 
     @property
@@ -96,22 +96,21 @@ class ProcessRewardKeys(ShapingKeys):
 
 @dataclass(frozen=True)
 class SkyworkRewardKeys(ProcessRewardKeys):
-    """The keys, set so that scores are the sigmoids of the model's values, as Skywork's model card defines them."""
+    """The keys of `skywork_prm`. By default a score is the sigmoid of the model's value, as in the model's card."""
 
     prm_apply_sigmoid: bool = option(True, "a step's score is the sigmoid of its logit; without it, the logit itself")
 
 
 KEYS: Mapping[str, type[ProcessRewardKeys]] = {"qwen_prm": ProcessRewardKeys, "skywork_prm": SkyworkRewardKeys}
-"""The keys of each manager. A manager is named after a family of models."""
+"""The keys of each manager."""
 
 
 def read_keys(manager: str, given: Mapping[str, Any]) -> ProcessRewardKeys:
-    """The keys of a manager as they are given. Raises ConfigError: a key is unknown, has a wrong value, or is
-    missing."""
+    """The `given` keys of a manager, checked. Raises ConfigError: a key is unknown, wrong or missing."""
     known = {each.name: each for each in options(KEYS[manager])}
     for name, value in given.items():
         if name not in known:
-            raise ConfigError(f"{manager}: there is no key {name}{did_you_mean(name, known)}")
+            raise ConfigError(f"{manager}: unknown key {name}{did_you_mean(name, known)}")
         if not known[name].allows(value):
             raise ConfigError(f"{manager}: {name}={value!r}: it must be {known[name].allowed}")
     keys = KEYS[manager](**given)

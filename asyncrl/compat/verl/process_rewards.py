@@ -1,8 +1,8 @@
-"""The reward managers `qwen_prm` and `skywork_prm` of verl's fork: the scores that a process reward model gives to the
-steps of each response.
+"""The reward managers `qwen_prm` and `skywork_prm` of a fork of verl: a process reward model scores the steps of each
+response.
 
-They score as the pool of a run does, by the same Scorer: the rows of a batch become trajectories, and their labels
-become rewards of tokens.
+The managers use the Scorer of a run's scoring pool: rows of a batch become trajectories, and the Scorer's labels become
+token rewards.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ from asyncrl.types import Labels, Lease, Task, Trajectory
 
 NEEDED = ("prompts", "responses", "attention_mask")
 OF_A_TRAJECTORY = ("uid", "trajectory_id", "task_id", "member", "branch", "finish", "turns", "steps")
-"""The fields of `from_trajectories` about trajectories. Without them, each row is a trajectory of its own."""
+"""The fields of `from_trajectories` about trajectories. Without `trajectory_id`, each row is one trajectory."""
 
 
 class _Row(NamedTuple):
-    """A row of the batch as a branch of its trajectory: the response is [start, end) of the trajectory's tokens, which
-    are at `columns` [end - start] of the row's responses."""
+    """A row of the batch, which is one branch of a trajectory.
+
+    The response has the tokens [start, end) of the trajectory. `columns` [end - start] are the same tokens' columns in
+    the row's responses.
+    """
 
     number: int
     start: int
@@ -46,16 +49,15 @@ class _Row(NamedTuple):
 class ProcessRewardManager(NaiveRewardManager):
     """Scores steps by the process reward model `prm_model_path`; docs/verl.md lists all `keys`.
 
-    An answer is right if the `acc` of `compute_score`, or without one its score, is more than a half.
+    An answer is right if `compute_score` returns an `acc` above 0.5, or a score above 0.5 if it returns no `acc`.
 
-    A response is decoded by `input_tokenizer` (a tokenizer, or the folder or hub name of one), or without one by
-    `tokenizer`. The model reads that text in its own template, through its own tokenizer. Steps come from the batch's
-    `steps`, which `from_trajectories` writes. Without it, responses are cut at blank lines (qwen_prm) or newlines
+    The response is decoded by `input_tokenizer` (a tokenizer, or its folder or hub name), by default `tokenizer`. The
+    reward model reads the text with its own template and tokenizer. If the batch has `steps`, as `from_trajectories`
+    writes them, these are the steps. Otherwise responses are divided at blank lines (qwen_prm) or newlines
     (skywork_prm).
 
-    A batch needs the same fields as for other managers, and for `best_of_n` the groups' `uid`. The problem is its
-    `raw_prompt`; without one, the text of the prompt's tokens. Raises ConfigError: a key cannot be used, or the model
-    cannot be loaded.
+    A batch needs the same fields as for other managers, and `uid` for `best_of_n`. The problem is `raw_prompt`, else
+    the decoded prompt. Raises ConfigError: a key is wrong, or the model cannot be loaded.
     """
 
     family: ClassVar[str]
@@ -78,12 +80,13 @@ class ProcessRewardManager(NaiveRewardManager):
         self._scorer = Scorer(config, policys, prm=load_prm(config.prm))
 
     def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
-        """The rewards of the batch's rows, and token rewards float32[B, R] with each response's reward at its last
-        token. With `prm_aggregation=raw`, each step's score is at the step's last token, and only bonuses and penalties
-        are at the response's.
+        """The rewards of the batch's rows, and token rewards float32[B, R].
 
-        Raises ScoringError: a row cannot be scored; InvariantError: a row has no prompt or no sampled token;
-        DataProtoError: a field is missing.
+        A response's reward is at its last token. With `prm_aggregation=raw` or `per_step`, each step's score is at the
+        step's last token, and the response's last token has the bonuses and penalties.
+
+        Raises ScoringError: a row cannot be scored. Raises InvariantError: a row has no prompt or no sampled token.
+        Raises DataProtoError: a field is missing.
         """
         verdicts = self.judge(rows) if self._has_rule else None
         for number, (score, _) in enumerate(verdicts or ()):
@@ -197,8 +200,8 @@ def _columns(attended: Tensor) -> list[int]:
 
 
 def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels]:
-    """The labels, where a positive process score counts in the reward only if it is the group's best."""
-    # A negative score stays, as in algorithms/rewards/best_of_n.py: no member should gain by a worse score.
+    """The labels, without positive process scores in the rewards of all but the best members of each group."""
+    # Negative scores stay, as in algorithms/rewards/best_of_n.py, so that a worse score never gives a higher reward.
     best: dict[str, float] = {}
     for label, group in zip(labels, groups, strict=True):
         best[group] = max(label.extra["process"], best.get(group, label.extra["process"]))
@@ -211,7 +214,7 @@ def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels
 
 
 def _place(rewards: Tensor, row: _Row, label: Labels, by_step: bool) -> None:
-    """Put the label's numbers at their tokens among the row's rewards float32[R], in place."""
+    """Add the label's scores to the rewards float32[R] of a row, in place."""
     if by_step:
         for end, score in zip(label.step_ends.tolist(), label.step_scores.tolist(), strict=True):
             if row.start < end <= row.end:
@@ -220,7 +223,7 @@ def _place(rewards: Tensor, row: _Row, label: Labels, by_step: bool) -> None:
 
 
 def _parts(label: Labels) -> dict[str, Any]:
-    """The parts of the reward under the names of the labels; `acc` is 1 for a right answer."""
+    """The parts of the reward by name; `acc` is 1 for a right answer."""
     names = {"accuracy": "acc", "rules": "score"}
     parts = {names.get(name, name): value for name, value in label.extra.items() if name != "environment"}
     return {**parts, "step_scores": label.step_scores.tolist()}

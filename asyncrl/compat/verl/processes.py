@@ -1,4 +1,4 @@
-"""Calls of a user's function in processes of their own, several at once, which are killed when one takes too long."""
+"""Runs calls of a user's function in parallel processes, and kills the processes if a call takes too long."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from asyncrl.scoring.rules.base import completed
 
 Call = Callable[[], Any]
 START_TIMEOUT_S = 120.0
-"""The limit for the start of a process and its imports."""
+"""The time limit for the start of a process with its imports."""
 
 
 def in_processes(
     calls: Sequence[Call], processes: int, timeout_s: float, clock: Callable[[], float] = time.monotonic
 ) -> list[Any]:
-    """The results of `calls`, which may be coroutines, from that many processes, which all end before it returns.
+    """The results of `calls`, which may be coroutines. All processes end before this function returns.
 
-    Raises ScoringError, which names a row whose call raised an error, ended its process, or took longer than
-    `timeout_s` seconds.
+    Raises ScoringError, which names the row: a call raised an error, ended its process, or took longer than `timeout_s`
+    seconds.
     """
     if not calls:
         return []
@@ -40,11 +40,11 @@ def in_processes(
 
 
 class _Worker:
-    """A process that makes one call after another. Its first message says that it has started."""
+    """A process that runs one call after another. Its first message means that it has started."""
 
     def __init__(self, first: Call, deadline: float) -> None:
-        # A fork of a process with threads, as torch has, may hang. The server from which these processes are
-        # forked has none, and imports torch once for all of them.
+        # A fork of a process with threads, such as torch's, may hang. The fork server has no threads, and imports
+        # torch once for all workers.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])
         self.pipe, theirs = context.Pipe()
@@ -98,9 +98,9 @@ def _results(
 
 
 def _serve(pipe: Connection, first: Call) -> None:
-    """Run the process: answer each call with its result or the error.
+    """The main function of a worker process: answer each call with its result or error.
 
-    The modules that `first` needs are imported before, so that the import takes none of a row's time.
+    Unpickling the argument `first` imports its modules, so that the import does not count towards a row's time limit.
     """
     pipe.send((True, None))
     while True:

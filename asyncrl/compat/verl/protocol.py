@@ -1,7 +1,7 @@
-"""verl's DataProto: tensors and arrays of one batch under names, with information about the batch as a whole.
+"""verl's DataProto: the named tensors and arrays of one batch, and information about the whole batch.
 
-Names, parameters, results and the kinds of errors are verl's (checked with 0.9.1). Programs that were written for verl
-therefore work with it. docs/verl.md lists the differences.
+Names, parameters, results and error classes are verl's (checked with 0.9.1), so that programs written for verl work
+unchanged. docs/verl.md lists the differences.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Proto = TypeVar("Proto", bound="DataProto")
 
 
 AUTO_PADDING = "_verl_auto_padding"
-"""The key of `meta_info` that lets `chunk` make chunks of different sizes."""
+"""The key of `meta_info` that lets `chunk` return chunks of different sizes."""
 
 
 @dataclass
 class DataProtoItem:
-    """One row: tensors without the batch dimension, and the element of each array."""
+    """One row of a DataProto: tensors without the batch dimension, and one element of each array."""
 
     batch: TensorBatch | None = None
     non_tensor_batch: dict[str, Any] = field(default_factory=dict)
@@ -47,10 +47,10 @@ class DataProtoItem:
 class DataProto:
     """B rows: `batch` has tensors [B, ...], `non_tensor_batch` arrays [B, ...], and `meta_info` values for all rows.
 
-    A mapping of tensors, or a TensorDict, may be given as `batch`. Parts of a batch share its memory and `meta_info`,
-    as they do in verl.
+    `batch` may be given as a mapping of tensors or as a TensorDict. As in verl, parts of a batch share the batch's
+    memory and `meta_info`.
 
-    Raises DataProtoError, which is an AssertionError as well: lengths differ, or a field is no array.
+    Raises DataProtoError, which is an AssertionError as well: lengths differ, or a field is not an array.
     """
 
     batch: Any = None
@@ -62,7 +62,7 @@ class DataProto:
         self.check_consistency()
 
     def check_consistency(self) -> None:
-        """Raises DataProtoError: lengths differ, or a field is no array."""
+        """Raises DataProtoError: lengths differ, or a field is not an array."""
         check_rows(self.batch, self.non_tensor_batch or {})
 
     @classmethod
@@ -72,7 +72,7 @@ class DataProto:
         meta_info: dict[str, Any] | None = None,
         auto_padding: bool = False,
     ) -> Proto:
-        """The batch of tensors and arrays under their names. Raises ValueError: a value is neither."""
+        """The batch of named tensors and arrays. Raises ValueError: a value is neither."""
         for name, value in data.items():
             if not isinstance(value, Tensor | np.ndarray):
                 raise ValueError(f"{name!r} is a {type(value).__name__}; it must be a tensor or an array")
@@ -94,8 +94,8 @@ class DataProto:
         Raises DataProtoError: lengths differ.
         """
         require(num_batch_dims > 0, f"num_batch_dims is {num_batch_dims}; it must be positive")
-        require(num_batch_dims == 1 or non_tensors is None, "num_batch_dims must be 1 where there are non_tensors")
-        # A batch without rows is false, and has tensors all the same.
+        require(num_batch_dims == 1 or non_tensors is None, "num_batch_dims must be 1 if there are non_tensors")
+        # Not `tensors or ()`: a TensorBatch without rows is false, but has tensors.
         given = dict(() if tensors is None else tensors.items())
         batch = TensorBatch(given, shared_size(given, num_batch_dims)) if given else None
         arrays = {} if non_tensors is None else non_tensors
@@ -113,14 +113,14 @@ class DataProto:
     def load_from_disk(cls: type[Proto], filepath: str | Path) -> Proto:
         """The batch that `save_to_disk` wrote.
 
-        Raises DataError: the file is no such batch. verl's own files are pickles, which are never read.
+        Raises DataError: `save_to_disk` did not write the file. verl's own files are pickles, which are never read.
         """
         return cls(*read_batch(Path(filepath)))
 
     def save_to_disk(self, filepath: str | Path) -> None:
-        """Write one safetensors file, whole or not at all.
+        """Write one safetensors file, atomically.
 
-        Raises DataProtoError: a value is no plain data; OSError: the disk.
+        Raises DataProtoError: a value cannot be saved. Raises OSError: the file cannot be written.
         """
         write_batch(Path(filepath), self.batch, self.non_tensor_batch, self.meta_info)
 
@@ -130,9 +130,9 @@ class DataProto:
         return len(next(iter(self.non_tensor_batch.values()))) if self.non_tensor_batch else 0
 
     def __getitem__(self, item: Any) -> Any:
-        """The `DataProtoItem` of an int; the rows of a slice, or of a list, array or tensor of numbers or a mask.
+        """An int gives a `DataProtoItem`. A slice gives a batch, as does a list, array or tensor of ints or bools.
 
-        Raises TypeError: another kind of index; IndexError: there is no such row.
+        Raises TypeError: another kind of index. Raises IndexError: a row does not exist.
         """
         if isinstance(item, slice):
             return self.slice(item.start, item.stop, item.step)
@@ -153,7 +153,7 @@ class DataProto:
         )
 
     def select_idxs(self: Proto, idxs: Sequence[int] | Sequence[bool] | Array | Tensor) -> Proto:
-        """The rows of these numbers, or those where the mask is true. Raises IndexError: there is no such row."""
+        """The rows with these indices, or the rows where a mask is true. Raises IndexError: a row does not exist."""
         rows = idxs.detach().cpu().numpy() if isinstance(idxs, Tensor) else np.asarray(idxs)
         if rows.dtype != np.bool_:
             rows = rows.astype(np.int64)
@@ -174,7 +174,7 @@ class DataProto:
         return type(self)(batch, arrays, self.meta_info)
 
     def to(self: Proto, device: str | int | torch.device) -> Proto:
-        """Moves the tensors, in place."""
+        """Move the tensors to a device, in place."""
         if self.batch is not None:
             self.batch = self.batch.to(device)
         return self
@@ -186,8 +186,11 @@ class DataProto:
         meta_info_keys: Keys | None = None,
         deepcopy: bool = False,
     ) -> Proto:
-        """The batch of the named fields; all of a part whose keys are None. `deepcopy` copies all but the tensors, as
-        in verl. Raises KeyError: a tensor's name is not there; other names are passed over."""
+        """The batch with only the named fields; None keeps all fields of that part.
+
+        As in verl, `deepcopy` does not copy tensors. Raises KeyError: a tensor is missing. Other missing names are
+        ignored.
+        """
 
         def named(part: dict[str, Any], keys: Keys | None) -> dict[str, Any]:
             chosen = part if keys is None else {name: part[name] for name in part if name in set(keys)}
@@ -204,8 +207,10 @@ class DataProto:
         non_tensor_batch_keys: Keys | None = None,
         meta_info_keys: Keys | None = None,
     ) -> DataProto:
-        """Removes the named fields and returns them as a batch. Raises DataProtoError: a name is not there, or is given
-        twice, and then nothing is removed."""
+        """Remove the named fields, and return them as a batch.
+
+        Raises DataProtoError, and removes nothing: a name is missing, or is given twice.
+        """
         tensors: Any = {} if self.batch is None else self.batch
         chosen = [
             (tensors, list(batch_keys or ()), "batch"),
@@ -220,10 +225,10 @@ class DataProto:
         return DataProto.from_dict(popped[0], popped[1], popped[2])
 
     def rename(self: Proto, old_keys: str | list[str], new_keys: str | list[str]) -> Proto:
-        """Gives tensors other names, in place.
+        """Rename tensors, in place.
 
-        Raises TypeError: the names are neither text nor a list; ValueError: the lists differ in length; KeyError: an
-        old name is not there.
+        Raises TypeError: the names are neither text nor a list. Raises ValueError: the lists differ in length. Raises
+        KeyError: an old name is missing.
         """
         for keys in (old_keys, new_keys):
             if not isinstance(keys, str | list):
@@ -235,9 +240,9 @@ class DataProto:
         return self
 
     def union(self: Proto, other: DataProto) -> Proto:
-        """Adds the fields of `other`, in place. A field that both have must be equal.
+        """Add the fields of `other`, in place. A field that is in both batches must be equal.
 
-        Raises DataProtoError: lengths or values differ, and then nothing is added.
+        Raises DataProtoError, and adds nothing: lengths or values differ.
         """
         require(
             self.batch is None or other.batch is None or self.batch.batch_size == other.batch.batch_size,
@@ -265,10 +270,10 @@ class DataProto:
         seed: int | None = None,
         dataloader_kwargs: Mapping[str, Any] | None = None,
     ) -> Iterator[Proto]:
-        """Mini-batches, `epochs` times over; their arrays are of objects, as in verl. `dataloader_kwargs` are passed to
-        torch's DataLoader, such as `shuffle`.
+        """All mini-batches, `epochs` times. As in verl, their arrays have dtype object.
 
-        Raises DataProtoError: `mini_batch_size` does not divide the batch.
+        `dataloader_kwargs`, such as `shuffle`, are passed to torch's DataLoader. Raises DataProtoError:
+        `mini_batch_size` does not divide the batch.
         """
         require(
             len(self) % mini_batch_size == 0, f"{len(self)} rows do not divide into mini-batches of {mini_batch_size}"
@@ -289,25 +294,25 @@ class DataProto:
         return found
 
     def is_padding_enabled(self) -> bool:
-        """True if `chunk` may make chunks of different sizes."""
+        """True if `chunk` may return chunks of different sizes."""
         return bool(self.meta_info.get(AUTO_PADDING, False))
 
     def padding(self, padding_size: int, padding_candidate: str = "") -> None:
-        """Appends the last row `padding_size` times, in place; the first row with `padding_candidate="first"`."""
+        """Append the last row `padding_size` times, in place; with `padding_candidate="first"`, the first row."""
         if padding_size:
             row = self.select_idxs([0 if padding_candidate == "first" else len(self) - 1])
             padded = self.concat([self, row.repeat(padding_size)])
             self.batch, self.non_tensor_batch = padded.batch, padded.non_tensor_batch
 
     def chunk(self: Proto, chunks: int) -> list[Proto]:
-        """Equal parts, in order. With padding enabled, the last may have fewer rows.
+        """Equal parts, in order. With padding enabled, the last part may have fewer rows.
 
         Raises DataProtoError: `chunks` does not divide the batch.
         """
         require(chunks > 0, f"a batch cannot be divided into {chunks} chunks")
         require(
             self.is_padding_enabled() or len(self) % chunks == 0,
-            f"{len(self)} rows do not divide into {chunks} equal chunks; pad_dataproto_to_divisor pads them, as does "
+            f"{len(self)} rows do not divide into {chunks} equal chunks; pad them by pad_dataproto_to_divisor or "
             "auto_padding=True",
         )
         if self.batch is not None:
@@ -319,46 +324,48 @@ class DataProto:
         return [self[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
     def split(self: Proto, split_size: int) -> list[Proto]:
-        """Parts of `split_size` rows; the last has the rest."""
+        """Parts of `split_size` rows; the last part may have fewer."""
         return [self[start : start + split_size] for start in range(0, len(self), split_size)]
 
     @staticmethod
     def concat(data: Sequence[Proto]) -> Proto:
-        """The rows of all batches, in order. `meta_info` must be equal, except for `metrics`, which become lists.
+        """The rows of all batches, in order. Entries of `meta_info` must be equal; only `metrics` become lists.
 
-        Raises DataProtoError: names or values of `meta_info` differ.
+        Raises DataProtoError: the names of fields or the values of `meta_info` differ.
         """
         if not data:
             raise IndexError("there are no batches to be joined")
         without = [row for row, each in enumerate(data) if each.batch is None]
-        require(len(without) in (0, len(data)), f"batches to be joined have different tensors: those at {without} none")
+        require(
+            len(without) in (0, len(data)),
+            f"batches to be joined have different tensors: the batches {without} have none",
+        )
         batch = None if data[0].batch is None else TensorBatch.cat([each.batch for each in data])
         arrays = transposed([each.non_tensor_batch for each in data], "arrays")
         joined = {name: np.concatenate(each, axis=0) for name, each in arrays.items()}
         return type(data[0])(batch, joined, merged_meta_info([each.meta_info for each in data]))
 
     def reorder(self, indices: Tensor) -> None:
-        """Puts the rows into the order of `indices`, in place."""
+        """Reorder the rows by `indices`, in place."""
         ordered = self.select_idxs(indices)
         self.batch, self.non_tensor_batch = ordered.batch, ordered.non_tensor_batch
 
     def repeat(self: Proto, repeat_times: int = 2, interleave: bool = True) -> Proto:
-        """Every row `repeat_times` times: its copies in succession, or with `interleave=False` the whole batch again
-        and again."""
+        """Each row `repeat_times` times. Copies of a row are adjacent; `interleave=False` repeats the whole batch."""
         rows = np.arange(len(self))
         return self._rows(np.repeat(rows, repeat_times) if interleave else np.tile(rows, repeat_times))
 
     def sample_level_repeat(self: Proto, repeat_times: Sequence[int] | Array | Tensor) -> Proto:
-        """Each row `repeat_times` [B] times, its copies in succession."""
+        """Row i `repeat_times[i]` times. The copies of a row are adjacent."""
         require(isinstance(repeat_times, list | tuple | np.ndarray | Tensor), "repeat_times must be a list of numbers")
         times = np.asarray(repeat_times, dtype=np.int64)
         require(times.shape == (len(self),), f"repeat_times has shape {list(times.shape)}; it must be [{len(self)}]")
         return self._rows(np.repeat(np.arange(len(self)), times))
 
     def unfold_column_chunks(self: Proto, n_split: int, split_keys: Sequence[str] | None = None) -> Proto:
-        """Divides the second dimension of the fields `split_keys` into `n_split` rows each; other fields are repeated.
+        """Divide each row into `n_split` rows.
 
-        A field [B, n_split * M, ...] becomes [B * n_split, M, ...].
+        A field in `split_keys` of shape [B, n_split * M, ...] becomes [B * n_split, M, ...]. Other fields are repeated.
         """
         names = set(split_keys or ())
         repeated = self.repeat(n_split)

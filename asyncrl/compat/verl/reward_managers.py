@@ -17,14 +17,15 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.rules.verl import as_config
 
 PRIME_TIMEOUT_S = 300.0
-"""The limit for one row; it is verl's."""
+"""The limit for one row, as in verl."""
 
 
 class NaiveRewardManager(RewardManager):
     """Calls `compute_score` row by row.
 
-    With `compute_score_timeout` (seconds) it does so in another process, and raises ScoringError if a row takes longer.
-    verl gives such a row the reward 0."""
+    With `compute_score_timeout` (seconds) the calls run in another process, and ScoringError is raised if a row takes
+    longer. verl gives that row the reward 0.
+    """
 
     def __init__(
         self,
@@ -47,8 +48,9 @@ class NaiveRewardManager(RewardManager):
 class BatchRewardManager(RewardManager):
     """Calls `compute_score` once for all rows, so that it can compare the members of a group.
 
-    It gets the lists `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`, and the manager's further
-    parameters. The batch gets the rewards as `acc`."""
+    `compute_score` gets the lists `data_sources`, `solution_strs`, `ground_truths` and `extra_infos`, and
+    `reward_kwargs`. The rewards are added to the batch as `acc`.
+    """
 
     def __init__(
         self,
@@ -82,11 +84,12 @@ class BatchRewardManager(RewardManager):
 class DAPORewardManager(RewardManager):
     """The naive manager with a soft penalty on long responses.
 
-    It is 0 up to `max_resp_len - len` tokens, then falls linearly to `-penalty_factor` at `max_resp_len`, and further
-    after that.
+    The penalty is 0 up to `max_resp_len - len` tokens. It then falls linearly, reaches `-penalty_factor` at
+    `max_resp_len`, and falls further.
 
-    `overlong_buffer_cfg` has `enable`, `len`, `penalty_factor` and `log`, as entries or as attributes; with `log`, the
-    penalty and whether there is one are among the extra information. Raises DataProtoError: the lengths do not fit.
+    `overlong_buffer_cfg` has the entries or attributes `enable`, `len`, `penalty_factor` and `log`. `log` adds the
+    penalty to the extra information, as `overlong_reward` and `overlong`. Raises DataProtoError: `len` is not from 1 to
+    `max_resp_len`.
     """
 
     def __init__(
@@ -103,7 +106,7 @@ class DAPORewardManager(RewardManager):
         self.overlong_buffer_cfg = as_config(overlong_buffer_cfg)
         if self.overlong_buffer_cfg is not None and self.overlong_buffer_cfg.enable:
             buffer = self.overlong_buffer_cfg.len
-            require(max_resp_len is not None, "overlong_buffer_cfg is enabled: give max_resp_len, the longest response")
+            require(max_resp_len is not None, "overlong_buffer_cfg is enabled: set max_resp_len")
             require(
                 0 < buffer <= (max_resp_len or 0),
                 f"overlong_buffer_cfg.len is {buffer}; it must be from 1 to max_resp_len={max_resp_len}",
@@ -134,9 +137,10 @@ class DAPORewardManager(RewardManager):
 class PrimeRewardManager(RewardManager):
     """Calls `compute_score` for many rows at once, in `num_processes` processes.
 
-    By default there is one for each core, 64 at most. A row that fails or takes longer than `timeout_s` raises
-    ScoringError; verl gives it the reward 0. The batch gets the rewards as `acc`. Other processes import
-    `compute_score` by its name, so a script that defines it needs the usual `if __name__ == "__main__":`."""
+    By default there is one process for each core, at most 64. A row that fails or takes longer than `timeout_s` raises
+    ScoringError; verl gives that row the reward 0. The rewards are added to the batch as `acc`. The processes import
+    `compute_score` by its name, so a script that defines the function needs `if __name__ == "__main__":`.
+    """
 
     def __init__(
         self,
@@ -152,7 +156,7 @@ class PrimeRewardManager(RewardManager):
         self.timeout_s = timeout_s
 
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
-        # As in verl, the arguments are passed by position.
+        # verl passes the arguments by position.
         calls = [
             partial(self.compute_score, row.data_source, row.response, row.ground_truth, dict(row.extra_info))
             for row in rows
@@ -177,9 +181,9 @@ _ROWS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
 def wrong_parameters(name: str, compute_score: ComputeScore, params: Mapping[str, Any]) -> str | None:
-    """The reason why the manager `name` of MANAGERS, made with `params`, cannot call this function.
+    """The reason why the manager `name`, made with `params`, cannot call `compute_score`.
 
-    None if it can, if the function does not tell its parameters, and for other managers.
+    None: it can, the function's parameters cannot be read, or the manager is not in MANAGERS.
     """
     if name not in MANAGERS:
         return None
@@ -190,13 +194,13 @@ def wrong_parameters(name: str, compute_score: ComputeScore, params: Mapping[str
     except (TypeError, ValueError):
         return None
     try:
-        # prime passes them by position, as in verl.
+        # prime passes the arguments by position, as in verl.
         if name == "prime":
             signature.bind(*_ROW)
         else:
             signature.bind(**arguments)
     except TypeError as error:
-        return f"the manager {name} calls it with {', '.join(arguments)}, which it does not take: {error}"
+        return f"the manager {name} passes {', '.join(arguments)}, which the function does not take: {error}"
     return None
 
 

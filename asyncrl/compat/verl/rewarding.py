@@ -1,4 +1,4 @@
-"""The base of verl's reward managers, which puts the reward of each row on its response's last token."""
+"""The base class of verl's reward managers. It puts the reward of each row on the last token of the response."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ logger = logging.getLogger(__name__)
 
 ComputeScore = Callable[..., Any]
 Result = tuple[float, Mapping[str, Any]]
-"""A row's reward, and its further values by name."""
+"""The reward of a row, and extra values by name."""
 
 LARGEST_REWARD = torch.finfo(torch.float32).max
 _NO_TRAJECTORY: Any = None
-"""The rule reads the text alone."""
+"""The trajectory for a rule that only reads the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewardRow:
-    """One row of a batch as text, without padding and special tokens; `length` is the response's in tokens."""
+    """One row of a batch as text, without padding and special tokens. `length` is the number of response tokens."""
 
     prompt: str
     response: str
@@ -53,7 +53,7 @@ class AbstractRewardManager(ABC):
     def __call__(self, data: Any, return_dict: bool = False) -> Any: ...
 
     def _extract_reward_from_rm_scores(self, data: Any, return_dict: bool = False) -> Any:
-        """The rewards of the batch's `rm_scores`, in the form that a call returns; None without any."""
+        """The batch's `rm_scores` in the form that `__call__` returns; None if the batch has none."""
         if "rm_scores" not in data.batch.keys():  # noqa: SIM118
             return None
         names = data.meta_info.get("reward_extra_keys", [])
@@ -63,11 +63,11 @@ class AbstractRewardManager(ABC):
 class RewardManager(AbstractRewardManager):
     """A reward manager with verl's constructor and call.
 
-    `compute_score` is a function written for verl; None means `default_compute_score`. The first `num_examine` rows of
-    each data source are logged at every call.
+    `compute_score` is a function written for verl; None means `default_compute_score`. Each call logs the first
+    `num_examine` rows of each data source.
 
-    A batch needs prompts, responses and attention_mask, and `reward_model` with `ground_truth`; `reward_fn_key` names
-    the array of data sources.
+    A batch needs `prompts`, `responses`, `attention_mask` and `reward_model`, whose rows have `ground_truth`.
+    `reward_fn_key` is the name of the field with the data sources.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class RewardManager(AbstractRewardManager):
 
     @abstractmethod
     def judge(self, rows: Sequence[RewardRow]) -> list[Result]:
-        """The reward of each row of a whole batch. Raises what `compute_score` raises; ScoringError: it ended the
-        program."""
+        """The reward of each row of a batch. Passes on errors of `compute_score`; SystemExit becomes ScoringError."""
 
     def __call__(self, data: Any, return_dict: bool = False) -> Any:
-        """The rewards float32[B, R], each at its response's last token.
+        """The rewards float32[B, R], each at the last token of its response.
 
-        With `return_dict` they are the entry `reward_tensor`. The entry `reward_extra_info` then has lists [B] by name,
-        with None where a row has no such value. Rewards that the batch has as `rm_scores` are returned as they are.
+        With `return_dict` the result is a dict with these rewards as `reward_tensor`. Its entry `reward_extra_info` has
+        a list [B] for each extra value, with None for rows that lack the value. If the batch has `rm_scores`, these are
+        returned instead.
 
-        Raises ScoringError: a row's reward is nan, infinite, or too large for a float32; what `judge` raises.
+        Raises ScoringError: a reward is nan, infinite, or too large for float32. Passes on the errors of `judge`.
         """
         given = self._extract_reward_from_rm_scores(data, return_dict)
         if given is not None:
@@ -105,9 +105,7 @@ class RewardManager(AbstractRewardManager):
         return _returned(rewards, _lists([extra for _, extra in results]), return_dict)
 
     def score(self, data: Any, rows: Sequence[RewardRow]) -> tuple[list[Result], Tensor]:
-        """The rewards of the batch's rows, and token rewards float32[B, R] with each reward at its response's last
-        token.
-        """
+        """The result of each row, and token rewards float32[B, R], each at the last token of its response."""
         results = self.judge(rows)
         rewards = torch.zeros_like(data.batch["responses"], dtype=torch.float32)
         for number, (row, (reward, _)) in enumerate(zip(rows, results, strict=True)):
@@ -116,7 +114,7 @@ class RewardManager(AbstractRewardManager):
         return results, rewards
 
     def keep(self, data: Any, rewards: Tensor) -> None:
-        """Do nothing; a manager that keeps the rewards float32[B] in the batch overrides this."""
+        """Do nothing. A manager that adds the rewards float32[B] to the batch overrides this method."""
 
     def _row(self, item: Any) -> RewardRow:
         prompts, responses, attention = (item.batch[name] for name in ("prompts", "responses", "attention_mask"))
@@ -151,8 +149,9 @@ class RewardManager(AbstractRewardManager):
 
 
 def called(compute: Callable[[], Any], what: str) -> Any:
-    """The result of a user's function, which may be a coroutine. Lets its errors pass. Raises ScoringError: it ended
-    the program by `sys.exit`; `what` names it in the message.
+    """The result of a user's function, which may be a coroutine. Passes on the function's errors.
+
+    Raises ScoringError, which names `what`: the function called `sys.exit`.
     """
     try:
         return completed(compute())
@@ -162,13 +161,13 @@ def called(compute: Callable[[], Any], what: str) -> Any:
 
 def require_finite(reward: float, row: int) -> None:
     """Raises ScoringError: the reward of `row` is not a finite float32."""
-    # nan compares as false with everything.
+    # Every comparison with nan is false.
     if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward of row {row} is {reward}; it must be a finite number that fits into float32")
 
 
 def read_score(result: Any) -> Result:
-    """The reward in the result of a `compute_score`, and all of its named values."""
+    """The reward in the result of a `compute_score`, and all named values of the result."""
     if isinstance(result, Mapping):
         return float(result["score"]), dict(result)
     return float(result[0] if isinstance(result, tuple | list) else result), {}
@@ -177,8 +176,10 @@ def read_score(result: Any) -> Result:
 def default_compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any] | None = None
 ) -> float:
-    """The built-in rule of GSM8K. Raises NotImplementedError: another data source; ScoringError: the ground truth has
-    no number."""
+    """The built-in rule for GSM8K.
+
+    Raises NotImplementedError: another data source. Raises ScoringError: the ground truth has no number.
+    """
     if data_source != "openai/gsm8k":
         raise NotImplementedError(
             f"there is no default score for the data source {data_source!r}; pass your function as compute_score"
@@ -189,7 +190,7 @@ def default_compute_score(
 def gsm8k_score(
     solution_str: str, ground_truth: Any, method: str = "strict", format_score: float = 0.0, score: float = 1.0
 ) -> float:
-    """The `score` if our rule of GSM8K finds the answer right, `format_score` if it has another number, else 0.
+    """`score` for a right answer, `format_score` for an answer with a wrong number, else 0.
 
     With the method `strict` the number must follow `####`. Raises ScoringError: the ground truth has no number.
     """

@@ -1,7 +1,7 @@
-"""Batches on disk: one safetensors file, which cannot hold code, unlike a pickle.
+"""Stores a batch as one safetensors file, which cannot contain code, unlike a pickle.
 
-Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`: plain values are themselves,
-and a list whose first element is one of the marks below is a value of another type.
+Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`. Numbers and texts are stored
+as such; any other value is a list whose first element is a mark for the type (`_Mark`).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMAT = 1
 ABOUT = "about"
 _TENSOR_PREFIX = "batch/"
 _PLAIN_KINDS = "biufcSUMm"
-"""The kinds of arrays whose elements are bytes of a fixed size: numbers, texts and times."""
+"""The kinds of arrays whose elements have a fixed size in bytes: numbers, texts and times."""
 _SMALL = range(-(2**63), 2**64)
-"""The whole numbers that msgpack has."""
+"""The integers that msgpack can encode."""
 
 
 class _Mark(StrEnum):
@@ -47,7 +47,7 @@ class _Mark(StrEnum):
 
 
 def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Array], about: Mapping[str, Any]) -> None:
-    """Write the parts of a batch. Raises DataProtoError: a value is no plain data; OSError: the disk."""
+    """Write the parts of a batch. Raises DataProtoError: a value cannot be saved. Raises OSError: the write fails."""
     parts = {
         "format": FORMAT,
         "rows": None if batch is None else len(batch),
@@ -56,7 +56,7 @@ def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Arra
         "meta_info": _packed(dict(about), "meta_info"),
     }
     text = torch.frombuffer(bytearray(msgspec.msgpack.encode(parts)), dtype=torch.uint8)
-    # Rows that share memory, as a batch that was expanded has, would be refused.
+    # safetensors refuses tensors that share memory, such as an expanded batch, so each tensor is copied.
     tensors = {_TENSOR_PREFIX + name: _alone(tensor) for name, tensor in ({} if batch is None else batch).items()}
     partial = partial_name(path)
     save_tensors({**tensors, ABOUT: text}, partial)
@@ -65,9 +65,9 @@ def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Arra
 
 
 def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[str, Any]]:
-    """The parts of a batch, on the CPU. Raises DataError: there is no such file, or `write_batch` did not write it."""
+    """The parts of a batch, on the CPU. Raises DataError: the file is missing, or `write_batch` did not write it."""
     if not path.exists():
-        raise DataError(f"{path}: there is no such file")
+        raise DataError(f"{path}: the file does not exist")
     try:
         tensors = load_file(path)
         parts = msgspec.msgpack.decode(tensors.pop(ABOUT).numpy().tobytes())
@@ -88,10 +88,10 @@ def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[s
         AttributeError,
         RuntimeError,
     ) as error:
-        # RuntimeError is torch's for content that does not fit its shape, and the base of RecursionError.
+        # torch raises RuntimeError for content that does not fit its shape. RecursionError is a RuntimeError too.
         raise DataError(
-            f"{path} is no batch that save_to_disk wrote: {error}. verl's own files are pickles, which may run any "
-            "program and are never read: load them with verl, and build a batch from their fields"
+            f"save_to_disk did not write {path}: {error}. verl's own files are pickles, which may run any program and "
+            "are never read: load them with verl, and build a batch from their fields"
         ) from error
 
 
@@ -100,7 +100,7 @@ def _alone(tensor: Tensor) -> Tensor:
 
 
 def _packed(value: Any, where: str) -> Any:
-    """`value` as lists, texts and numbers. Raises DataProtoError, which says `where` a value is no plain data."""
+    """`value` as lists, texts and numbers. Raises DataProtoError, which names `where`: a value cannot be saved."""
     match value:
         case None | bool() | float() | str() | bytes() if not isinstance(value, np.generic):
             return value
@@ -132,7 +132,7 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 def _unpacked(value: Any) -> Any:
-    """Raises LookupError, TypeError or ValueError: `_packed` did not make the value."""
+    """The inverse of `_packed`. Raises LookupError, TypeError or ValueError: `_packed` did not make the value."""
     if not isinstance(value, list):
         return value
     mark, *rest = value
@@ -158,7 +158,7 @@ def _map(*pairs: Any) -> dict[Any, Any]:
 
 def _array(kind: str, shape: list[int], content: bytes) -> Array:
     dtype = np.dtype(kind)
-    # Elements of no size would let a few bytes become an array of any length.
+    # With elements of 0 bytes, a small file could become an array of any length.
     if dtype.kind not in _PLAIN_KINDS or not dtype.itemsize or len(content) != dtype.itemsize * prod(shape):
         raise ValueError(f"an array of {kind}{shape} has {len(content)} bytes")
     if dtype.kind == "U" and (np.frombuffer(content, f"{dtype.byteorder}u4") > sys.maxunicode).any():
@@ -176,7 +176,7 @@ def _objects(shape: list[int], flat: list[Any]) -> Array:
 def _tensor(kind: str, shape: list[int], content: bytes) -> Tensor:
     dtype = getattr(torch, kind)
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{kind} is no type of tensors")
+        raise ValueError(f"{kind} is not a dtype of tensors")
     elements = torch.frombuffer(bytearray(content), dtype=torch.uint8).view(dtype) if content else torch.empty(0)
     return elements.to(dtype).reshape(shape)
 

@@ -1,7 +1,8 @@
-"""Tensors by name that share their first dimension, the batch.
+"""`TensorBatch`: named tensors with the same first dimension, the batch.
 
-Their class has the part of tensordict's interface that programs for verl use: `data.batch["x"]`, `data.batch.keys()`,
-`data.batch.batch_size`. The package tensordict is not needed: each of its builds fits one version of torch only.
+The class has the part of tensordict's interface that programs for verl use, such as `data.batch["x"]`,
+`data.batch.keys()` and `data.batch.batch_size`. The package tensordict is avoided because each of its builds fits only
+one version of torch.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from asyncrl.errors import DataProtoError
 
 
 class HasTensors(Protocol):
-    """A mapping of tensors, or a TensorDict where that package is installed."""
+    """A mapping of tensors, or a TensorDict."""
 
     def items(self) -> Iterable[tuple[str, Tensor]]: ...
 
 
 class TensorBatch:
-    """Tensors [B, ...] by name, where `batch_size` is [B].
+    """Tensors [B, ...] by name. `batch_size` is [B], or [] for a single row.
 
-    A row has batch size []. `device` is None until the batch is moved to one; from then on, tensors that are set are
-    moved there too. Its length is B, and iterating gives rows, as with a TensorDict.
+    `device` is None until the batch is moved to a device; from then on, new tensors are moved to that device. As with a
+    TensorDict, the length is B, and iteration gives rows.
 
-    Raises DataProtoError: a tensor has another batch size, a value is no tensor, or one is nested.
+    Raises DataProtoError: a tensor has another batch size or is nested, or a value is not a tensor.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class TensorBatch:
 
     @classmethod
     def of(cls, given: TensorBatch | HasTensors | None) -> TensorBatch | None:
-        """The same tensors as a TensorBatch. A TensorDict keeps its batch size and device."""
+        """The same tensors as a TensorBatch, with the batch size and device of a TensorDict."""
         if given is None or isinstance(given, TensorBatch):
             return given
         return cls(given, getattr(given, "batch_size", None), getattr(given, "device", None))
@@ -71,9 +72,9 @@ class TensorBatch:
         self._tensors[name] = tensor if self.device is None else tensor.to(self.device)
 
     def __getitem__(self, key: Any) -> Any:
-        """The tensor of a name; the row of an int; else a batch of the rows that a slice, list, array or mask names.
+        """A name gives a tensor, an int gives a row. A slice, list, array or mask gives a batch of rows.
 
-        Raises KeyError: no tensor has the name; IndexError: no row has the number.
+        Raises KeyError: the tensor does not exist. Raises IndexError: the row does not exist.
         """
         if isinstance(key, str):
             try:
@@ -125,13 +126,13 @@ class TensorBatch:
         return self
 
     def pop(self, name: str) -> Tensor:
-        """Removes a tensor and returns it. Raises KeyError: no tensor has the name."""
+        """Remove a tensor, and return it. Raises KeyError: the tensor does not exist."""
         found: Tensor = self[name]
         del self._tensors[name]
         return found
 
     def select(self, *names: str) -> TensorBatch:
-        """The batch of these tensors, which are not copied. Raises KeyError: a name is not there."""
+        """The batch with only these tensors, which are not copied. Raises KeyError: a tensor does not exist."""
         return TensorBatch({name: self[name] for name in names}, self.batch_size, self.device)
 
     def exclude(self, *names: str) -> TensorBatch:
@@ -139,14 +140,14 @@ class TensorBatch:
         return self.select(*(name for name in self._tensors if name not in names))
 
     def rename_key_(self, old: str | Sequence[str], new: str | Sequence[str]) -> TensorBatch:
-        """Rename a tensor in place, and remove another one of that name. Raises KeyError: there is no `old`."""
+        """Rename tensors in place; a tensor with the new name is replaced. Raises KeyError: `old` does not exist."""
         olds, news = ([each] if isinstance(each, str) else list(each) for each in (old, new))
         for before, after in zip(olds, news, strict=True):
             self[after] = self.pop(before)
         return self
 
     def to(self, device: str | int | torch.device) -> TensorBatch:
-        """The batch on `device`."""
+        """A copy of the batch on `device`."""
         return TensorBatch(self, self.batch_size, torch.device(device))
 
     def cpu(self) -> TensorBatch:
@@ -162,12 +163,12 @@ class TensorBatch:
         return dict(self._tensors)
 
     def split(self, size: int) -> list[TensorBatch]:
-        """Batches of `size` rows, the last with the rest; they are views of the same memory."""
+        """Batches of `size` rows, which share the memory of this batch. The last one may have fewer rows."""
         return [self[start : start + size] for start in range(0, len(self), size)]
 
     @classmethod
     def cat(cls, batches: Sequence[TensorBatch]) -> TensorBatch:
-        """The rows of all batches, in order. Raises DataProtoError: their names differ."""
+        """The rows of all batches, in order. Raises DataProtoError: the names of tensors differ."""
         first = batches[0]
         for other in batches[1:]:
             if other.keys() != first.keys():
@@ -180,7 +181,7 @@ class TensorBatch:
 
     @classmethod
     def stack(cls, rows: Sequence[TensorBatch]) -> TensorBatch:
-        """A batch of rows, each of batch size []."""
+        """A batch of single rows, which have batch size []."""
         tensors = {name: torch.stack([each[name] for each in rows]) for name in rows[0].keys()}  # noqa: SIM118
         return cls(tensors, len(rows), rows[0].device)
 
@@ -191,7 +192,7 @@ class TensorBatch:
     def __torch_function__(
         cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """`torch.cat` and `torch.stack` take batches, along the batch dimension."""
+        """Implement `torch.cat` and `torch.stack` along the batch dimension."""
         operations = {torch.cat: cls.cat, torch.stack: cls.stack}
         given, dimension = args[0], (*args[1:2], *(kwargs or {}).values())
         if function not in operations or not _all_batches(given) or dimension not in ((), (0,)):

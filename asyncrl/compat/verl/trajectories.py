@@ -1,8 +1,8 @@
-"""Our trajectories and labels as batches in verl's layout, and back.
+"""Converts asyncrl's trajectories and labels to batches in verl's layout, and back.
 
-A row is one branch of a trajectory: an episode whose agent rewrote its history has several. Prompts [B, P] are padded
-on the left and responses [B, R] on the right. A response begins with the first token that the policy sampled, and
-includes the results of tools.
+A row is one branch of a trajectory; an episode has several branches if its agent rewrote its history. Prompts [B, P]
+are padded on the left, responses [B, R] on the right. A response begins with the first token that the policy sampled,
+and includes tool results.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from asyncrl.types import (
 )
 
 UNSAMPLED = 0.0
-"""The log-prob and the score of a token without one."""
+"""The log-prob and score of tokens that the policy did not sample."""
 UNROUTED = 255
-"""All bytes of the experts of a token without any, as in Trajectory."""
+"""Each byte of `routed_expert_bytes` for a token without routed experts, as in Trajectory."""
 
 
 IMAGES_OF_VERL = ("multi_modal_data", "multi_modal_inputs")
 
 OF_RESPONSES = ("response_mask", "rollout_log_probs", "old_log_probs", "versions", "token_level_scores")
-"""Fields [B, R]."""
+"""Fields of shape [B, R]."""
 
 
 class _Branch(NamedTuple):
-    """The tokens [start, end) of a trajectory; those from `response` on are the response."""
+    """A branch with the tokens [start, end) of its trajectory. [response, end) is the response."""
 
     trajectory: Trajectory
     number: int
@@ -68,26 +68,28 @@ def from_trajectories(
     max_prompt_length: int | None = None,
     max_response_length: int | None = None,
 ) -> DataProto:
-    """The branches of `trajectories`, in order.
+    """A batch of the branches of all `trajectories`, in order.
 
     `batch` has:
 
-    - prompts int64[B, P], responses int64[B, R]; P and R are the lengths given, else the longest
+    - prompts int64[B, P], responses int64[B, R]; P and R are the maximum lengths if given, else the longest lengths
     - input_ids, attention_mask and position_ids int64[B, P + R]
-    - response_mask int64[B, R], 1 on sampled tokens; versions int64[B, R], NO_VERSION on all others
+    - response_mask int64[B, R], 1 on sampled tokens; versions int64[B, R], NO_VERSION on tokens not sampled
     - rollout_log_probs float32[B, R]
-    - with `labels`: token_level_scores and token_level_rewards float32[B, R], the shaped reward at the last token of
-      every branch's response
+    - with `labels`: token_level_scores and token_level_rewards float32[B, R], with the shaped reward at the last token
+      of each response
     - if a turn has a grammar: grammar_mass float32[B, R], 1 on padding
-    - if a trajectory has routed experts: routed_expert_bytes uint8[B, P + R, W], of which a row's first
-      `routing_width` are its own
-    - `images`: the spans and digests of images; their bytes stay in the replay
+    - if a trajectory has routed experts: routed_expert_bytes uint8[B, P + R, W]; a row uses its first `routing_width`
+      bytes per token
 
-    `non_tensor_batch` has `uid`, the group's id, and the fields that `to_trajectories` needs; with `labels` those of
-    `to_labels`; with `tasks` by id those of verl's data sets: raw_prompt, data_source, reward_model, extra_info and
-    tools_kwargs.
+    `non_tensor_batch` has:
 
-    Raises DataProtoError: a prompt or a response is longer than the length given; nothing is cut.
+    - `uid`, the group's id, and the other fields that `to_trajectories` reads
+    - `images`: spans and digests of images, without the image bytes
+    - with `labels`: the fields that `to_labels` reads
+    - with `tasks` (by id): raw_prompt, data_source, reward_model, extra_info and tools_kwargs, as in verl's data sets
+
+    Raises DataProtoError: a prompt or a response is longer than its maximum length; nothing is truncated.
     """
     branches = [branch for trajectory in trajectories for branch in _branches(trajectory)]
     prompts = _longest("prompt", [each.response - each.start for each in branches], max_prompt_length)
@@ -107,7 +109,7 @@ def from_trajectories(
 
 
 def score_rows(rewards: Sequence[float], lengths: Sequence[int], width: int) -> Tensor:
-    """float32[B, R], R = `width`: each row's reward at the last token of its response, whose length is given."""
+    """The scores float32[B, width], with each row's reward at the last token of its response (`lengths`)."""
     scores = torch.full((len(rewards), width), UNSAMPLED)
     for row, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
         if length:
@@ -118,13 +120,12 @@ def score_rows(rewards: Sequence[float], lengths: Sequence[int], width: int) -> 
 def to_trajectories(data: DataProto, version: int | None = None) -> list[Trajectory]:
     """The trajectories of a batch in verl's layout, in the order of their first rows.
 
-    What `from_trajectories` gave comes back equal. A batch from elsewhere needs prompts, responses, attention_mask and
-    rollout_log_probs or old_log_probs; a missing response_mask is the attention mask's part. Every run of sampled
-    tokens is then one assistant turn and one step, and rows with the same `uid` are one group. `version` is the policy
-    version of all sampled tokens where the batch has no `versions`.
+    A batch of `from_trajectories` gives equal trajectories. A batch from verl needs prompts, responses, attention_mask,
+    and rollout_log_probs or old_log_probs. If it has no response_mask, all response tokens count as sampled. Each run
+    of sampled tokens becomes one assistant turn and one step, and rows with the same `uid` become one group.
 
-    Raises DataProtoError: a field is missing, or rows have images as verl has them; InvariantError: the values are no
-    trajectory.
+    If the batch has no `versions`, `version` is the policy version of all sampled tokens. Raises DataProtoError: a
+    field is missing, or rows have images in verl's form. Raises InvariantError: the values do not form a trajectory.
     """
     for name in IMAGES_OF_VERL:
         shown = any(bool(each) for each in data.non_tensor_batch.get(name, ()))
@@ -141,7 +142,7 @@ def to_trajectories(data: DataProto, version: int | None = None) -> list[Traject
     for name in needed[:2]:
         ids = data.batch[name]
         fits = not ids.is_floating_point() and (not ids.numel() or int(ids.max()) < 2**31)
-        require(fits, f"{name} has ids that are no whole numbers below 2^31")
+        require(fits, f"{name} has ids that are not whole numbers below 2^31")
     rows = [_row(data, row, logprobs, version) for row in range(len(data))]
     names = data.non_tensor_batch.get("trajectory_id", np.arange(len(data)))
     parts: dict[Any, list[_Row]] = {}
@@ -152,8 +153,7 @@ def to_trajectories(data: DataProto, version: int | None = None) -> list[Traject
 
 
 def check_widths(batch: Any) -> None:
-    """Raises DataProtoError: a field of a batch with prompts [B, P] and responses [B, R], or an attention mask
-    [B, P + R], has another width."""
+    """Raises DataProtoError: the attention mask or a field in OF_RESPONSES has a wrong number of columns."""
     prompts = batch["prompts"].shape[1]
     whole = prompts + batch["responses"].shape[1] if "responses" in batch else batch["attention_mask"].shape[1]
     widths = {"attention_mask": whole, **dict.fromkeys(OF_RESPONSES, whole - prompts)}
@@ -168,8 +168,8 @@ def check_widths(batch: Any) -> None:
 def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:
     """The labels of a batch's trajectories, in the order of `to_trajectories`.
 
-    The reward is the sum of token_level_scores in the trajectory's last row. Fields that a batch from elsewhere lacks
-    are left out: its outcome is `acc`, else the reward.
+    The reward is the sum of token_level_scores in the trajectory's last row. Missing fields are left out; a missing
+    outcome is `acc`, else the reward.
 
     Raises DataProtoError: the batch has no token_level_scores.
     """
@@ -191,7 +191,7 @@ def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:
 
 
 def task_fields(task: Task) -> dict[str, Any]:
-    """The fields of one row under the names that verl's data sets give them."""
+    """The task as fields of one row, with the names of verl's data sets."""
     return {
         "raw_prompt": [dict(message) for message in task.messages],
         "data_source": task.data_source,
@@ -258,7 +258,7 @@ def _tensors(branches: Sequence[_Branch], prompts: int, responses: int, pad: int
 
 
 def _routing(branches: Sequence[_Branch], prompts: int, responses: int) -> NDArray[np.uint8]:
-    """The experts of all branches, uint8[B, P + R, W]; W is 0 where no trajectory has any."""
+    """The routed experts of all branches, uint8[B, P + R, W]; W is 0 if no trajectory has routed experts."""
     width = max((branch.trajectory.routed_experts.shape[1] for branch in branches), default=0)
     found = np.full((len(branches), prompts + responses, width), UNROUTED, np.uint8)
     for row, (trajectory, _, start, response, end, *_) in enumerate(branches):
@@ -302,7 +302,7 @@ def _facts(branch: _Branch) -> dict[str, Any]:
 
 
 def label_fields(label: Labels) -> dict[str, Any]:
-    """The fields of a row from its trajectory's labels, without the reward."""
+    """The label as fields of a row, without the reward."""
     return {
         "outcome": label.outcome,
         "scorer": label.scorer,
@@ -313,7 +313,7 @@ def label_fields(label: Labels) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
-    """An array [B] of objects for each name."""
+    """The values of B rows as one array [B] of objects for each name."""
     found: dict[str, NDArray[Any]] = {}
     for name in rows[0] if rows else ():
         found[name] = objects([values[name] for values in rows])
@@ -321,7 +321,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, NDArray[Any]]:
 
 
 class _Row(NamedTuple):
-    """One branch without its padding, with fields [T] for its tokens; `facts` has further fields of its trajectory."""
+    """One branch without padding. Its arrays are [T]; `facts` are the non-tensor fields of its trajectory."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -341,7 +341,7 @@ def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _R
     given = batch.get("response_mask")
     sampled = (real if given is None else given[row].bool().cpu())[real].numpy()
     versions = batch["versions"][row].cpu()[real].numpy() if "versions" in batch else np.full(len(response), version)
-    # A mass that the batch does not have is not known.
+    # 0 means that the mass is unknown.
     mass = batch["grammar_mass"][row].cpu()[real].numpy() if "grammar_mass" in batch else np.zeros(len(response))
     before = np.zeros(len(prompt))
     known = _known(data, row, len(prompt), sampled)
@@ -359,7 +359,7 @@ def _row(data: DataProto, row: int, logprobs: Tensor, version: int | None) -> _R
 
 
 def _known(data: DataProto, row: int, prompt: int, sampled: NDArray[np.bool_]) -> Mapping[str, Any]:
-    """The fields of a row's trajectory; those that the batch lacks are derived from its masks."""
+    """The non-tensor fields of a row. Missing fields are derived from the masks."""
     given = {name: values[row] for name, values in data.non_tensor_batch.items()}
     changes = (np.flatnonzero(sampled[1:] != sampled[:-1]) + 1).tolist()
     runs = [(start, end) for start, end in pairwise([0, *changes, len(sampled)]) if end > start]
@@ -382,12 +382,12 @@ def _known(data: DataProto, row: int, prompt: int, sampled: NDArray[np.bool_]) -
 
 
 def _name(given: Mapping[str, Any], row: int) -> str:
-    """The id of a trajectory that has none."""
+    """The id for a trajectory without `trajectory_id`."""
     return f"{given.get('uid', 'row')}.{row}"
 
 
 def _joined(rows: Sequence[_Row], members: dict[str, int]) -> Trajectory:
-    """The trajectory of its branches. `members` counts those of each group that had no number."""
+    """The trajectory of these branches. `members` is the last member index given out in each group."""
     first = rows[0].facts
     group = str(first["uid"])
     members[group] = members.get(group, -1) + 1

@@ -10,17 +10,19 @@ from asyncrl.errors import RefusedError
 from asyncrl.grammar import FORMS, read_grammar
 
 SHORTEST_KEY = 16
-"""The length in characters of the key with which remote agents request episodes."""
+"""The least number of characters of the key with which remote agents request episodes."""
 
 
 def actor_conflicts(actor: ActorConfig, engine_kind: str, insecure: bool) -> Iterator[str]:
     several = actor.played_by is not None or actor.history == "template"
     if several and actor.max_total_tokens < actor.max_tokens:
-        yield "actor.max_total_tokens actor.max_tokens: sequences must fit into an episode; raise the first one"
+        yield (
+            "actor.max_total_tokens actor.max_tokens: an episode must have room for its sequences; raise the first key"
+        )
     if actor.step_split not in ("turn", "paragraph", "line") and "." not in actor.step_split:
         yield "actor.step_split: use turn, paragraph or line, or the dotted path of a function"
     if actor.search.corpus is not None and actor.search.url is not None:
-        yield "actor.search.corpus actor.search.url: passages come from one of them; leave the other out"
+        yield "actor.search.corpus actor.search.url: passages come from only one of them; leave one out"
     if actor.search.url is not None and not actor.search.url.startswith(("http://", "https://")):
         yield "actor.search.url: write an address such as http://127.0.0.1:8000/retrieve"
     yield from _sandbox(actor)
@@ -40,11 +42,14 @@ def _agents(actor: ActorConfig) -> Iterator[str]:
     if actor.mcp_servers and agent:
         yield f"actor.mcp_servers {agent}: an agent connects to its servers itself; leave one of them out"
     if actor.agent_options and actor.agent is None:
-        yield "actor.agent_options actor.agent: there is no agent that gets them; set the second, or {} for the first"
+        yield "actor.agent_options actor.agent: the options need an agent; set the second key, or set the first to {}"
     if actor.agent_processes is not None and not actor.agent_command:
-        yield "actor.agent_processes actor.agent_command: there is no program; set the second, or null for the first"
+        yield (
+            "actor.agent_processes actor.agent_command: the processes need a program; set the second key, or set the "
+            "first to null"
+        )
     if actor.session_key is not None and len(actor.session_key) < SHORTEST_KEY:
-        yield f"actor.session_key: somebody could guess it; use {SHORTEST_KEY} characters or more, or null"
+        yield f"actor.session_key: the key is easy to guess; use {SHORTEST_KEY} characters or more, or null"
 
 
 def _environments(actor: ActorConfig) -> Iterator[str]:
@@ -52,7 +57,7 @@ def _environments(actor: ActorConfig) -> Iterator[str]:
         return
     key = "actor.environments" if actor.environment is None else "actor.environment"
     if actor.environment is not None and actor.environments:
-        yield "actor.environment actor.environments: the first is for one class, the second for several; leave out one"
+        yield "actor.environment actor.environments: the first is for one class, the second for several; leave one out"
     if agent := actor.played_by:
         yield f"{key} {agent}: an agent plays the environment itself; leave one of them out"
     if actor.tools not in ([], ActorConfig().tools):
@@ -70,9 +75,12 @@ def _response_format(actor: ActorConfig, engine_kind: str) -> Iterator[str]:
     if grammar is None:
         return
     if engine_kind == "embedded":
-        yield "actor.response_format engine.kind: this engine samples without grammars; use sglang or vllm"
+        yield "actor.response_format engine.kind: the embedded engine cannot follow a grammar; use sglang or vllm"
     if agent := actor.played_by:
-        yield f"actor.response_format {agent}: an agent gives the response_format in each of its requests; set {{}}"
+        yield (
+            f"actor.response_format {agent}: an agent sets response_format in each of its requests; set the first to "
+            "{}"
+        )
     elif actor.has_environments:
         key = "actor.environments" if actor.environment is None else "actor.environment"
         yield f"actor.response_format {key}: a turn under a grammar cannot call tools; set the first to {{}}"
@@ -82,16 +90,22 @@ def _response_format(actor: ActorConfig, engine_kind: str) -> Iterator[str]:
         yield "actor.response_format actor.tools: a turn under a grammar cannot call tools; set actor.tools=[]"
     if actor.temperature != 1:
         yield (
-            "actor.response_format actor.temperature: servers tell at temperature 1 only what a grammar leaves of the "
-            "policy's probability, and no token would be trained; use 1"
+            "actor.response_format actor.temperature: servers report the probability of the tokens that a grammar "
+            "allows only at temperature 1, and no token would be trained without it; use 1"
         )
 
 
 def _sandbox(actor: ActorConfig) -> Iterator[str]:
     sandbox = actor.sandbox
     if (sandbox.kind == "http") != (sandbox.url is not None):
-        yield "actor.sandbox.kind actor.sandbox.url: kind=http needs the url of a server, and no other kind has one"
+        yield (
+            "actor.sandbox.kind actor.sandbox.url: kind=http needs the url of a server, and every other kind needs "
+            "url=null"
+        )
     if sandbox.url is not None and not sandbox.url.startswith(("http://", "https://")):
         yield "actor.sandbox.url: write an address such as http://127.0.0.1:8080"
     if sandbox.kind == "http" and "python_session" in actor.tools:
-        yield "actor.sandbox.kind actor.tools: a server keeps no sessions; take builtin, docker or podman, or `python`"
+        yield (
+            "actor.sandbox.kind actor.tools: a server keeps no sessions; use builtin, docker or podman, or the tool "
+            "`python`"
+        )

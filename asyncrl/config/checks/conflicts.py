@@ -30,9 +30,9 @@ from asyncrl.machine.remote_folder import is_url
 
 
 def conflicts(config: TrainConfig) -> Iterator[str]:
-    """Every combination that cannot work, as `KEY [KEY ...]: FIX`, where the first key is the one to change.
+    """Every combination that cannot work, as `KEY [KEY ...]: FIX`. The first key is the one to change.
 
-    Each value must meet its own constraint.
+    Each value must already meet its own constraint.
     """
     data, actor, engine, replay = config.data, config.actor, config.engine, config.replay
     learner, scoring, cluster, network = config.learner, config.scoring, config.cluster, config.network
@@ -56,7 +56,7 @@ def conflicts(config: TrainConfig) -> Iterator[str]:
 
 def _run(run: RunConfig) -> Iterator[str]:
     if Path(run.name).name != run.name or run.name == "..":
-        yield "run.name: it is the name of a folder within run.dir; use a name without slashes, other than . and .."
+        yield "run.name: it is the name of a folder in run.dir; use a name without slashes that is not . or .."
 
 
 def _model(model: ModelConfig) -> Iterator[str]:
@@ -79,18 +79,21 @@ def _observe(observe: ObserveConfig, insecure: bool, exports: bool) -> Iterator[
 def _replay(replay: ReplayConfig, learner: LearnerConfig) -> Iterator[str]:
     groups = learner.batch_size // learner.group_size
     if replay.shards > groups:
-        yield f"replay.shards learner.batch_size learner.group_size: a shard needs a group; use at most {groups} shards"
+        yield (
+            "replay.shards learner.batch_size learner.group_size: each shard needs a group of each batch; use at "
+            f"most {groups} shards"
+        )
     if replay.shard >= replay.shards:
         yield f"replay.shard replay.shards: shards are numbered from 0 to {replay.shards - 1}"
     lowest, highest = replay.filter.min_reward, replay.filter.max_reward
     if lowest is not None and highest is not None and lowest > highest:
-        yield "replay.filter.min_reward replay.filter.max_reward: every group would be refused; lower the first one"
+        yield "replay.filter.min_reward replay.filter.max_reward: every group would be refused; lower the first key"
     if replay.source is not None and not Path(replay.source).is_dir():
         yield "replay.source: name the replay folder of a finished run, such as runs/NAME/replay"
 
 
 def _demonstrations(sft: SftConfig) -> Iterator[str]:
     if sft.path == []:
-        yield "algorithm.sft.path: name a file of demonstrations, or several; null: none"
+        yield "algorithm.sft.path: name one or more files of demonstrations, or set null for none"
     if sft.steps is not None and sft.schedule == "constant":
         yield "algorithm.sft.steps algorithm.sft.schedule: a constant weight does not fall; use linear or cosine"

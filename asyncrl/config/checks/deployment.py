@@ -1,4 +1,4 @@
-"""The combinations of options that say where the processes of a run are and how they reach each other."""
+"""The combinations of options for the hosts of a run's processes and for their addresses."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ def cluster_conflicts(cluster: ClusterConfig) -> Iterator[str]:
         yield "cluster.launcher cluster.hosts: nothing would start on these hosts; set cluster.launcher=hosts"
     if cluster.ray.address is not None and cluster.launcher != "ray":
         yield (
-            "cluster.ray.address cluster.launcher: nothing is started on the Ray cluster that is named; set "
-            "cluster.launcher=ray, or cluster.ray.address=null"
+            "cluster.ray.address cluster.launcher: the Ray cluster would not be used; set cluster.launcher=ray, or "
+            "cluster.ray.address=null"
         )
     if twice := sorted({name for name in cluster.hosts if cluster.hosts.count(name) > 1}):
-        yield f"cluster.hosts: {', '.join(twice)} would give its GPUs twice; name each host once"
+        yield f"cluster.hosts: {', '.join(twice)} is listed twice, and its GPUs would count twice; name each host once"
     if unreachable := [name for name in cluster.hosts if not name.strip() or name.startswith("-")]:
-        yield f"cluster.hosts: {', '.join(map(repr, unreachable))} names no host; leave it out"
+        yield f"cluster.hosts: {', '.join(map(repr, unreachable))} is not the name of a host; leave it out"
     for name, bounds in (("actors", cluster.autoscale.actors), ("scorers", cluster.autoscale.scorers)):
         if bounds and (len(bounds) != 2 or bounds[0] > bounds[1]):
-            yield f"cluster.autoscale.{name}: name the least and the most, such as [1, 8]"
+            yield f"cluster.autoscale.{name}: give the smallest and the largest number, such as [1, 8]"
     for name, pool in pools.items():
         if unknown := sorted(pool.keys() - set(POOL_KEYS)):
             yield f"cluster.pools: {name} has no {unknown[0]}; use {', '.join(POOL_KEYS)}"
         if 0 in (pool.get("nodes"), pool.get("cpus")):
-            yield f"cluster.pools: {name} needs a node and a CPU at least"
+            yield f"cluster.pools: {name} needs at least one node and one CPU"
     for role, name in roles.items():
         if role not in ROLES:
             yield f"cluster.roles: there is no role {role}; use {', '.join(ROLES)}"
         if name not in pools:
             known = f"use {', '.join(pools)}" if pools else "cluster.pools is empty"
-            yield f"cluster.roles: {role} is in {name}, and there is no such pool; {known}"
+            yield f"cluster.roles: {role} is in the pool {name}, which does not exist; {known}"
     inhabited = {cluster.pool_of(role) for role in ROLES} if pools else set()
     for name in [each for each in pools if each not in inhabited]:
-        yield f"cluster.pools: nothing is in {name}; name a role of it in cluster.roles, such as {{actor: {name}}}"
+        yield f"cluster.pools: no role uses the pool {name}; assign one in cluster.roles, such as {{actor: {name}}}"
 
 
 def colocation_conflicts(
@@ -62,38 +62,41 @@ def colocation_conflicts(
             "cluster.colocated=false and replay.max_lag=0 for synchronous training"
         )
     elif not engine.launches:
-        yield "engine.launch cluster.colocated: the run must start the servers; use true, and name no servers"
+        yield (
+            "engine.launch cluster.colocated: the run must start the servers; set the first to true, and name no "
+            "servers"
+        )
     if replay.max_lag != 0:
         yield "replay.max_lag cluster.colocated: nothing is sampled while the learner trains; set 0"
     if replay.source is not None:
-        yield "cluster.colocated replay.source: no server samples anything then; set false"
+        yield "cluster.colocated replay.source: a stored run needs no servers; set the first to false"
     if weights.channel == "distributed":
-        yield "weights.channel cluster.colocated: learner and actor have no GPU at the same time; use auto"
+        yield "weights.channel cluster.colocated: learner and actor never hold GPUs at the same time; use auto"
     if weights.into_servers == "nccl":
         yield "weights.into_servers cluster.colocated: NCCL needs a GPU without a server; use auto"
     if nodes > 1:
         yield "learner.nodes cluster.colocated: learner and servers must be on one host; set 1"
     if cluster.pools and cluster.pool_of("actor") != cluster.pool_of("learner"):
-        yield "cluster.roles cluster.colocated: learner and servers have the same GPUs; put both into one pool"
+        yield "cluster.roles cluster.colocated: learner and servers share GPUs; put both roles into one pool"
 
 
 def hosts_conflicts(learner: LearnerConfig, network: NetworkConfig) -> Iterator[str]:
-    """The reasons why the hosts of a learner cannot meet."""
+    """The reasons why the hosts of a learner cannot connect to each other."""
     if learner.node >= learner.nodes:
         yield f"learner.node learner.nodes: hosts are numbered from 0 to {learner.nodes - 1}"
     if learner.nodes == 1:
         if learner.rendezvous is not None:
-            yield "learner.rendezvous learner.nodes: one host meets no other; set learner.nodes to the number of hosts"
+            yield "learner.rendezvous learner.nodes: there is only one host; set learner.nodes to the number of hosts"
         if learner.interface is not None:
-            yield "learner.interface learner.nodes: one host meets no other; leave the first at null, or set the second"
+            yield "learner.interface learner.nodes: there is only one host; set the first to null, or set the second"
         return
     host, _, port = (learner.rendezvous or "").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        yield "learner.rendezvous learner.nodes: name an address of host 0 and a free port there, such as 10.0.0.1:5757"
+        yield "learner.rendezvous learner.nodes: give an address of host 0 and a free port of it, such as 10.0.0.1:5757"
     elif not is_loopback(host) and not network.insecure:
         yield f"network.insecure: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
     elif not network.replay_port:
-        yield "network.replay_port learner.nodes: the other hosts must know the port; name one"
+        yield "network.replay_port learner.nodes: the other hosts must know the port; set a fixed port"
     elif not is_loopback(host) and is_loopback(network.replay_address):
         yield (
             f"{_key(network.replay_host, 'replay')} learner.rendezvous: other hosts must reach the replay; set an "
@@ -114,8 +117,8 @@ def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: Net
 
 
 def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> Iterator[str]:
-    """Ports that are the same, and addresses that other machines could reach. `makes_keys`: the launcher makes keys
-    for such an address."""
+    """Equal ports, and addresses that other machines could reach. `makes_keys`: the launcher makes keys for such
+    addresses."""
     addresses = {
         _key(network.replay_host, "replay"): network.replay_address,
         _key(network.learner_host, "learner"): network.learner_address,
@@ -128,9 +131,9 @@ def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> 
     if together and first and weights in range(first, first + shards):
         yield "network.weights_port network.replay_port: the replay listens there; name another port"
     if first + shards > 65536:
-        yield "network.replay_port replay.shards: each shard takes the next port, up to 65535; lower the first one"
+        yield "network.replay_port replay.shards: each shard takes the next port, up to 65535; lower the first key"
 
 
 def _key(own_host: str | None, role: str) -> str:
-    """The key that says where a role listens."""
+    """The key that sets the address at which a role listens."""
     return "network.host" if own_host is None else f"network.{role}_host"

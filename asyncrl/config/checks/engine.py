@@ -1,4 +1,4 @@
-"""The combinations of options of `engine`, and the words of a server's command line."""
+"""The combinations of options of `engine`, and the form of server arguments."""
 
 from __future__ import annotations
 
@@ -9,25 +9,27 @@ from asyncrl.config.quoting import list_word
 from asyncrl.config.schema import ActorConfig, EngineConfig
 
 VLLM_COLDEST = 0.01
-"""vLLM replaces lower temperatures above 0 by this one, without an error."""
+"""The lowest temperature of vLLM. It replaces a lower one above 0 by this value, without an error."""
 
 NAME_OF_ARGUMENT = re.compile(r"--[^=\s]*\s")
-"""The name of an option in front of its value, where both are in one word."""
+"""An option's name and the space before its value, if both are in one word."""
 NEXT_ARGUMENT = re.compile(r"\s+(?=--\w)")
 LIST_OF_ARGUMENTS = re.compile(r"\s*\[\s*['\"]?--.*\]\s*", re.DOTALL)
-"""A list of such options in one word, since there were quotes around all of it."""
+"""A whole list of options in one word, as quotes around the list produce it."""
 NEXT_ITEM = re.compile(r",\s*(?=['\"]?--\w)")
 
 
 def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> Iterator[str]:
     if engine.return_routed_experts and engine.kind == "vllm":
-        yield "engine.return_routed_experts engine.kind: these servers do not tell experts; use sglang or embedded"
+        yield "engine.return_routed_experts engine.kind: vLLM servers do not report experts; use sglang or embedded"
     if engine.kind == "embedded":
         if actor.max_tokens > engine.max_length:
             yield "actor.max_tokens engine.max_length: an episode must fit into a slot; lower the first key"
         return
     if engine.dtype is not None:
-        yield "engine.dtype engine.kind: it is that of the embedded engine; give servers an argument such as --dtype"
+        yield (
+            "engine.dtype engine.kind: it applies only to the embedded engine; give servers an argument such as --dtype"
+        )
     sources = {
         "engine.urls": bool(engine.urls),
         "engine.urls_file": engine.urls_file is not None,
@@ -36,7 +38,7 @@ def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> I
     }
     if sum(sources.values()) != 1:
         given = [key for key, is_set in sources.items() if is_set]
-        own = "; the last one has actors start servers with engine.python, and is true where none are named"
+        own = "; with engine.launch=true, the default if no servers are named, actors start servers with engine.python"
         yield (
             f"{' '.join(['engine.kind', *given])}: the engine needs servers: set exactly one of {', '.join(sources)}"
             f"{own if engine.kind == 'sglang' else ''}"
@@ -48,7 +50,10 @@ def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> I
     if engine.launch and engine.kind != "sglang":
         yield "engine.launch engine.kind: it starts SGLang servers only; start others yourself and set engine.urls"
     if actors > 1 and not engine.launches:
-        yield "cluster.actors engine.kind: a server has one actor; name more servers in engine.urls instead"
+        yield (
+            "cluster.actors engine.kind: each server is used by one actor only; name more servers in engine.urls "
+            "instead"
+        )
     if engine.kind == "vllm" and actor.temperature < VLLM_COLDEST:
         yield f"actor.temperature engine.kind: vLLM samples at {VLLM_COLDEST} or more; set that or more"
 
@@ -59,13 +64,13 @@ def _server_arguments(arguments: Sequence[str]) -> Iterator[str]:
     if separate != list(arguments):
         wrong = next(each for each in arguments if list(_separate(each)) != [each])
         yield (
-            f"{key}: a server reads {wrong!r} as one word; write names and values as items of their own: "
+            f"{key}: a server reads {wrong!r} as one word; write each name and each value as a separate item: "
             f"{list_word(key, separate)}"
         )
 
 
 def _separate(argument: str) -> Iterator[str]:
-    """The words of a server's command line that an item of the list means."""
+    """The words of a server's command line that a user meant by one item of the list."""
     if LIST_OF_ARGUMENTS.fullmatch(argument):
         for part in NEXT_ITEM.split(argument.strip()[1:-1]):
             # The commas of a JSON value do not end an item.

@@ -20,14 +20,14 @@ from asyncrl.config.schema import (
 )
 
 _OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
-"""The options of adapters that a folder of adapters says itself."""
+"""The options that a folder of adapters (`path`) sets itself."""
 
 
 def learner_conflicts(config: TrainConfig) -> Iterator[str]:
     """The combinations of options of `learner`, `critic` and `implicit`, and those of adapters."""
     learner, model, critic, implicit = config.learner, config.model, config.critic, config.implicit
     adapters = {"model": model.lora, "critic": critic.lora, "implicit": implicit.lora}
-    # A start counts the steps of epochs once it has seen the data, and checks them then.
+    # A start computes the steps from epochs once it has read the data, and checks them then.
     steps = 0 if learner.epochs is not None else learner.total_steps
     yield from _batch(learner, config.engine.return_routed_experts or config.replay.source is not None)
     yield from _epochs(learner, config.data, config.replay, config.cluster.launcher)
@@ -52,7 +52,9 @@ def _batch(learner: LearnerConfig, records_experts: bool) -> Iterator[str]:
     if batch % learner.minibatches:
         yield "learner.minibatches learner.batch_size: the first must divide the second"
     if learner.router_replay and not records_experts:
-        yield "learner.router_replay engine.return_routed_experts: there are no experts to replay; set the second, too"
+        yield (
+            "learner.router_replay engine.return_routed_experts: there are no experts to replay; set the second key too"
+        )
 
 
 def _epochs(learner: LearnerConfig, data: DataConfig, replay: ReplayConfig, launcher: str) -> Iterator[str]:
@@ -61,13 +63,13 @@ def _epochs(learner: LearnerConfig, data: DataConfig, replay: ReplayConfig, laun
     if learner.steps is not None:
         yield "learner.epochs learner.steps: the steps follow from the epochs; set one of the two to null"
     if data.weights:
-        yield "learner.epochs data.weights: sources with weights pass at different speeds; set learner.steps"
+        yield "learner.epochs data.weights: weighted sources do not finish an epoch together; set learner.steps instead"
     if data.band:
-        yield "learner.epochs data.band: tasks outside the band are passed over; set learner.steps"
+        yield "learner.epochs data.band: tasks outside the band are skipped; set learner.steps instead"
     if replay.source is not None:
-        yield "learner.epochs replay.source: the stored run has so many steps; set learner.steps"
+        yield "learner.epochs replay.source: the stored run has a fixed number of steps; set learner.steps instead"
     if learner.nodes > 1 and launcher == "local":
-        yield "learner.epochs learner.nodes: the other hosts do not count the tasks; set learner.steps"
+        yield "learner.epochs learner.nodes: the other hosts do not count the tasks; set learner.steps instead"
 
 
 def _versions(learner: LearnerConfig, steps: int) -> Iterator[str]:
@@ -75,7 +77,10 @@ def _versions(learner: LearnerConfig, steps: int) -> Iterator[str]:
     if steps % publish:
         yield "learner.steps learner.publish_every: the last weights must be published; use a multiple of the second"
     if learner.checkpoint_every % publish:
-        yield "learner.checkpoint_every learner.publish_every: checkpoints are versions; use a multiple of the second"
+        yield (
+            "learner.checkpoint_every learner.publish_every: a checkpoint must be a published version; use a multiple "
+            "of the second"
+        )
 
 
 def _kernels(learner: LearnerConfig, attention: str) -> Iterator[str]:
@@ -86,32 +91,32 @@ def _kernels(learner: LearnerConfig, attention: str) -> Iterator[str]:
     if learner.optimizer_on_host and learner.optimizer == "adamw_8bit":
         yield "learner.optimizer_on_host learner.optimizer: moments of 8 bits stay on the GPU; use adamw or muon"
     if len(learner.betas) != 2:
-        yield "learner.betas: AdamW takes two, such as [0.9,0.99]"
+        yield "learner.betas: AdamW takes two numbers, such as [0.9,0.99]"
 
 
 def _shared_critic(critic: CriticConfig, policy_lora: LoraConfig) -> Iterator[str]:
     if not critic.shared:
         return
     if critic.warmup_steps:
-        yield "critic.warmup_steps critic.shared: it would train the policy's backbone too; set the first to 0"
+        yield "critic.warmup_steps critic.shared: the warm-up would train the policy's backbone too; set the first to 0"
     if critic.path is not None:
-        yield "critic.path critic.shared: its backbone is the policy's; set the first to null"
+        yield "critic.path critic.shared: the critic has the policy's backbone; set the first to null"
     if critic.freeze:
-        yield "critic.freeze critic.shared: its backbone is the policy's; use model.freeze"
+        yield "critic.freeze critic.shared: the critic has the policy's backbone; use model.freeze"
     for section, lora in (("critic", critic.lora), ("model", policy_lora)):
         if lora.is_used:
-            yield f"critic.shared {section}.lora.rank: no test has trained a shared backbone by adapters; use false"
+            yield f"critic.shared {section}.lora.rank: no test has trained a shared backbone with adapters; use false"
 
 
 def _lengths(learner: LearnerConfig, critic_warmup: int, observe: ObserveConfig, steps: int) -> Iterator[str]:
-    """The numbers of steps that are more than the run has. An evaluation, which trains nothing, has 0 `steps`."""
+    """Numbers of steps that exceed the run's. `steps` is 0 for an evaluation, which trains nothing."""
     if 0 < steps <= critic_warmup:
-        yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first one"
+        yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first key"
     if 0 < steps < learner.warmup_steps:
-        yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first one"
+        yield "learner.warmup_steps learner.steps: the run would end before its full learning rate; lower the first key"
     for key in ("profile_steps", "memory_steps"):
         if 0 < steps <= max(getattr(observe, key), default=0):
-            yield f"observe.{key} learner.steps: the run has steps 0 to {steps - 1}; name some of these"
+            yield f"observe.{key} learner.steps: the run has steps 0 to {steps - 1}; use these numbers"
     if learner.lr_floor and learner.schedule == "constant":
         yield "learner.lr_floor learner.schedule: a constant learning rate has no floor; use linear or cosine"
 
@@ -121,8 +126,8 @@ def _evaluations(learner: LearnerConfig, has_tasks: bool) -> Iterator[str]:
         yield "learner.eval_every data.eval: evaluation needs data.eval, a file of held-out tasks"
     if learner.keep_best and (not learner.eval_every or learner.eval_every % learner.checkpoint_every):
         yield (
-            "learner.keep_best learner.eval_every: each evaluation must have a checkpoint of its step to rate; set "
-            f"learner.eval_every to a multiple of learner.checkpoint_every={learner.checkpoint_every}"
+            "learner.keep_best learner.eval_every: each evaluation rates the checkpoint of its step, which must "
+            f"exist; set learner.eval_every to a multiple of learner.checkpoint_every={learner.checkpoint_every}"
         )
 
 
@@ -131,11 +136,14 @@ def _adapters(models: Mapping[str, ModelConfig | CriticConfig | ImplicitConfig])
         lora, key = model.lora, f"{section}.lora"
         given = [f"{key}.{name}" for name in _OF_ADAPTERS if getattr(lora, name) != getattr(LoraConfig(), name)]
         if lora.path is not None and given:
-            yield f"{key}.path {' '.join(given)}: the folder says this of its adapters; leave out all but path"
+            yield f"{key}.path {' '.join(given)}: the folder sets these values itself; leave out all but path"
         if not lora.is_used and given:
             yield f"{' '.join(given)}: there are no adapters; set {key}.rank"
         if lora.is_used and model.freeze:
-            yield f"{section}.freeze {key}.targets: adapters alone are trained; say by the second where they are"
+            yield (
+                f"{section}.freeze {key}.targets: only adapters are trained; choose the trained layers with the "
+                "second key"
+            )
         if not lora.targets:
             yield f"{key}.targets: name linear layers, or use all-linear"
 
@@ -143,11 +151,11 @@ def _adapters(models: Mapping[str, ModelConfig | CriticConfig | ImplicitConfig])
 def _adapters_of_policy(lora: LoraConfig, learner: LearnerConfig, algorithm: AlgorithmConfig) -> Iterator[str]:
     if lora.is_used and algorithm.balance_bias_rate:
         yield (
-            "algorithm.balance_bias_rate model.lora.rank: adapters leave the biases of routers as they are; set the "
-            "first to 0"
+            "algorithm.balance_bias_rate model.lora.rank: a run with adapters does not change the biases of routers; "
+            "set the first to 0"
         )
     if lora.is_used and learner.reference_on_host:
         yield (
-            "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and takes no "
-            "memory; set the first to false"
+            "learner.reference_on_host model.lora.rank: the reference is the policy without its adapters, and needs "
+            "no extra memory; set the first to false"
         )

@@ -1,4 +1,4 @@
-"""The ways of dividing a model among the learner's ranks that do not go together."""
+"""The combinations of options that divide a model among the learner's ranks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ def rank_conflicts(
 ) -> Iterator[str]:
     """The reasons why copies, context, experts and layers cannot be divided among the ranks.
 
-    `adapters` are those of each model, by its section.
+    `adapters` has the LoRA settings of each model by its section.
     """
     ranks = learner.nodes * cluster.ranks if cluster.learner_ranks is not None else None
     if ranks is not None and ranks % learner.replicas:
-        yield f"learner.replicas cluster.learner_ranks: copies have equal shares of the ranks; use a divisor of {ranks}"
+        yield (
+            f"learner.replicas cluster.learner_ranks: each copy gets an equal number of ranks; use a divisor of {ranks}"
+        )
     if learner.context_ranks > 1:
         yield from _whole_attention(model.attention, "learner.context_ranks")
     if learner.expert_ranks > 1:
@@ -29,14 +31,14 @@ def rank_conflicts(
             yield f"model.dtype {key}: no test has divided layers in float16; use bfloat16"
         for other in ("context_ranks", "expert_ranks"):
             if getattr(learner, other) > 1:
-                yield f"learner.{other} {key}: ranks divide passes in one of these ways; set the other to 1"
+                yield f"learner.{other} {key}: these two cannot be combined; set one of them to 1"
     if ranks is not None and ranks % learner.replicas == 0:
         yield from _groups(learner, ranks // learner.replicas)
 
 
 def _whole_attention(attention: str, key: str) -> Iterator[str]:
     if attention in ("flash_attention_2", "flex_attention"):
-        yield f"model.attention {key}: this attention takes the tokens of one rank only; use auto or sdpa"
+        yield f"model.attention {key}: this attention cannot share a sequence between ranks; use auto or sdpa"
 
 
 def _adapters(adapters: Mapping[str, LoraConfig], key: str, why: str) -> Iterator[str]:
@@ -46,11 +48,11 @@ def _adapters(adapters: Mapping[str, LoraConfig], key: str, why: str) -> Iterato
 
 
 def _groups(learner: LearnerConfig, of_copy: int) -> Iterator[str]:
-    """The groups of ranks that are no equal parts of the `of_copy` ranks of one copy of the model."""
+    """The options whose groups of ranks do not divide the `of_copy` ranks of one copy of the model."""
     for name in ("context_ranks", "expert_ranks", "tensor_ranks"):
         if of_copy % (count := getattr(learner, name)):
             yield (
-                f"learner.{name} learner.replicas cluster.learner_ranks: groups are equal parts of the ranks of a copy "
-                f"of the model, which has {of_copy}; start a multiple of {count * learner.replicas} ranks, or use a "
-                f"divisor of {of_copy}"
+                f"learner.{name} learner.replicas cluster.learner_ranks: a copy of the model has {of_copy} ranks, and "
+                f"the first key must divide this number; start a multiple of {count * learner.replicas} ranks, or use "
+                f"a divisor of {of_copy}"
             )

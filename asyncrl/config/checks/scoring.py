@@ -13,20 +13,22 @@ DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
 def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
-    """The combinations of options of `scoring`, with each other, the algorithm and the replay's filter of groups."""
+    """The combinations of options of `scoring`, also with the algorithm and the replay's filter of groups."""
     kinds = configured(scoring)
     if scoring.timeout_s >= scoring.stall_s:
-        yield "scoring.timeout_s scoring.stall_s: the scorer would count as hung; make the first the smaller one"
+        yield (
+            "scoring.timeout_s scoring.stall_s: the scorer would count as hung; make the first smaller than the second"
+        )
     for source, needed in scoring.needs.items():
         if not needed or not set(needed) <= set(kinds):
-            yield f"scoring.needs: {source} must name some of the kinds that are configured: {', '.join(kinds)}"
+            yield f"scoring.needs: {source} must name at least one of the configured kinds: {', '.join(kinds)}"
         if scoring.shadow and not {"rules", GROUP_KIND} & set(needed):
-            yield f"scoring.shadow scoring.needs: nothing would be left to train {source} on: let it need rules"
+            yield f"scoring.shadow scoring.needs: {source} would have no reward to train on; add rules to its kinds"
         if GROUP_KIND in needed and scoring.manager.of(source) is None:
-            yield f"scoring.needs: {source} has no manager: name one in scoring.manager.name or scoring.manager.sources"
+            yield f"scoring.needs: {source} has no manager; name one in scoring.manager.name or scoring.manager.sources"
     yield from _manager(scoring.manager, scoring.stall_s)
     if not set(scoring.serve) <= set(kinds):
-        yield f"scoring.serve: name some of the kinds that are configured: {', '.join(kinds)}"
+        yield f"scoring.serve: use only the configured kinds: {', '.join(kinds)}"
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         if not DEVICE.fullmatch(model.device):
             yield f"{key}.device: use cpu, cuda, cuda:N (a GPU's number), or auto"
@@ -37,19 +39,22 @@ def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_
 
 def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
     if manager.timeout_s >= stall_s:
-        yield "scoring.manager.timeout_s scoring.stall_s: the scorer would count as hung; the first must be smaller"
+        yield (
+            "scoring.manager.timeout_s scoring.stall_s: the scorer would count as hung; make the first smaller than "
+            "the second"
+        )
     elif manager.batch_groups > 1 and 2 * manager.timeout_s >= stall_s:
-        # A call that overran its time is followed by one of a group alone before there is a result.
+        # After a call of several groups times out, a call of a single group must end before there is a result.
         yield (
             "scoring.manager.timeout_s scoring.stall_s: a call of several groups (batch_groups) that hangs is tried "
             "again for each group, and the scorer would count as hung; the first must be less than half the second"
         )
     if (manager.compute_score or manager.params) and not any(map(manager.of, ("", *manager.sources))):
-        yield "scoring.manager.name: there is no manager that takes compute_score and params; name one"
+        yield "scoring.manager.name: compute_score and params need a manager; name one"
     for source, changes in manager.sources.items():
         if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
             keys = ", ".join(MANAGER_KEYS)
-            yield f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of {keys}"
+            yield f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with keys of {keys}"
             continue
         for option in options(ManagerConfig):
             if option.name in (changes or {}) and not option.allows((changes or {})[option.name]):
@@ -60,25 +65,31 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
     shaping = scoring.shaping
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         if model.params and not model.is_configured:
-            yield f"{key}.params {key}.path: there is no model that takes them; name its folder, hub name or URL"
+            yield f"{key}.params {key}.path: the parameters need a model; give its folder, hub name or URL"
     if shaping.process_weight and not scoring.prm.is_configured:
         yield (
-            "scoring.shaping.process_weight scoring.prm.path: name a process reward model, which gives step scores, or "
+            "scoring.shaping.process_weight scoring.prm.path: step scores need a process reward model; name one, or "
             "set scoring.prm.family to a class of yours (my_module.MyScorer)"
         )
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
-        yield "scoring.shadow scoring.shaping.outcome_weight: nothing is left to train on; give the outcome a weight"
+        yield (
+            "scoring.shadow scoring.shaping.outcome_weight: no score would be left to train on; give the outcome a "
+            "weight"
+        )
     yield from _weightless(scoring)
     yield from _compared_outcomes(shaping, algorithm, group_filter)
     for key in ("use_logit_tanh", "use_raw_logit"):
         if getattr(shaping, key) and shaping.prm_aggregation == "product":
             yield f"scoring.shaping.prm_aggregation scoring.shaping.{key}: a product needs scores above 0; use min"
     if shaping.use_raw_logit and (shaping.use_logit_tanh or shaping.prm_apply_sigmoid):
-        yield "scoring.shaping.use_raw_logit: leave out use_logit_tanh and prm_apply_sigmoid, which change the logit"
+        yield "scoring.shaping.use_raw_logit: use_logit_tanh and prm_apply_sigmoid change the logit; leave them out"
     if shaping.prm_aggregation == "best_of_n" and all(part.name != "best_of_n" for part in algorithm.reward):
         yield "scoring.shaping.prm_aggregation: add {name: best_of_n} to algorithm.reward, which compares the members"
     if shaping.overlong_penalty and shaping.overlong_buffer > shaping.overlong_max_length:
-        yield "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: the first must be the larger one"
+        yield (
+            "scoring.shaping.overlong_max_length scoring.shaping.overlong_buffer: the first must be at least as large "
+            "as the second"
+        )
     try:
         re.compile(shaping.answer_pattern)
     except re.error as error:
@@ -86,7 +97,7 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
 
 
 def _weightless(scoring: ScoringConfig) -> Iterator[str]:
-    """Data sources whose reward would always be zero."""
+    """An error line for each data source whose reward would always be zero."""
     shaping = scoring.shaping
     counts = {
         "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
@@ -97,20 +108,23 @@ def _weightless(scoring: ScoringConfig) -> Iterator[str]:
     for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():
         if not shaping.environment_weight and not any(counts[kind] for kind in kinds):
             yield (
-                f"scoring.shaping.outcome_weight: nothing that {source} needs ({', '.join(kinds)}) has a weight in the "
-                "reward: give it one, or use prm_aggregation=per_step and an algorithm that reads the steps"
+                f"scoring.shaping.outcome_weight: no kind of score of {source} ({', '.join(kinds)}) has a weight in "
+                "the reward; set a weight, or use prm_aggregation=per_step and an algorithm that reads the steps"
             )
 
 
 def _compared_outcomes(shaping: ShapingConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
-    """Filters of groups that compare outcomes, although the outcome is no part of the reward."""
+    """An error line for each filter that compares outcomes, although the outcome is not part of the reward."""
     if shaping.outcome_weight or shaping.prm_acc_bonus_weight:
         return
     corrections = [each for each in algorithm.correction if each.name == "zero_variance"]
     if any(each.params.get("score", "outcome") == "outcome" for each in corrections):
         yield (
-            "scoring.shaping.outcome_weight: zero_variance in algorithm.correction compares outcomes, which are no "
-            "part of the reward: give it params={score: reward}"
+            "scoring.shaping.outcome_weight: zero_variance in algorithm.correction compares outcomes, which are not "
+            "part of the reward; give it params={score: reward}"
         )
     if group_filter.zero_variance and group_filter.score == "outcome":
-        yield "replay.filter.score scoring.shaping.outcome_weight: outcomes are no part of it: compare the reward"
+        yield (
+            "replay.filter.score scoring.shaping.outcome_weight: outcomes are not part of the reward; compare the "
+            "reward instead"
+        )

@@ -8,9 +8,10 @@ from typing import Any
 from asyncrl.config.option import option
 
 ROLES = ("replay", "scoring", "actor", "learner")
-"""The roles of a run, in the order of starting. An actor has the servers that it starts on its own GPUs."""
+"""The roles of a run, in the order of starting. The servers that an actor starts count as part of the actor."""
 MOST = 100_000
-"""Hosts, GPUs of one, actors or scorers. A slip of the finger must not keep a run busy with a list of its processes."""
+"""The largest number of hosts, GPUs of a host, actors or scorers. It keeps a typing error from making a start list
+millions of processes."""
 POOL_KEYS = ("nodes", "gpus", "cpus")
 """The keys of a pool: its nodes (1 by default), and the GPUs and CPUs that it has on each of them."""
 
@@ -21,42 +22,46 @@ class RayConfig:
 
     address: str | None = option(
         None,
-        "address of a Ray cluster; null: RAY_ADDRESS, which a job has, else a new cluster on this machine",
+        "address of a Ray cluster; null: the variable RAY_ADDRESS, which Ray sets in jobs, else a new cluster on this "
+        "machine",
     )
     runtime_env: dict[str, Any] = option(
         {}, "Ray's runtime environment of all roles, such as {env_vars: {NAME: VALUE}}", secret="named"
     )
     replay_resource: str | None = option(
         None,
-        "custom resource of the node that has the replay, whose store is on its disk; null: the node on which the run "
-        "began, by its address",
+        "custom Ray resource of the node that runs the replay, with the store on its disk; null: the node on which "
+        "the run began, found by its address",
     )
 
 
 @dataclass
 class AutoscaleConfig:
-    """The numbers of actors and scorers by what limits the run (docs/cluster.md)."""
+    """Automatic numbers of actors and scorers, by the bottleneck of the run (docs/cluster.md)."""
 
-    actors: list[int] = option([], "least and most actors, as [1, 8]; empty: their number stays", f"[1, {MOST}]")
-    scorers: list[int] = option([], "least and most scorers, as [1, 4]; empty: their number stays", f"[1, {MOST}]")
-    every_s: float = option(30.0, "seconds between two looks at the metrics", "[1, inf)")
-    patience: int = option(3, "looks in a row that must want the same change, which is one process", "[1, inf)")
+    actors: list[int] = option(
+        [], "smallest and largest number of actors, as [1, 8]; empty: a fixed number", f"[1, {MOST}]"
+    )
+    scorers: list[int] = option(
+        [], "smallest and largest number of scorers, as [1, 4]; empty: a fixed number", f"[1, {MOST}]"
+    )
+    every_s: float = option(30.0, "seconds between two checks of the metrics", "[1, inf)")
+    patience: int = option(3, "checks in a row that must agree before one process is added or removed", "[1, inf)")
 
 
 @dataclass
 class SlurmConfig:
-    """The job of a run with `cluster.launcher=slurm`, which launchers/slurm_launch.sh sets."""
+    """The Slurm job of a run with `cluster.launcher=slurm`. launchers/slurm_launch.sh sets these keys."""
 
     interface: str | None = option(
         None,
-        "network interface by which the nodes reach each other, such as ib0; null: the one that leads to the address "
-        "by which Slurm knows a node",
+        "network interface between the nodes, such as ib0; null: the interface on the route to a node's Slurm address",
     )
-    srun: list[str] = option([], "more options of each srun, such as [--container-image=FILE]")
+    srun: list[str] = option([], "further options of each srun, such as [--container-image=FILE]")
     container: list[str] = option(
-        [], "words before each command that run it in a container, such as [apptainer, exec, --nv, FILE]"
+        [], "words in front of each command that run it in a container, such as [apptainer, exec, --nv, FILE]"
     )
-    python: str | None = option(None, "Python of the roles; null: that of the batch script")
+    python: str | None = option(None, "Python interpreter of the roles; null: the batch script's interpreter")
 
 
 @dataclass
@@ -65,43 +70,50 @@ class ClusterConfig:
 
     launcher: str = option(
         "local",
-        "where the processes are started: on this machine, on cluster.hosts, on a Ray cluster, or on the nodes of the "
-        "job of Slurm that this process is in",
+        "machines on which the processes start; local: this machine; hosts: cluster.hosts; ray: a Ray cluster; slurm: "
+        "the nodes of the current Slurm job",
         choices=("local", "hosts", "ray", "slurm"),
     )
-    hosts: list[str] = option([], "names of the hosts of launcher=hosts, as cluster.shell takes them")
+    hosts: list[str] = option([], "launcher=hosts: the host names, which replace {host} in cluster.shell")
     shell: list[str] = option(
         ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=8", "{host}"],
-        "command that runs its last argument, a shell's command line, on {host}",
+        "launcher=hosts: a command that runs a shell command line on {host}; the command line is appended as the last "
+        "argument",
     )
-    gpus: int | None = option(None, "GPUs of a host that the run uses, the first ones; null: all", f"[0, {MOST}]")
-    cpus: int | None = option(None, "CPUs of a host that the run uses; null: all", "[1, inf)")
+    gpus: int | None = option(
+        None, "number of GPUs that the run uses on each host, from the first GPU on; null: all", f"[0, {MOST}]"
+    )
+    cpus: int | None = option(None, "number of CPUs that the run uses on each host; null: all", "[1, inf)")
     pools: dict[str, dict[str, int]] = option(
         {},
-        "parts of the hosts, as {train: {nodes: 1, gpus: 4, cpus: 16}}, where gpus and cpus are those of one node; "
-        "empty: asyncrl divides the hosts",
+        "named parts of the hosts, as {train: {nodes: 1, gpus: 4, cpus: 16}}, with gpus and cpus per node; empty: "
+        "asyncrl divides the hosts itself",
         f"[0, {MOST}]",
     )
     roles: dict[str, str] = option(
         {},
-        "pool of a role (replay, scoring, actor, learner), as {actor: rollout}; a role that is not named is in the "
-        "pool with its own name, or else in the first pool",
+        "pool of each role (replay, scoring, actor, learner), as {actor: rollout}; a role that is not listed uses the "
+        "pool with its own name, or else the first pool",
     )
     colocated: bool = option(
         False,
-        "learner and servers have the same GPUs in turns: synchronous training, with replay.max_lag=0 and with SGLang "
-        "servers that the run starts (docs/cluster.md)",
+        "learner and servers take turns on the same GPUs; this needs replay.max_lag=0 (synchronous training) and "
+        "SGLang servers that the run starts (docs/cluster.md)",
     )
     actors: int | None = option(
-        None, "actor processes; null: one on each GPU of an embedded engine, else one on each node", f"[1, {MOST}]"
+        None,
+        "number of actor processes; null: one on each GPU with the embedded engine, else one on each node",
+        f"[1, {MOST}]",
     )
     scorers: int | None = option(
         None,
-        "scoring processes; null: one on each GPU of a pool that has nothing but scorers, else one",
+        "number of scoring processes; null: one on each GPU of a pool that only scorers use, else one",
         f"[1, {MOST}]",
     )
     learner_ranks: int | None = option(
-        None, "ranks of the learner on each of its hosts; null: one on each GPU that is left for them", "[1, inf)"
+        None,
+        "ranks of the learner on each of its hosts; null: one on each GPU that the placement leaves to the learner",
+        "[1, inf)",
     )
     actor_threads: int | None = option(None, "torch threads of one actor; null: a share of the CPUs", "[1, inf)")
     scorer_threads: int | None = option(None, "torch threads of one scorer; null: a share of the CPUs", "[1, inf)")
@@ -109,26 +121,28 @@ class ClusterConfig:
         None, "torch threads of one learner rank; null: a share of the CPUs", "[1, inf)"
     )
     max_restarts: int = option(
-        20, "failures of a role that do not end the run; 5 minutes without one reset the count", "[0, inf)"
+        20, "failures of a role that the run survives; 5 minutes without a failure reset the count", "[0, inf)"
     )
     restart_pause_s: float = option(
-        60.0, "longest pause in seconds before a restart; the first is 0.25 s, and each doubles", "[0, inf)"
+        60.0,
+        "longest pause in seconds before a restart; the first pause is 0.25 s, and each next one is twice as long",
+        "[0, inf)",
     )
     hang_timeout_s: float = option(
         600.0,
-        "seconds without a sign of life after which a process hangs, and is killed and started again; the learner's "
-        "main thread may stand still for learner.rank_timeout_s, if that is more",
+        "seconds without a heartbeat after which a process is killed and started again; for the learner's main "
+        "thread, learner.rank_timeout_s if that is more",
         "[5, inf)",
     )
     drain_s: float = option(
         0.0,
-        "seconds that a stop of the run, and `asyncrl scale`, give actors and scorers to finish and deliver the "
-        "episodes that they run or score; what is not finished by then is done again later, or by others",
+        "seconds for actors and scorers to finish and deliver their episodes when the run stops or `asyncrl scale` "
+        "removes them; unfinished episodes are run or scored again later",
         "[0, inf)",
     )
 
     def pool_of(self, role: str) -> str:
-        """The pool of a role, where there are pools."""
+        """The pool of a role. `pools` must not be empty."""
         return self.roles.get(role, role if role in self.pools else next(iter(self.pools)))
 
     autoscale: AutoscaleConfig = field(default_factory=AutoscaleConfig)
@@ -137,7 +151,7 @@ class ClusterConfig:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the learner on each of its hosts, for a process that was started without a placement, too."""
+        """Ranks of the learner on each of its hosts. A process that was started without a placement has 1."""
         return self.learner_ranks or 1
 
 
@@ -145,15 +159,19 @@ class ClusterConfig:
 class NetworkConfig:
     """The addresses at which the roles reach each other."""
 
-    host: str = option("127.0.0.1", "address at which replay and learner listen, and to which the others connect")
-    replay_host: str | None = option(None, "the replay's address where it is another one; null: network.host")
-    learner_host: str | None = option(None, "the learner's address where it is another one; null: network.host")
+    host: str = option(
+        "127.0.0.1", "address at which the replay and the learner listen, and to which all other processes connect"
+    )
+    replay_host: str | None = option(None, "address of the replay, if it differs from network.host; null: network.host")
+    learner_host: str | None = option(
+        None, "address of the learner, if it differs from network.host; null: network.host"
+    )
     replay_port: int = option(5755, "port of the replay's first shard; 0: `asyncrl train` chooses", "[0, 65535]")
     weights_port: int = option(5756, "the learner's port for weights; 0: `asyncrl train` chooses", "[0, 65535]")
     keys: str | None = option(None, "folder of CURVE keys, made by `asyncrl keys`; see docs/security.md", secret="none")
-    insecure: bool = option(False, "allow addresses that other machines can reach, without keys")
+    insecure: bool = option(False, "allow addresses that other machines can reach even without keys")
     max_message_mb: int = option(
-        256, "megabytes of the largest message part; a larger one closes its connection", "[1, 4095]"
+        256, "megabytes of the largest message part; a larger part closes its connection", "[1, 4095]"
     )
 
     @property

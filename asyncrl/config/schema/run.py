@@ -16,10 +16,8 @@ class RunConfig:
     name: str = option(
         "train", "name of the run; a second run with the same name resumes it", fixed="another name is another run"
     )
-    dir: str = option("runs", "folder that has a folder for each run, by its name")
-    seed: int = option(
-        0, "seed of everything that is random", fixed="recorded steps and the order of tasks follow from it"
-    )
+    dir: str = option("runs", "folder that contains the folders of all runs, each with the name of its run")
+    seed: int = option(0, "seed of all random choices", fixed="recorded steps and the order of tasks follow from it")
 
 
 @dataclass
@@ -28,28 +26,26 @@ class ModelConfig:
 
     path: str = option(
         REQUIRED,
-        "Hugging Face folder or hub name of the policy, with its tokenizer; or a URL of such a folder, as s3://, gs:// "
-        "or hdfs://, which each host copies once (docs/models.md)",
-        fixed="checkpoints and stored log-probs are this model's",
+        "the policy and its tokenizer: a Hugging Face folder, a hub name, or the URL of a folder (s3://, gs://, "
+        "hdfs://), which each host copies once (docs/models.md)",
+        fixed="checkpoints and stored log-probs belong to this model",
     )
     revision: str | None = option(
         None,
-        "branch, tag or commit of a model on the hub; null: its main branch",
-        fixed="checkpoints and stored log-probs are this model's",
+        "branch, tag or commit of a model on the hub; null: the main branch",
+        fixed="checkpoints and stored log-probs belong to this model",
     )
     tokenizer: str | None = option(
         None,
         "folder, hub name or URL of the policy's tokenizer; null: model.path",
-        fixed="stored tokens are its ids",
+        fixed="stored tokens are ids of this tokenizer",
     )
     chat_template: str | None = option(
         None,
-        "Jinja template of conversations, or the file of one on every host, in place of the tokenizer's own",
+        "chat template to use instead of the tokenizer's: Jinja text, or the path of a file on every host",
         fixed="stored prompts were rendered by it",
     )
-    copies: str | None = option(
-        None, "folder on each host for copies of models that are given by a URL; null: ~/.cache/asyncrl/models"
-    )
+    copies: str | None = option(None, "folder on each host for models copied from URLs; null: ~/.cache/asyncrl/models")
     dtype: str = option(
         "float32",
         "compute dtype of learner and embedded engine; float16: with loss scaling (docs/training.md)",
@@ -58,31 +54,32 @@ class ModelConfig:
     )
     attention: str = option(
         "auto",
-        "implementation of attention in the learner; auto: torch's kernels for packed sequences, and plain operations, "
-        "which are slower, for scores with a cap; sdpa: the same, but models with caps or attention sinks are refused; "
-        "the others, of transformers, need a GPU",
+        "attention implementation of the learner; auto: torch's kernels for packed sequences, or slower plain "
+        "operations for models with soft-capped attention scores; sdpa: like auto, but refuses models with caps or "
+        "attention sinks; flash_attention_2, flex_attention: from transformers, only on GPUs",
         choices=("auto", "sdpa", "flash_attention_2", "flex_attention"),
         fixed="recorded steps would be rounded differently",
     )
     activations: float | None = option(
         None,
-        "share of the layers' activations that the learner keeps for the backward pass, which computes the rest again: "
-        "0 takes least memory and a third more time; null: on GPUs as much as fits, else 1",
+        "share of the layers' activations that is kept for the backward pass; the rest is computed again: 0 needs the "
+        "least memory, and a third more time; null: on GPUs as much as fits, 1 on the CPU",
         "[0, 1]",
     )
     compile: bool | None = option(
-        None, "compile the learner's layers before the first batch, which takes up to some minutes; null: on GPUs"
+        None, "compile the learner's layers before the first batch, which takes up to some minutes; null: only on GPUs"
     )
     freeze: list[str] = option(
         [],
         "parameters of the policy that are not trained: verl_moe, moe_experts, moe_router, moe_all, vision, "
-        "embeddings, a pattern of names such as *.layers.0.*, or a list of these (docs/models.md)",
-        fixed="the checkpoints hold moments of what it leaves to train",
+        "embeddings, or patterns of parameter names such as *.layers.0.* (docs/models.md)",
+        fixed="the checkpoints hold optimizer moments of the trained parameters only",
     )
     override_config: dict[str, Any] = option(
         {},
-        "fields of its Hugging Face configuration that have other values than in its files, nested by dots, such as "
-        "model.override_config.rope_parameters.rope_theta=1000000; those that change the shapes of weights are refused",
+        "overrides of fields of the model's Hugging Face configuration, such as "
+        "model.override_config.rope_parameters.rope_theta=1000000; fields that change the shapes of weights are "
+        "refused",
         fixed="recorded steps and stored log-probs were computed with them",
         secret="none",
     )
@@ -92,12 +89,16 @@ class ModelConfig:
 
 @dataclass
 class ImagesConfig:
-    """The images of a policy that reads them. Each is one file: PNG, JPEG or WebP."""
+    """Images in messages, for policies that read images: PNG, JPEG or WebP files."""
 
-    folders: list[str] = option([], "folders of each actor's host whose files messages may name as images; empty: none")
-    urls: bool = option(False, "fetch images that messages name by URL, from public addresses alone")
-    max_mb: float = option(10.0, "largest file of an image, in MB", "(0, 32]")
-    max_pixels: int = option(1 << 24, "most pixels of an image: larger ones are refused unread", "[1, inf)")
+    folders: list[str] = option(
+        [], "folders on each actor's host from which messages may name image files; empty: no files"
+    )
+    urls: bool = option(False, "fetch images that messages name by URL; only public addresses are allowed")
+    max_mb: float = option(10.0, "largest image file, in MB", "(0, 32]")
+    max_pixels: int = option(
+        1 << 24, "most pixels of an image; a larger image is refused before it is decoded", "[1, inf)"
+    )
 
 
 @dataclass
@@ -112,67 +113,73 @@ class DataConfig:
         fixed="stored groups name rows of these files",
     )
     eval: list[str] | None = option(
-        None, "held-out tasks, named in the same ways", fixed="stored evaluations name rows of these files"
+        None,
+        "held-out tasks, given in the same forms as data.train",
+        fixed="stored evaluations name rows of these files",
     )
     columns: dict[str, str] = option(
         {},
-        "which column of the files has prompt, ground_truth, data_source, tools, environment or, by any other name, a "
-        "field of extra_info, such as {prompt: question, ground_truth: answer}; empty: those of verl's layout",
+        "columns of the files by field, such as {prompt: question, ground_truth: answer}: prompt, ground_truth, "
+        "data_source, tools and environment; any other name is a field of extra_info; empty: the columns of verl's "
+        "layout",
         fixed="stored groups name rows with these values",
         secret="none",
     )
     system_prompt: str | None = option(
-        None, "system message of tasks that have none", fixed="all members of a group have the same prompt"
+        None, "system message for tasks without one", fixed="all members of a group have the same prompt"
     )
     keep_in_memory: bool = option(
         True,
-        "whether roles read all rows into memory; false: the start copies them into a file in the run's folder, from "
-        "which single rows are read",
+        "each role reads all rows into memory; false: the start copies all rows into a file in the run's folder, and "
+        "roles read single rows from this file",
     )
     dataset: str | None = option(
         None,
-        "dotted path of a dataset class, as verl takes it, that makes tasks of the files; null: their rows",
+        "dotted path of a dataset class written for verl, which makes tasks from the files; null: each row is a task",
         fixed="stored groups name rows of this dataset",
     )
     dataset_params: dict[str, Any] = option(
         {},
-        "further keys of the configuration that the dataset class gets",
+        "further keys of the configuration that the dataset class receives",
         fixed="stored groups name rows of this dataset",
     )
     demonstration: str | None = option(
         None,
-        "column of data.train with a task's demonstration, which becomes one more member of each of its groups; null: "
-        "none; see docs/sft.md",
-        fixed="stored groups have these members",
+        "column of data.train with a demonstration of each task, which becomes one more member of each group of this "
+        "task (docs/sft.md); null: no demonstrations",
+        fixed="stored groups contain the demonstrations",
     )
     max_prompt_length: int | None = option(
         None,
-        "most tokens of a task's prompt, tools included; null: only actor.max_tokens limits it",
+        "most tokens of a task's prompt, tools included; null: only actor.max_tokens limits the prompt",
         "[1, inf)",
         fixed="stored groups name the tasks that are left",
     )
     filter_overlong: bool = option(
         False,
-        "leave out tasks whose prompt is longer, which the start measures",
+        "leave out tasks whose prompt is longer than data.max_prompt_length; the start measures all prompts",
         fixed="stored groups name the tasks that are left",
     )
     truncation: str = option(
         "error",
-        "what becomes of a longer prompt that is not left out; error: the start refuses it; left, right: its first or "
-        "last tokens go; middle: those between its first and its last half go",
+        "treatment of a prompt that is longer than data.max_prompt_length and not left out; error: refuse to start; "
+        "left: cut off its first tokens; right: cut off its last tokens; middle: keep max_prompt_length / 2 tokens of "
+        "either end",
         choices=("error", "left", "right", "middle"),
         fixed="all members of a group have the same prompt",
     )
     shuffle: bool = option(
-        True, "shuffle every epoch by the run's seed", fixed="the place in the epoch is a place in this order"
+        True, "shuffle every epoch by the run's seed", fixed="a resumed run continues at a position in this order"
     )
     weights: dict[str, float] = option(
         {},
-        "relative chance of each data source; empty: all rows are drawn alike",
+        "relative probability of each data source; empty: all rows are equally likely",
         "(0, inf)",
-        fixed="the place in the epoch is kept for each of these sources",
+        fixed="a resumed run continues at a position in each of these sources",
     )
-    band: list[float] = option([], "draw only tasks with a success rate in [low, high]; empty: draw all", "[0, 1]")
+    band: list[float] = option(
+        [], "[low, high]: draw only tasks whose success rate is in this range; empty: draw all tasks", "[0, 1]"
+    )
     band_revisit: int = option(4, "epochs after which a task outside the band is tried again", "[1, inf)")
     images: ImagesConfig = field(default_factory=ImagesConfig)
 
@@ -183,47 +190,49 @@ class ObserveConfig:
 
     sinks: list[str] = option(
         ["console"],
-        "where metrics go in addition to the JSON lines; console: one log line a step; the others need extras of their "
-        "names, such as asyncrl[wandb]; wandb: offline without a key; docs/watching.md has each",
+        "destinations of metrics in addition to the JSON lines; console: one log line per step; every other sink "
+        "needs the extra of its name, such as asyncrl[wandb]; wandb works offline without a key (docs/watching.md)",
         choices=("console", "wandb", "tensorboard", "trackio", "prometheus"),
     )
     project: str = option("asyncrl", "project at Weights & Biases and trackio")
     upload: list[str] = option(
         [],
-        "what else the sinks get that can keep it; episodes: the text of the kept episodes (observe.keep_episodes); "
-        "model: the exported model, for whose upload the end of the learner waits up to an hour",
+        "files to send to sinks that can store files; episodes: the text of the kept episodes "
+        "(observe.keep_episodes); model: the exported model; the learner waits up to an hour for its upload",
         choices=("episodes", "model"),
     )
     prometheus_host: str = option(
         "127.0.0.1",
-        "address of this machine at which each role shows its metrics to Prometheus, on a free port, where "
-        "observe.sinks has prometheus; others than loopback need network.insecure=true",
+        "sink prometheus: address at which each role serves its metrics, on a free port; an address other than "
+        "loopback needs network.insecure=true",
     )
-    spans: bool = option(True, "each role records what it does when, for `asyncrl trace`")
-    spans_mb: int = option(64, "most megabytes of spans that each role keeps; the oldest ones go first", "[1, inf)")
+    spans: bool = option(True, "record the start and the duration of each role's operations, for `asyncrl trace`")
+    spans_mb: int = option(64, "megabytes of spans that each role keeps; the oldest are deleted first", "[1, inf)")
     keep_episodes: int = option(
         3,
-        "groups of each learner step that are kept with their text for people to read, the one with the best episode "
-        "first, then the one with the worst, then random ones; 0: none",
+        "groups of each learner step whose text is kept for reading: the group with the best episode, then the group "
+        "with the worst, then random groups; 0: none",
         "[0, 64]",
     )
     keep_evaluated: int = option(
         8,
-        "held-out episodes of each evaluation that are kept with their text for people to read, of the same tasks each "
-        "time; 0: none",
+        "held-out episodes of each evaluation whose text is kept for reading; every evaluation keeps the same tasks; "
+        "0: none",
         "[0, 512]",
     )
     keep_episodes_mb: int = option(
         512,
-        "megabytes of kept episodes, an eighth of it for those of evaluations; beyond it, steps are given up evenly "
-        "over the run",
+        "megabytes of kept episodes, an eighth of it for evaluations; above this size, the episodes of some steps are "
+        "deleted, evenly over the run",
         "[1, inf)",
     )
     profile_steps: list[int] = option(
-        [], "learner steps, from 0, of which each rank writes a trace for Perfetto into runs/NAME/profile", "[0, inf)"
+        [],
+        "learner steps, counted from 0, of which each rank writes a Perfetto trace into runs/NAME/profile",
+        "[0, inf)",
     )
     memory_steps: list[int] = option(
         [],
-        "learner steps, from 0, of which each rank on a GPU writes a snapshot of its memory into runs/NAME/profile",
+        "learner steps, counted from 0, of which each rank on a GPU writes a memory snapshot into runs/NAME/profile",
         "[0, inf)",
     )

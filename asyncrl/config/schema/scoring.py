@@ -1,6 +1,6 @@
 """The pool of scorers, its models, and how their scores become rewards.
 
-The replay and the scorers both take from here which kinds of scoring a trajectory passes through, so that they agree.
+The replay and the scorers both use `needs` to find the kinds of scoring of a trajectory, so that they agree.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from asyncrl.config.option import option
 
 GROUP_KIND = "manager"
-"""The kind that scores whole groups. It is the last one: no member of a group can fail after its group was scored."""
+"""The kind that scores whole groups. It comes last, so that no member can fail after its group was scored."""
 KINDS = ("rules", "outcome_model", "prm", GROUP_KIND)
 """The kinds of scoring, in the order in which a trajectory passes through them."""
 
@@ -28,11 +28,11 @@ class ShapingConfig:
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(
-        0.0, "weight of the tools' own rewards and of a simulated user's scores, all together, in the reward"
+        0.0, "weight in the reward of the sum of the tools' rewards and a simulated user's scores"
     )
     turn_scores: str = option(
         "sum",
-        "how a simulated user's scores of turns become one number of the environment's reward",
+        "how a simulated user's scores of turns become one number",
         choices=("sum", "last", "mean", "max"),
     )
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
@@ -47,27 +47,31 @@ class ShapingConfig:
     )
     step_transforms: list[str] = option(
         [],
-        "changes of the step scores, in this order: clip makes a score r_k min(r_k - clip_eta, 0), delta r_k - r_{k+1}",
+        "transformations of the step scores r_k, in this order; clip: min(r_k - clip_eta, 0); delta: r_k - r_{k+1}",
         choices=("clip", "delta"),
     )
-    clip_eta: float = option(0.5, "what clip takes from a score")
-    enable_anti_hack: bool = option(True, "turns on the five keys below, and leaves out repeated steps")
+    clip_eta: float = option(0.5, "number that clip subtracts from a score")
+    enable_anti_hack: bool = option(True, "turn on the next five keys, and leave out repeated steps")
     stop_at_answer: bool = option(True, "steps after the first final answer count only if their score is negative")
     answer_pattern: str = option(r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression of a final answer")
     incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer", "(-inf, 0]")
-    max_step_tokens: int = option(512, "a step of more policy tokens keeps only a negative score", "[1, inf)")
-    max_resp_len: int = option(1024, "steps of an episode of more policy tokens keep only negative scores", "[1, inf)")
+    max_step_tokens: int = option(
+        512, "a step with more policy tokens keeps its score only if the score is negative", "[1, inf)"
+    )
+    max_resp_len: int = option(
+        1024, "in an episode with more policy tokens, steps keep only negative scores", "[1, inf)"
+    )
     prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer", "[0, inf)")
     length_bonus_weight: float = option(0.0, "largest bonus of a right answer for its length", "[0, inf)")
     target_response_length: int = option(
-        400, "policy tokens at which the bonus is largest; from twice as many it is 0", "[1, inf)"
+        400, "policy tokens at which the bonus is largest; from twice this length on it is 0", "[1, inf)"
     )
     overlong_penalty: float = option(
         0.0, "penalty on an answer of overlong_max_length or more policy tokens", "[0, inf)"
     )
-    overlong_max_length: int = option(0, "policy tokens from which the whole penalty is taken", "[0, inf)")
+    overlong_max_length: int = option(0, "policy tokens from which the full penalty applies", "[0, inf)")
     overlong_buffer: int = option(
-        512, "policy tokens below that limit over which the penalty grows linearly", "[1, inf)"
+        512, "policy tokens below overlong_max_length over which the penalty grows linearly", "[1, inf)"
     )
 
 
@@ -75,23 +79,30 @@ class ShapingConfig:
 class ScoringModelConfig:
     """A process reward model; docs/scoring.md lists the families."""
 
-    family: str = option("value_head", "how it reads and scores: a built-in family, or the dotted path of a class")
+    family: str = option(
+        "value_head",
+        "kind of model, which decides the format of its input and scores: a built-in family, or the dotted path of a "
+        "class",
+    )
     path: str | None = option(
-        None, "folder or hub name of the model, or the URL of a remote one; null: no model, unless family is a class"
+        None,
+        "folder or hub name of the model, or the URL of a server that runs it; null: no model, unless family is a "
+        "class",
     )
     tokenizer: str | None = option(
         None, "folder or hub name of the model's own tokenizer; null: the one in the model's folder"
     )
     dtype: str = option("float32", "compute dtype", choices=("float32", "bfloat16", "float16"))
-    device: str = option("cpu", "where it runs: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
+    device: str = option("cpu", "device of the model: cpu, cuda, cuda:N, or auto (a GPU if there is one)")
     gpus: int = option(
         1, "GPUs of one scorer over which the model's layers are spread (needs the extra asyncrl[spread])", "[1, inf)"
     )
-    micro_tokens: int = option(16384, "tokens of one forward pass, padding included", "[1, inf)")
-    micro_inputs: int | None = option(None, "inputs of one forward pass at most; null: no limit", "[1, inf)")
+    micro_tokens: int = option(16384, "most tokens of one forward pass, padding included", "[1, inf)")
+    micro_inputs: int | None = option(None, "most inputs of one forward pass; null: no limit", "[1, inf)")
     long_inputs: str = option(
         "refuse",
-        "what happens to too long inputs: refuse them, or drop their oldest tool results",
+        "treatment of inputs that are too long for the model; refuse: refuse them; drop_oldest: drop their oldest "
+        "tool results",
         choices=("refuse", "drop_oldest"),
     )
     trust_remote_code: bool = option(False, "run code that comes with the model")
@@ -99,7 +110,7 @@ class ScoringModelConfig:
 
     @property
     def is_configured(self) -> bool:
-        """True if there is a model. A class of the user's own needs no `path`."""
+        """True if a model is configured. A user's own class needs no `path`."""
         return self.path is not None or "." in self.family
 
 
@@ -108,34 +119,38 @@ class OutcomeModelConfig(ScoringModelConfig):
     """A model that scores whole episodes; docs/scoring.md lists the families."""
 
     family: str = option(
-        "sequence_classifier", "how it reads and scores: a built-in family, or the dotted path of a class"
+        "sequence_classifier",
+        "kind of model, which decides the format of its input and scores: a built-in family, or the dotted path of a "
+        "class",
     )
 
 
 @dataclass
 class ManagerConfig:
-    """A reward manager written for verl, which judges whole groups; docs/scoring.md says how."""
+    """A reward manager written for verl, which judges whole groups (docs/scoring.md)."""
 
     name: str | None = option(
         None,
-        "naive, batch, dapo or another of docs/verl.md, or the dotted path of a class; null: none",
+        "naive, batch, dapo or another name in docs/verl.md, or the dotted path of a class; null: no manager",
         fixed="stored episodes wait for these kinds of scores",
     )
-    compute_score: str | None = option(None, "dotted path of the manager's function; null: its own default")
+    compute_score: str | None = option(
+        None, "dotted path of the function by which the manager scores an answer; null: the manager's default"
+    )
     num_examine: int = option(0, "samples of each data source that the manager prints in training", "[0, inf)")
-    val_num_examine: int = option(1, "samples that it prints in an evaluation", "[0, inf)")
+    val_num_examine: int = option(1, "samples of each data source that the manager prints in an evaluation", "[0, inf)")
     params: dict[str, Any] = option({}, "further parameters of the manager's constructor")
     sources: dict[str, Any] = option(
         {},
-        "what is different for data sources: {SOURCE: {name, compute_score, num_examine, val_num_examine, params}}; "
-        "null: that source has no manager",
+        "settings that differ for a data source, as {SOURCE: {name, compute_score, num_examine, val_num_examine, "
+        "params}}; {SOURCE: null}: the source has no manager",
         fixed="stored episodes wait for these kinds of scores",
     )
     batch_groups: int = option(1, "most groups that one call of the manager gets", "[1, inf)")
     timeout_s: float = option(300.0, "seconds that one call may take", "(0, inf)")
 
     def of(self, source: str) -> Mapping[str, Any] | None:
-        """The settings of a data source's manager, under the names that `sources` has; None without one."""
+        """The settings of a data source's manager, by the keys of `sources`. `None`: the source has no manager."""
         own = {name: getattr(self, name) for name in MANAGER_KEYS}
         changes = self.sources.get(source, {})
         settings = own | dict(changes) if isinstance(changes, Mapping) else {}
@@ -143,23 +158,21 @@ class ManagerConfig:
 
 
 MANAGER_KEYS = ("name", "compute_score", "num_examine", "val_num_examine", "params")
-"""The keys of a manager that a data source may have of its own."""
+"""The settings of the manager that a data source can override."""
 
 
 @dataclass
 class GuardConfig:
-    """Warns of reward hacking: rewards rise and outcomes do not, while the process reward model agrees with them less
-    and less."""
+    """A warning of reward hacking: rewards rise, outcomes do not, and the process reward model agrees less and less
+    with the outcomes."""
 
     window_s: float = option(900.0, "seconds over which the trends are measured", "(0, inf)")
     reward_rise: float = option(
         0.05,
-        "rise of the mean reward over the window from which the alarm may start; it does not if outcomes rise as much",
+        "smallest rise of the mean reward over the window for an alarm; there is no alarm if outcomes rise as much",
         "(0, inf)",
     )
-    agreement_fall: float = option(
-        0.05, "fall of the agreement over the window from which the alarm may start", "(0, inf)"
-    )
+    agreement_fall: float = option(0.05, "smallest fall of the agreement over the window for an alarm", "(0, inf)")
 
 
 @dataclass
@@ -169,21 +182,25 @@ class ScoringConfig:
     rule: str = option("exact_number", "verifier: a built-in name, or the dotted path of a function or verl manager")
     rules: dict[str, Any] = option({}, "verifiers by data source: a name, or a list of {name, weight, params}")
     strip_thoughts: bool = option(
-        True, "rules read only what follows the last closed thought; nothing if a thought is open"
+        True,
+        "rules read only the text after the last closed thought; if a thought is not closed, they read an empty text",
     )
     rule_processes: int = option(1, "processes in which one scorer runs rules", "[1, inf)")
     rule_memory_mb: int = option(4096, "megabytes that one verification may take", "[1, inf)")
     timeout_s: float = option(10.0, "seconds that one verification may take", "(0, inf)")
     needs: dict[str, list[str]] = option(
         {},
-        "kinds of scoring by data source; one that is not named gets all, but either rules or a manager",
+        "kinds of scoring by data source; a source that is not listed gets all configured kinds, except that a "
+        "manager replaces the rules",
         choices=KINDS,
         fixed="stored episodes wait for these kinds of scores",
     )
-    serve: list[str] = option([], "kinds that a scoring process does; empty: all that are configured", choices=KINDS)
-    batch_trajectories: int = option(32, "largest number of trajectories in one lease", "[1, inf)")
-    batch_tokens: int = option(65536, "largest number of tokens in one lease", "[1, inf)")
-    stall_s: float = option(600.0, "seconds without a result after which a scorer ends as hung", "(0, inf)")
+    serve: list[str] = option(
+        [], "kinds of scoring that a scoring process performs; empty: all configured kinds", choices=KINDS
+    )
+    batch_trajectories: int = option(32, "most trajectories in one lease", "[1, inf)")
+    batch_tokens: int = option(65536, "most tokens in one lease", "[1, inf)")
+    stall_s: float = option(600.0, "seconds without a result after which a scorer counts as hung and exits", "(0, inf)")
     eval_samples: int = option(
         1, "episodes of each evaluation and data source that a scorer logs with their scores", "[0, inf)"
     )
@@ -196,7 +213,7 @@ class ScoringConfig:
 
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:
-    """The kinds that the configuration has: rules always, and the models that it names."""
+    """The configured kinds of scoring: rules always, and the models and managers that the configuration names."""
     named = {
         "rules": True,
         "outcome_model": config.outcome_model.is_configured,
@@ -207,13 +224,14 @@ def configured(config: ScoringConfig) -> tuple[str, ...]:
 
 
 def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
-    """The kinds that trajectories of `data_source` pass through, in order. A manager takes the place of the rules."""
+    """The kinds of scoring of trajectories of `data_source`, in order. A manager replaces the rules."""
     replaced = GROUP_KIND if config.manager.of(data_source) is None else "rules"
     return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind != replaced]), config)
 
 
 def may_give(config: ScoringConfig, score: str) -> bool:
-    """True if labels of some data source may have this score. Only rules and managers know their further numbers."""
+    """True if labels of some data source may have this score. Further numbers that a rule or manager returns always
+    pass."""
     kind, _, name = score.partition("/")
     shaping, has_manager = config.shaping, any(map(config.manager.of, ("", *config.manager.sources)))
     if name:
@@ -233,14 +251,14 @@ def may_give(config: ScoringConfig, score: str) -> bool:
 
 
 def _rules(config: ScoringConfig) -> set[str]:
-    """The names under which rules report their scores. A start refuses malformed entries elsewhere."""
+    """The names under which rules report their scores."""
     lists = [value if isinstance(value, list) else [value] for value in (config.rule, *config.rules.values())]
     entries = [each if isinstance(each, Mapping) else {"name": each} for listed in lists for each in listed]
     return {str(each.get("as") or str(each.get("name")).rpartition(".")[2]) for each in entries}
 
 
 def serves(config: ScoringConfig) -> tuple[str, ...]:
-    """The kinds that a scoring process with this configuration does, in order."""
+    """The kinds that a scoring process with this configuration performs, in order."""
     return _in_order(config.serve or KINDS, config)
 
 

@@ -1,4 +1,4 @@
-"""The servers and pages that built-in tools reach, and the sandbox of their programs."""
+"""The settings of the built-in tools: fetch, search and the sandbox."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from asyncrl.config.option import option
 
 @dataclass
 class FetchConfig:
-    """The web pages that the tool `fetch` may get (docs/tools.md)."""
+    """Web pages that the tool `fetch` may load (docs/tools.md)."""
 
     hosts: list[str] = option(
         [],
-        "hosts whose pages it gets, such as docs.python.org, *.wikipedia.org for all below one, or HOST:PORT; all "
-        "others are refused, and so is one of these that has a private address",
+        "hosts whose pages it loads, such as docs.python.org, *.wikipedia.org (all its subdomains) or HOST:PORT; "
+        "every other host is refused, and so is a listed host with a private address",
         fixed="all members of a group reach the same pages",
     )
     max_mb: float = option(4.0, "largest page, in MB", "(0, 64]")
@@ -22,7 +22,7 @@ class FetchConfig:
 
 @dataclass
 class SearchConfig:
-    """The passages of the tool `search` (docs/tools.md)."""
+    """Passages that the tool `search` finds (docs/tools.md)."""
 
     corpus: str | None = option(
         None,
@@ -32,12 +32,12 @@ class SearchConfig:
     )
     url: str | None = option(
         None,
-        "address of a retrieval server in the format of Search-R1, such as http://127.0.0.1:8000/retrieve, in place of "
-        "a corpus",
+        "address of a retrieval server with the API of Search-R1, such as http://127.0.0.1:8000/retrieve, to use "
+        "instead of a corpus",
         fixed="all members of a group find the same passages",
     )
     topk: int = option(
-        3, "passages that a query finds at most", "[1, 100]", fixed="all members of a group find the same passages"
+        3, "most passages that a query returns", "[1, 100]", fixed="all members of a group find the same passages"
     )
     indexes: str | None = option(
         None, "folder on each actor's host for the index of a corpus; null: ~/.cache/asyncrl/search"
@@ -54,20 +54,21 @@ class SandboxConfig:
         choices=("builtin", "docker", "podman", "http"),
         fixed="all members of a group have the same tools",
     )
-    image: str = option("python:3.12-slim", "image of the containers, which has python3 and is on each host already")
+    image: str = option("python:3.12-slim", "container image; it must have python3, and must already be on each host")
     arguments: list[str] = option(
         [],
-        "further arguments of `docker run` or `podman run`, such as --runtime=runsc; they can loosen the limits, too",
+        "further arguments of `docker run` or `podman run`, such as --runtime=runsc; they can also loosen the limits",
     )
     url: str | None = option(None, "address of a server of SandboxFusion, such as http://127.0.0.1:8080, for kind=http")
     at_once: int = option(
         16,
-        "programs of the tool `python` that one actor has in containers or at a server at once; others wait",
+        "most programs of the tool `python` that one actor runs at once in containers or on a server; further "
+        "programs wait",
         "[1, inf)",
     )
     memory_mb: int | None = option(
         None,
-        "megabytes that the sessions of one actor may take together; others wait with their first call; null: half "
-        "of the machine's memory",
+        "megabytes for all sessions of one actor together; a session that does not fit waits at its first call; null: "
+        "half of the machine's memory",
         "[1, inf)",
     )

@@ -1,4 +1,4 @@
-// What the server knows, as plain values.
+// The server's answers, as plain values.
 
 export class Refused extends Error {}
 
@@ -17,7 +17,7 @@ export async function get(path, query = {}, signal = undefined) {
   return values;
 }
 
-/** The same of one run, by its key. */
+/** The answer at `path` for one run, by its key. */
 export function ofRun(run, path, query = {}, signal = undefined) {
   return get(`runs/${encodeURIComponent(run)}/${path}`, query, signal);
 }

@@ -25,14 +25,14 @@ function shown(ratio) {
 }
 
 /** Each figure: `id`, `title`, `group`, `lines` (see linesOf), `unit`, `about`; `stack`: its lines add up; `marks`: few
- * points, which are marked; `ramp`: its lines have an order, which their colours tell; `least` and `most` of its y axis. */
+ * points, which are marked; `ramp`: its lines have an order, shown by their colours; `least` and `most` of its y axis. */
 export const FIGURES = [
   ...group("Learning", [
     ["reward", "Reward", [learner("reward/mean", "mean"), learner("reward/max", "largest"), learner("reward/min", "smallest")],
       { about: "Rewards of the trained trajectories of each step." }],
     ["accuracy", "Outcome and held-out accuracy", [learner("outcome/mean", "outcome, trained"), measured("eval/outcome", "outcome, held out", { marks: true }), measured("eval/accuracy", "accuracy, held out", { marks: true })],
-      { about: "What the first rule gave: of trained trajectories, and of held-out tasks that are never trained." }],
-    ["pass", "Held-out pass@k", [measured("eval/pass@*", "pass@", { marks: true })], { unit: "share", about: "What k attempts at a held-out task would give." }],
+      { about: "The first rule's score of trained trajectories, and of held-out tasks, which are never trained." }],
+    ["pass", "Held-out pass@k", [measured("eval/pass@*", "pass@", { marks: true })], { unit: "share", about: "Held-out tasks that at least one of k attempts would solve." }],
     ["length", "Length", [learner("length/mean", "mean"), learner("length/max", "largest"), measured("eval/length", "held out", { marks: true })],
       { unit: "tokens", about: "Sampled tokens of a trajectory." }],
     ["teaching", "Groups that teach nothing", [learner("groups/zero_variance", "equal rewards"), learner("masked/any", "masked tokens")],
@@ -43,31 +43,31 @@ export const FIGURES = [
     ["advantage", "Advantages", [learner("advantage/mean", "mean"), learner("advantage/std", "deviation")]],
     ["value", "Critic", [learner("value/explained_variance", "explained variance"), learner("value/bias", "bias")]],
     ["demonstrations", "Loss of demonstrations", [learner("sft/loss", "learned"), learner("demonstration/nll", "members of groups"), measured("eval/loss", "held out", { marks: true })],
-      { unit: "nats", about: "Mean negative log-likelihood of the tokens of demonstrations: of asyncrl sft, beside the episodes, and in groups." }],
+      { unit: "nats", about: "Mean negative log-likelihood of the tokens of demonstrations, by their use." }],
     ["experts", "Balance of experts", [learner("experts/imbalance", "mean of the layers"), learner("experts/imbalance_max", "most uneven layer")],
       { about: "Tokens of a layer's busiest expert, divided by the mean of its experts." }],
     ["lr", "Learning rate", [learner("lr", "policy")]],
   ]),
   ...group("Age of the data", [
-    ["lag", "Lag of trained trajectories", [learner("lag/*", "lag ", digits)], { stack: true, unit: "trajectories", ramp: true, about: "How many versions behind the learner the oldest token was: one colour a lag." }],
+    ["lag", "Lag of trained trajectories", [learner("lag/*", "lag ", digits)], { stack: true, unit: "trajectories", ramp: true, about: "Trajectories by the lag of their oldest token, in versions: a colour for each lag." }],
     ["token_lag", "Lag of trained tokens", [learner("token_lag/*", "lag ", digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Sampled tokens by their own lag." }],
     ["mismatch", "Mismatch of engine and learner", [learner("mismatch/kl", "KL (k1)"), learner("mismatch/k3", "KL (k3)"), learner("mismatch/chi_square", "\u03c7\u00b2")],
-      { about: "From the log-probs at sampling to the learner's own. It should stay small; a rise means stale or differing engines." }],
+      { about: "Divergence of the learner's log-probs from the log-probs at sampling. It should stay small; a rise means stale or differing engines." }],
     ["ess", "Effective sample size", [learner("mismatch/ess", "raw weights"), learner("weight/ess", "corrected weights"), learner("mismatch/agree", "tokens that agree")], { unit: "share" }],
-    ["ratio_bins", "Raw importance weights of tokens", [learner("ratio_bin/*", ratioBin, digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Tokens by the ratio of the learner's to the engine's probability, before a correction. All near 1 is on-policy." }],
-    ["weight_bins", "Corrected importance weights of tokens", [learner("weight_bin/*", ratioBin, digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Tokens by the weight with which the loss counts them, of those that no correction drops." }],
-    ["clip", "Clipped and masked tokens", [learner("clip/*", "clip "), learner("masked/*", "masked ")], { unit: "share", least: 0, about: "Tokens beyond a bound of the loss, and those that a correction drops." }],
+    ["ratio_bins", "Raw importance weights of tokens", [learner("ratio_bin/*", ratioBin, digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Tokens by the ratio of the learner's to the engine's probability, before a correction. If all are near 1, training is on-policy." }],
+    ["weight_bins", "Corrected importance weights of tokens", [learner("weight_bin/*", ratioBin, digits)], { stack: true, unit: "share", ramp: true, most: 1, about: "Tokens that no correction drops, by their weight in the loss." }],
+    ["clip", "Clipped and masked tokens", [learner("clip/*", "clip "), learner("masked/*", "masked ")], { unit: "share", least: 0, about: "Tokens beyond a bound of the loss, and tokens that a correction drops." }],
     ["update", "Size of the updates", [learner("update/kl", "KL (k1)"), learner("update/k3", "KL (k3)")], { unit: "nats" }],
   ]),
   ...group("Flow", [
     ["flow", "Trajectories per second", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name, rate)),
-      { least: 0, about: "What the replay counts: accepted for training, labelled, trained; and what was thrown away." }],
-    ["flow_tokens", "Tokens per second, by what became of them", [actor("tokens", "sampled", { ...rate, combine: "sum" }), replay("tokens_accepted", "accepted", rate), replay("tokens_labelled", "labelled", rate), replay("tokens_trained", "trained", rate), replay("tokens_evicted", "evicted", rate), replay("tokens_filtered", "filtered", rate), replay("tokens_dropped", "dropped", rate), replay("tokens_dead", "dead", rate)],
-      { least: 0, about: "Sampled tokens: by the actors, and by what the replay did with their trajectories." }],
+      { least: 0, about: "Trajectories that the replay accepted for training, labelled and trained, and trajectories that it threw away." }],
+    ["flow_tokens", "Tokens per second, by state", [actor("tokens", "sampled", { ...rate, combine: "sum" }), replay("tokens_accepted", "accepted", rate), replay("tokens_labelled", "labelled", rate), replay("tokens_trained", "trained", rate), replay("tokens_evicted", "evicted", rate), replay("tokens_filtered", "filtered", rate), replay("tokens_dropped", "dropped", rate), replay("tokens_dead", "dead", rate)],
+      { least: 0, about: "Tokens that actors sampled, and sampled tokens of trajectories by their state in the replay." }],
     ["totals", "Trajectories so far", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name)), { least: 0 }],
     ["depths", "Queues", [replay("depth_pending", "tickets that wait"), replay("depth_tickets", "open tickets"), replay("depth_waiting", "wait for a scorer"), replay("depth_ready", "groups ready to train"), replay("depth_groups", "open groups"), replay("depth_dead", "dead letters")],
-      { least: 0, about: "How much is where in the replay now." }],
-    ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound now")], { unit: "trajectories", about: "Actors wait where both lines meet: the bound is that of replay.max_lag, or lower while complete groups wait for the learner." }],
+      { least: 0, about: "The lengths of the replay's queues now." }],
+    ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound now")], { unit: "trajectories", about: "Actors wait while both lines meet. The bound follows from replay.max_lag; it is lower while complete groups wait for the learner." }],
     ["store", "Store", [replay("store_bytes", "in use"), replay("dead_letter_bytes", "dead letters")], { unit: "bytes", least: 0 }],
   ]),
   ...group("Time", [
@@ -76,11 +76,11 @@ export const FIGURES = [
     ["phases", "Seconds of a step, by phase", ["wait", "fetch", "proximal", "train", "publish", "checkpoint", "release", "onload", "offload"].map((name) => learner(`seconds/${name}`, name)), { stack: true, unit: "s" }],
     ["speed", "Tokens per second", [learner("tokens_per_s", "learner"), actor("tokens_per_s", "sampled by actors", { combine: "sum" }), scorer("tokens_per_s", "scored", { combine: "sum" })], { least: 0 }],
     ["mfu", "Model FLOPs utilisation", [learner("mfu/train", "while it trains"), learner("mfu/step", "of the whole step")], { unit: "share", least: 0 }],
-    ["waited", "What the learner waited for", [replay("learner_waited_for_episodes_s", "episodes"), replay("learner_waited_for_labels_s", "labels"), replay("learner_waited_for_store_s", "the store")], { unit: "s", stack: true, about: "Since the replay's start. More actors, more scorers or a larger store help." }],
+    ["waited", "What the learner waited for", [replay("learner_waited_for_episodes_s", "episodes"), replay("learner_waited_for_labels_s", "labels"), replay("learner_waited_for_store_s", "the store")], { unit: "s", stack: true, about: "Sums since the replay's start. More actors, more scorers or a larger store reduce them." }],
     ["episode", "Seconds of an episode, by phase", [actor("wait_s", "wait"), actor("generate_s", "generate"), actor("tools_s", "tools"), actor("user_s", "user"), actor("agent_s", "agent")], { stack: true, unit: "s" }],
   ]),
   ...group("Pushes of weights", [
-    ["versions", "Versions", [learner("version", "learner"), { file: ACTORS, name: "version", label: "engine", combine: "each" }, replay("version", "published", { combine: "mean" })], { about: "When each actor's engine took a version. A line that lags behind is an engine that does not take them." }],
+    ["versions", "Versions", [learner("version", "learner"), { file: ACTORS, name: "version", label: "engine", combine: "each" }, replay("version", "published", { combine: "mean" })], { about: "The version that each actor's engine serves. A line that stays behind shows an engine that takes no new versions." }],
     ["pauses", "Stops of engines by a push", [actor("push_pause_last_s", "the last"), actor("push_pause_max_s", "the longest"), actor("weights_switch_s", "switching, in total", { combine: "sum" }), actor("weights_transfer_s", "transfers, in total", { combine: "sum" })], { unit: "s", least: 0 }],
     ["pushed", "Bytes of a version", [learner("weights/bytes", "whole"), learner("weights/delta_bytes", "as a delta")], { unit: "bytes", least: 0 }],
     ["prepare", "Preparing a version", [learner("weights/prepare_s", "until it is offered"), learner("seconds/publish", "of the step")], { unit: "s", least: 0 }],
@@ -88,7 +88,7 @@ export const FIGURES = [
   ]),
   ...group("Scoring", [
     ["agreement", "Agreement of step scores and rules", [scorer("prm_agreement", "agreement"), scorer("hack_alarm", "alarm")], { unit: "share", least: 0, most: 1, about: "A reward that rises while the agreement falls is an alarm: the policy may exploit the process reward model." }],
-    ["scores", "Scores", [scorer("reward_mean", "reward"), scorer("outcome_mean", "outcome"), scorer("process_mean", "process"), scorer("rules_mean", "rules"), scorer("environment_mean", "environment")], { about: "Means over what was labelled between two rows." }],
+    ["scores", "Scores", [scorer("reward_mean", "reward"), scorer("outcome_mean", "outcome"), scorer("process_mean", "process"), scorer("rules_mean", "rules"), scorer("environment_mean", "environment")], { about: "Means over the trajectories that were labelled since the last row." }],
     ["steps", "Steps of an answer", [scorer("steps_per_answer", "steps"), actor("turns_mean", "turns")], { least: 0 }],
     ["degenerate", "Signs of reward hacking", [scorer("first_step_share", "tokens in the first step"), scorer("repeated_steps", "repeated steps")], { unit: "share", least: 0 }],
   ]),

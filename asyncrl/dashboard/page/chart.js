@@ -9,10 +9,10 @@ import { value as formatted } from "./format.js";
 const { uPlot } = globalThis;
 const FAINT = 0.28;
 const DASHES = [[], [6, 4], [2, 3], [9, 3, 2, 3]];
-// The same in the legend, in the words of CSS, which has none for the last.
+// The same dashes in the legend, as CSS border styles. CSS has no style for the last one.
 const STROKES = ["solid", "dashed", "dotted", "double"];
 
-/** A colour of the style sheet as the canvas needs it, in the scheme that holds now. */
+/** A colour of the style sheet in the form that the canvas needs, in the current colour scheme. */
 export function resolved(colour, alpha = 1) {
   const probe = element("span");
   probe.style.color = alpha < 1 ? `color-mix(in srgb, ${colour} ${100 * alpha}%, transparent)` : colour;
@@ -37,7 +37,7 @@ export class Chart {
   #observer;
 
   /** `settings`: `title`, `height`, `axes` (false: none), `legend` (false: none), `onRange(first, last)`, called with nulls for all,
-   * and `onPlace(x)`, when somebody clicks at a place, or the keys move the cursor there. */
+   * and `onPlace(x)`, called when a click or the keys choose a place. */
   constructor(settings = {}) {
     this.settings = { height: 190, axes: true, legend: true, ...settings };
     this.element = element("div", { class: "chart" }, this.#host, this.settings.legend ? this.#legend : null);
@@ -59,7 +59,7 @@ export class Chart {
 
   /** Draws `figure`: `title`, `unit`, `axis` (of `AXES`), `range` ([first, last] or null), `stack` (whether lines are
    * summed up), `lines` (`label`, `x`, `y`, `colour`, `dash`, `raw` for the same before smoothing, `marks` for points),
-   * `least` and `most` of the y axis where they are fixed. */
+   * `least` and `most` of the y axis if they are fixed. */
   draw(figure) {
     this.#drawn = figure;
     const tables = [];
@@ -87,7 +87,7 @@ export class Chart {
     this.#showValues(null);
   }
 
-  /** Draws anew in the colours of the scheme that holds now. */
+  /** Draws again in the colours of the current scheme. */
   recolour() {
     this.#shape = "";
     if (this.#drawn) this.draw(this.#drawn);
@@ -136,7 +136,7 @@ export class Chart {
     if (width > 0) plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
   }
 
-  /** A click without a drag: uPlot keeps the one at a drag's end to itself. */
+  /** A click without a drag. uPlot does not report the click at the end of a drag. */
   #clicked() {
     const at = this.#plot?.cursor.idx ?? null;
     if (at !== null) this.settings.onPlace?.(this.#plot.data[0][at]);
@@ -198,7 +198,7 @@ export class Chart {
   }
 }
 
-/** Ascending places, each once, with the last of the values there. */
+/** Ascending places without duplicates, each with its last value. */
 function table(x, y) {
   const rows = [];
   for (const [index, place] of x.entries()) {

@@ -1,15 +1,15 @@
 // What an x axis shows at a moment of a run: learner steps, time, trained samples or trained tokens.
 //
-// Each role writes rows at moments of its own. The learner's rows say how far training was at each moment, and between
-// two of them the axis runs evenly.
+// Each role writes rows at other times. The learner's rows give the progress of training at their times, and the axis is
+// linear between two of these rows.
 
 import { duration, number } from "./format.js";
 
 const ROUND_S = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000, 8640000];
-// What is counted has no halves.
+// Counts have no fractions.
 const WHOLE = Array.from({ length: 15 }, (_, power) => [1, 2, 5].map((each) => each * 10 ** power)).flat();
 
-/** The axes by their names: what people read, and the distances of marks where others than 1, 2 and 5 are round. */
+/** The axes by their names: the title, the format, and the distances of marks if these are not 1, 2 and 5. */
 export const AXES = {
   step: { title: "learner step", format: number, steps: WHOLE },
   time: { title: "time since the start", format: duration, steps: ROUND_S },
@@ -28,14 +28,14 @@ export class Clock {
     const tokens = columns.tokens ?? [];
     let seen = 0;
     const sums = step.map((each, index) => {
-      // Where not every row is shown, each stands for the rows since the one before.
+      // If rows are left out, each row that is read also counts for the rows left out before it.
       seen += (tokens[index] ?? 0) * (index ? each - step[index - 1] : each + 1);
       return seen;
     });
     this.marks = { time, step, samples: columns.trajectories_trained ?? [], tokens: sums };
   }
 
-  /** Where a row of `series` is on the axis. */
+  /** The places of the rows of `series` on the axis. */
   places(axis, series) {
     const bySteps = series.file === "learner" || series.file === "evaluation";
     if (axis === "time") return series.time.map((time) => time - this.start);

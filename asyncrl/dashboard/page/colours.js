@@ -1,4 +1,4 @@
-// What the tokens of an episode are coloured by: for each choice the colour of a value, and its legend.
+// The choices of colouring the tokens of an episode: for each choice the colour of a value, and its legend.
 //
 // Blue and orange, since most people who confuse colours tell these two apart. A colour is the background of a token,
 // and lets the text stay readable on light and on dark pages.
@@ -34,7 +34,7 @@ function none(reason) {
 const KINDS = {
   sampled: {
     label: "mask",
-    meaning: "Blue: the policy sampled the token. Others were given: the prompt, tool results, the template.",
+    meaning: "Blue: the policy sampled the token. All other tokens were given: the prompt, tool results, the template.",
     of: () => ({
       colour: (sampled) => (sampled ? shade(BLUE, 0.45) : ""),
       legend: [
@@ -55,7 +55,7 @@ const KINDS = {
   },
   advantage: {
     label: "advantage",
-    meaning: "How much better than its baseline. Blue: made more likely; orange: made less likely.",
+    meaning: "The advantage of the token. Blue: training makes it more likely; orange: less likely.",
     of: ({ advantage }) => {
       if (!advantage) return none("no token was sampled");
       const reach = Math.max(Math.abs(advantage.low), Math.abs(advantage.high), Math.abs(advantage.mean));
@@ -66,7 +66,7 @@ const KINDS = {
   },
   weight: {
     label: "importance weight",
-    meaning: "How much the loss counts the token, since an older policy sampled it. Blue: more than once; orange: less; 0: dropped.",
+    meaning: "The weight of the token in the loss, since an older policy may have sampled it. Blue: above 1; orange: below 1; 0: dropped.",
     of: ({ weight }) => {
       if (!weight) return none("no token was sampled");
       const distance = (value) => Math.log2(Math.max(value, 2 ** -6));
@@ -89,7 +89,7 @@ const KINDS = {
   },
   score: {
     label: "step score",
-    meaning: "What the process reward model gave for the step that the token is in. Orange: low; blue: high.",
+    meaning: "The process reward model's score of the token's step. Orange: low; blue: high.",
     of: (scales, scores) => {
       if (!scores.length) return none("no process reward model scored the steps of this episode");
       const values = scores.map((each) => each.score).filter((each) => typeof each === "number");
@@ -101,7 +101,7 @@ const KINDS = {
   },
   mass: {
     label: "grammar mass",
-    meaning: "The probability that the policy without the grammar gave to all tokens that the grammar allows. Orange: it wanted something else.",
+    meaning: "The policy's probability of all tokens that the grammar allows, together. Orange: the policy preferred other tokens.",
     of: ({ mass }) => {
       if (!mass) return none("no turn of this episode has a grammar");
       const colour = (value) => shade(ORANGE, 1 - value);

@@ -40,13 +40,13 @@ export function openDeadLetters(body, run) {
 function draw({ total, letters, reasons }, run) {
   if (!total) return [element("p", { class: "hint" }, "There are no dead letters: every episode was scored.")];
   return [
-    element("p", { class: "summary" }, `${count(total, "dead letter")}. Try them again with `, element("code", {}, ...nodesOf(`asyncrl inspect requeue ${run.name} --all`)), " while the run goes on."),
+    element("p", { class: "summary" }, `${count(total, "dead letter")}. Try them again with `, element("code", {}, ...nodesOf(`asyncrl inspect requeue ${run.name} --all`)), " while the run is running."),
     element("h2", {}, "Reasons"),
     table(
       ["count", "failed in", "reason"],
       reasons.map((each) => [number(each.count), failedIn(each), each.reason]),
     ),
-    element("h2", {}, letters.length < total ? `The newest ${number(letters.length)}` : "Each of them"),
+    element("h2", {}, letters.length < total ? `The newest ${number(letters.length)}` : "All dead letters"),
     table(
       ["episode", "failed in", "attempts", "reason"],
       letters.map((each) => [each.id, failedIn(each), number(each.attempts), each.reason]),

@@ -15,13 +15,13 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Text of a run: a name, a reason. Its direction is its own, so that it cannot reorder what stands around it; characters
+/** Text of a run: a name, a reason. It has its own direction, so that it cannot reorder the text around it. Characters
  * that cannot be seen become marks. */
 export function foreign(text, tag = "span") {
   return element(tag, { class: "foreign" }, readable(String(text)));
 }
 
-/** Puts `children` in the place of what `node` has. */
+/** Replaces the children of `node` by `children`. */
 export function fill(node, ...children) {
   node.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined));
   return node;

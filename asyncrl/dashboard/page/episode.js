@@ -1,4 +1,4 @@
-// One kept episode, turn by turn, with its group, its branches, what was judged, and its task.
+// One kept episode, turn by turn, with its group, its branches, its scores and its task.
 //
 // Keys of the state: `episode`, STEP/ID; `colour`, what tokens are coloured by; `turn`, the turn to show.
 
@@ -20,7 +20,7 @@ export function openEpisode(body, run, name) {
   const aborting = new AbortController();
   const around = element("nav", { class: "around", "aria-label": "Neighbours in the table" });
   let view = null;
-  fill(body, element("p", { class: "hint", role: "status" }, "The episode is being read."));
+  fill(body, element("p", { class: "hint", role: "status" }, "Reading the episode."));
 
   async function load() {
     try {

@@ -23,12 +23,12 @@ const COLUMNS = [
   ["tokens", "tokens", "all tokens"],
   ["turns", "turns", "turns of the policy"],
   ["tool_calls", "calls", "tool calls"],
-  ["branches", "branches", "token sequences: more than one where an agent rewrote its history"],
+  ["branches", "branches", "token sequences: more than one if an agent rewrote its history"],
   ["lag", "lag", "policy versions between its oldest token and the learner"],
   ["finish", "finish", "completed, truncated at a limit, or a demonstration"],
   ["source", "source", "the data source of its task"],
 ];
-// What tells one view of the tab from another; other changes are drawn within the view.
+// The keys that choose a view of the tab. Other changes are drawn within the view.
 const VIEW = ["run", "runs", "episode", "view"];
 
 export function open(main, page) {
@@ -148,7 +148,7 @@ function openTable(body, run) {
 }
 
 function sentence({ matched, choices }) {
-  if (choices.total === 0) return "No episode is kept yet. A learner step keeps a sample of what it trains: observe.keep_episodes says how many groups.";
+  if (choices.total === 0) return "No episode is kept yet. Each learner step keeps some of its groups: observe.keep_episodes sets their number.";
   const [first, last] = choices.steps;
   const all = `${count(choices.total, "kept episode")} of steps ${number(first)} to ${number(last)}`;
   if (matched === choices.total) return all;

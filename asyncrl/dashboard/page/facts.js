@@ -1,4 +1,4 @@
-// What is known about an episode beside its tokens: judgements, branches, the task, the replay's record.
+// The facts about an episode in addition to its tokens: scores, branches, the task, the replay's record.
 
 import { element, fill } from "./dom.js";
 import { count, nodesOf, number } from "./text.js";
@@ -14,7 +14,7 @@ function table(rows) {
   return element("table", { class: "pairs" }, element("tbody", {}, rows.map(([name, value]) => element("tr", {}, element("th", { scope: "row" }, ...nodesOf(name)), element("td", {}, ...nodesOf(value))))));
 }
 
-// What the verifier and each scorer said. `goto(token)` shows a token.
+// The results of the verifier and of each scorer. `goto(token)` shows a token.
 export function judgement({ labels, rewards, scores }, goto) {
   const rows = [
     ["reward", number(labels.reward)],
@@ -39,7 +39,7 @@ function stepScores(scores, goto) {
   return element("ol", { class: "step-scores", "aria-label": "Step scores" }, items);
 }
 
-// The tree of branches: each below the one with which it begins alike.
+// The tree of branches: each is below the branch whose beginning it shares.
 export function branchTree({ branch_list: branches, reward }, goto) {
   if (branches.length < 2) return null;
   const longest = Math.max(...branches.map((each) => each.end - each.start));
@@ -47,7 +47,7 @@ export function branchTree({ branch_list: branches, reward }, goto) {
     const items = branches.map((each, place) => ({ ...each, place })).filter((each) => each.parent === parent);
     return items.length ? element("ul", { class: "tree" }, items.map((each) => element("li", {}, branch(each, longest, goto), below(each.place)))) : null;
   };
-  return card(`${branches.length} branches`, element("p", { class: "hint" }, `The agent rewrote its history. All share the reward ${number(reward)}.`), below(null));
+  return card(`${branches.length} branches`, element("p", { class: "hint" }, `The agent rewrote its history. All branches share the reward ${number(reward)}.`), below(null));
 }
 
 function branch({ place, start, end, shared, parent, sampled, turns, score }, longest, goto) {
@@ -55,7 +55,7 @@ function branch({ place, start, end, shared, parent, sampled, turns, score }, lo
   bar.firstChild.style.width = `${(100 * shared) / longest}%`;
   bar.lastChild.style.width = `${(100 * (end - start - shared)) / longest}%`;
   const facts = [
-    parent === null ? count(end - start, "token") : `${number(shared)} as branch ${parent}, ${number(end - start - shared)} of its own`,
+    parent === null ? count(end - start, "token") : `${count(shared, "token")} as in branch ${parent}, then ${number(end - start - shared)} more`,
     `${number(sampled)} sampled in ${count(turns, "turn")}`,
     score === null ? "" : `step score ${number(score, 3)}`,
   ].filter(Boolean);
@@ -63,7 +63,7 @@ function branch({ place, start, end, shared, parent, sampled, turns, score }, lo
 }
 
 export function taskSection(task) {
-  if (!task) return card("Task", element("p", { class: "hint" }, "The run's data does not have it."));
+  if (!task) return card("Task", element("p", { class: "hint" }, "The run's data does not have this task."));
   const folded = (title, value) => (value ? element("details", {}, element("summary", {}, title), cutText(value.text, value.more)) : null);
   return card(
     "Task",
@@ -83,7 +83,7 @@ function message({ role, content, rest }) {
   return element("div", { class: "message" }, element("h4", {}, ...nodesOf(role)), cutText(content.text, content.more), rest ? cutText(rest.text, rest.more) : null);
 }
 
-// What the replay recorded, and how long the parts of the episode took.
+// The replay's record, and the times of the parts of the episode.
 export function recordTable({ record, timings }) {
   const rows = [
     ...Object.entries(timings).map(([name, seconds]) => [`seconds: ${name}`, number(seconds, 3)]),

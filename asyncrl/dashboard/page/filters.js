@@ -20,7 +20,7 @@ const CHOICES = [
 // The keys of the state that filter.
 export const FILTERS = ["text", ...RANGES.map(([name]) => name), ...CHOICES.map(([name]) => name)];
 
-// Fields for what there is to choose from, as the server counts it.
+// Fields with choices, which the server counts.
 export function drawFilters(form, found, now) {
   const later = delayed((name, value) => change({ [name]: value, offset: null }, true));
   const texts = [
@@ -51,7 +51,7 @@ export function drawFilters(form, found, now) {
   syncFilters(form, now);
 }
 
-// Show the state in the fields, except in the one that is being written in.
+// Show the state in the fields, except in the field that the user is writing in.
 export function syncFilters(form, now) {
   for (const input of form.elements) {
     if (input.name && input !== document.activeElement) input.value = now[input.name] ?? "";

@@ -1,4 +1,4 @@
-// Numbers for people: few digits, with the unit where it is short.
+// Numbers for people: few digits, and short units.
 
 const PREFIXES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 

@@ -1,16 +1,16 @@
-// The members of a group side by side, and where they part.
+// The members of a group side by side, and the tokens at which they begin to differ.
 
 import { element } from "./dom.js";
 import { link } from "./state.js";
 import { count, nodesOf, number } from "./text.js";
 
-// For each token of the episode from which other members differ, the texts that say which.
+// For each token of the episode at which other members begin to differ, the text that names them.
 export function partings({ members }, id) {
   const found = new Map();
   for (const each of members) {
     if (each.id !== id) found.set(each.same, [...(found.get(each.same) ?? []), each.member]);
   }
-  const text = (numbers) => (numbers.length > 1 ? `members ${numbers.join(", ")} part here` : `member ${numbers[0]} parts here`);
+  const text = (numbers) => (numbers.length > 1 ? `members ${numbers.join(", ")} differ from here on` : `member ${numbers[0]} differs from here on`);
   return new Map([...found].map(([token, numbers]) => [token, text(numbers)]));
 }
 
@@ -21,7 +21,7 @@ export function groupSection({ members, common }, episode) {
   return element(
     "details",
     { class: "group", open: true },
-    element("summary", {}, "Group ", ...nodesOf(episode.group_id), `: ${count(members.length, "member")}, alike for the first ${count(common, "token")}`),
+    element("summary", {}, "Group ", ...nodesOf(episode.group_id), `: ${count(members.length, "member")}, identical in the first ${count(common, "token")}`),
     element("div", { class: "members" }, members.map((each) => card(each, episode, low, high))),
   );
 }
@@ -56,7 +56,7 @@ function rewardBar(reward, low, high) {
   return bar;
 }
 
-// The line that a text ends in. Above it is mostly the template's.
+// The last line of a text. The lines above it are mostly the template's.
 function lastLine(text) {
   return text.slice(text.lastIndexOf("\n") + 1);
 }

@@ -4,8 +4,8 @@ const FORGOTTEN_S = 30;
 
 /** The lines that a figure's `spec` draws of one run: each with `label`, `x` and `y`.
  *
- * `spec` has `file` ("learner", "actor-*"), `name` (a metric, or "lag/*" for all that begin so), and maybe `label` (of
- * several metrics what their labels begin with, or a function of the rest of their names), `only` (a pattern of what follows), `combine` ("each", or "sum" or "mean" over the files), `rate` (a counter's rise per second), `order` (of names). */
+ * `spec` has `file` ("learner", "actor-*"), `name` (a metric, or "lag/*" for all that begin so), and maybe `label` (for
+ * several metrics the beginning of their labels, or a function of the rest of their names), `only` (a pattern of what follows), `combine` ("each", or "sum" or "mean" over the files), `rate` (a counter's rise per second), `order` (of names). */
 export function linesOf(spec, clock, axis, all) {
   const found = all.flatMap((series) => namesLike(series, spec.name, spec.only).map((name) => ({ series, name })));
   const names = [...new Set(found.map((each) => each.name))].sort(spec.order ?? byNumber);
@@ -36,7 +36,7 @@ function byNumber(one, two) {
   return one.localeCompare(two, "en", { numeric: true });
 }
 
-/** The rise per second since the row before; a counter that falls began anew with its process. */
+/** The rise per second since the row before. A counter that falls was reset by a restart of its process. */
 function rates(time, values) {
   return values.map((value, index) => {
     const before = values[index - 1];
@@ -63,7 +63,7 @@ function combined(columns, how) {
   return made;
 }
 
-/** An exponential mean that begins without a bias; `weight` in [0, 1) is that of the past. */
+/** An exponential mean without a bias at its start; `weight` in [0, 1) is the weight of the past. */
 export function smoothed(values, weight) {
   if (!weight) return values;
   let mean = 0;

@@ -5,11 +5,11 @@
 //   recolour()      the colours have changed from light to dark or back; may be missing
 //   close()         another tab takes its place
 // `page` has
-//   runs()      all runs as /api/runs tells them, and chosen(), those that are shown
-//   data        their metrics: series(run, file, names) and clock(run); who asks gets what is known, and is drawn again
-//               once there is more
-//   refresh()   read what has been asked for since
-//   fail(error) tell the person
+//   runs()      all runs in the answer of /api/runs, and chosen(), the runs that are shown
+//   data        their metrics: series(run, file, names) and clock(run) return the rows that are read so far; the tab is
+//               drawn again once there are more
+//   refresh()   read the metrics that were requested since
+//   fail(error) show the error
 
 import * as api from "./api.js";
 import { CLOCK, Clock } from "./clock.js";
@@ -51,7 +51,7 @@ const page = {
     for (const run of runs) starts[run.key] = store.firstTime(run.key);
     if (opened) {
       opened.tab.update(state());
-      // Drawing may ask for more: figures that were hidden, or runs that are chosen now.
+      // Drawing may request more: for figures that were hidden, or runs that are chosen now.
       if (store.isMissing(runs)) await page.refresh();
     }
     return true;

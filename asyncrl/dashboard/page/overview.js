@@ -28,7 +28,7 @@ export function open(main, page) {
     const answers = await Promise.allSettled([...cards.values()].map((card) => card.read()));
     for (const { reason } of answers) if (reason) page.fail(reason);
     clearTimeout(timer);
-    // What was refused, as while a file is written, is asked for again.
+    // A refused request is repeated: a file may have been written at that moment.
     if (!closed && answers.some((each) => each.reason || each.value)) timer = setTimeout(() => (document.hidden ? tick() : read().catch(page.fail)), REFRESH_MS);
   }
   const tick = () => { timer = setTimeout(() => read().catch(page.fail), REFRESH_MS); };
@@ -41,7 +41,7 @@ export function open(main, page) {
         cards = new Map(runs.map((run) => [run.key, new Card(run, page)]));
         fill(main, [...cards.values()].map((card) => card.element));
       }
-      // A run that has ended is asked about no more, until somebody resumes it.
+      // A run that has ended is not read again until somebody resumes it.
       const states = runs.map((run) => `${run.key} ${run.state}`).join();
       if (states !== asked) read().catch(page.fail);
       asked = states;
@@ -82,7 +82,7 @@ class Card {
     this.panels.flat().forEach((panel) => panel.recolour());
   }
 
-  /** Asks what goes on. Returns whether the run goes on. */
+  /** Reads the run. Returns true while the run is running. */
   async read() {
     this.told = await api.ofRun(this.run.key, "overview");
     this.tell();
@@ -156,7 +156,7 @@ class Card {
     return [
       told.waits_text ? element("p", { class: "waits" }, foreign(told.waits_text)) : null,
       ...(told.advice ?? []).map((each) => element("p", { class: "advice" }, foreign(each))),
-      told.waits_text || told.advice?.length ? null : element("p", { class: "fine" }, told.state === "running" ? "Nobody waits." : "No advice."),
+      told.waits_text || told.advice?.length ? null : element("p", { class: "fine" }, told.state === "running" ? "No role waits." : "No advice."),
     ];
   }
 }
@@ -177,7 +177,7 @@ function changed(name, values, unit) {
 
 function rolesOf(told) {
   const names = Object.keys(told.roles);
-  if (names.length === 0) return element("p", { class: "fine" }, told.state === "running" ? "Started by hand: no supervisor tells of them." : "None runs.");
+  if (names.length === 0) return element("p", { class: "fine" }, told.state === "running" ? "The roles were started by hand, so they are not listed." : "No role runs.");
   const row = (name) => {
     const { host, pid, restarts, fault } = told.roles[name];
     const doing = told.state !== "running" ? "ended" : fault ?? (pid ? `process ${pid}` : "not running");

@@ -17,7 +17,7 @@ export class Panel {
   #near = false;
   #observer;
 
-  /** `run`: a figure that stacks its lines shows one run. `tools` stand beside the title. */
+  /** `run`: a figure that stacks its lines shows one run. `tools` are elements next to the title. */
   constructor(figure, { run = null, tools = [], chart = {} } = {}) {
     Object.assign(this, { figure, run });
     this.#chart = new Chart({ ...chart, title: figure.title });
@@ -30,7 +30,7 @@ export class Panel {
     this.#observer.observe(this.element);
   }
 
-  /** Draws what is in the window or near it; the rest once it comes near. */
+  /** Draws the figure if it is in the window or near it, or once it comes near. */
   #seen(near) {
     this.#near = near;
     if (near && this.#pending) this.#chart.draw(this.#pending);
@@ -46,7 +46,7 @@ export class Panel {
     this.#chart.recolour();
   }
 
-  /** Draws the figure of `runs` (those of the constructor, if it named one). `view`: `axis`, `smooth`, `range`. `data` has
+  /** Draws the figure of `runs` (or of the constructor's run). `view`: `axis`, `smooth`, `range`. `data` has
    * `series(run, file, names)` and `clock(run)`. Returns whether there is anything to see. */
   draw(runs, view, data) {
     const shown = this.run ? runs.filter((run) => run.key === this.run.key) : runs;
@@ -81,7 +81,7 @@ export class Panel {
     return true;
   }
 
-  /** Says what share of the rows is drawn, so that nobody takes a missing peak for a quiet run. */
+  /** Says which share of the rows is drawn, because short peaks may be missing. */
   #tell(used) {
     const parts = [...new Set(used)].filter((series) => !series.all && !this.#detail.has(series));
     const rows = parts.reduce((sum, series) => sum + series.rows, 0);
@@ -92,7 +92,7 @@ export class Panel {
       : null);
   }
 
-  /** Reads more rows of a range where the whole was too long to read. */
+  /** Reads more rows of a range if the whole file was too long to read. */
   async sharpen(runs, view, data) {
     const of = JSON.stringify([view.range, view.axis, runs.map((run) => run.key)]);
     if (of === this.#detailOf) return false;

@@ -1,5 +1,5 @@
-// The metrics of the runs as columns of numbers, as far as somebody wants them. What was read is kept, and only what
-// was written since is asked for.
+// The metrics of the runs as columns of numbers, read on request. Rows that were read are kept, and only newer rows are
+// requested.
 
 import * as api from "./api.js";
 
@@ -22,7 +22,7 @@ class Series {
     }
   }
 
-  /** Reads what is new. Returns whether there was something. */
+  /** Reads the new rows. Returns true if there were any. */
   async refresh(stamp) {
     if (stamp === this.stamp && !this.missing) return false;
     const whole = this.missing || this.time.length > TOO_MANY;
@@ -58,7 +58,7 @@ class Series {
 export class Store {
   #series = new Map();
 
-  /** Has the files of `run` that fit `pattern` read `names` from now on, and gives what is known of them. */
+  /** Requests `names` from the files of `run` that fit `pattern`, from now on. Returns the series that are read so far. */
   want(run, pattern, names) {
     return filesLike(run, pattern).map((file) => {
       const series = this.#of(run.key, file);
@@ -73,7 +73,7 @@ export class Store {
     return this.#series.get(key);
   }
 
-  /** Reads what is new of all that is wanted of `runs`. Returns whether anything was. */
+  /** Reads the new rows of all requested series of `runs`. Returns true if there were any. */
   async refresh(runs) {
     const reads = [...this.#series.values()].map((series) => {
       const stamp = runs.find((run) => run.key === series.run)?.files[series.file];
@@ -82,7 +82,7 @@ export class Store {
     return (await Promise.all(reads)).some(Boolean);
   }
 
-  /** Whether something of `runs` was wanted since, and is not read. */
+  /** True if a series of `runs` was requested since, and is not read yet. */
   isMissing(runs) {
     return [...this.#series.values()].some((series) => series.missing && runs.some((run) => run.key === series.run));
   }
@@ -93,7 +93,7 @@ export class Store {
     return Math.min(...times);
   }
 
-  /** The rows of a series in times [first, last], more of them than the whole has there. */
+  /** The rows of a series in times [first, last], at a finer resolution than in the whole series. */
   async detail(series, first, last) {
     const query = { file: series.file, name: [...series.wanted], points: POINTS, from: first, to: last };
     const found = await api.ofRun(series.run, "series", query);
@@ -103,7 +103,7 @@ export class Store {
   }
 }
 
-/** The names of a run's files that fit "learner", or "actor-*" for all that begin so. */
+/** The names of a run's files that fit a pattern such as "learner" or "actor-*". */
 export function filesLike(run, pattern) {
   const begin = pattern.endsWith("*") ? pattern.slice(0, -1) : null;
   return Object.keys(run.files).filter((file) => (begin === null ? file === pattern : file.startsWith(begin)));

@@ -1,5 +1,5 @@
-// Text of a run, shown as text: characters that cannot be seen, or that change how others are shown, become marks that
-// can be read.
+// Text of a run, shown as text: characters that cannot be seen, or that change how other characters are shown, become
+// readable marks.
 
 const UNSEEN =
   /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u00ad\u061c\u115f\u1160\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff9-\ufffb\u{e0000}-\u{e007f}\p{Cs}]/gu;

@@ -1,11 +1,11 @@
-// The tokens of one turn: coloured, and each with its values for whoever points at it or walks to it with the keys.
+// The tokens of one turn: coloured, each with its values, which show when the pointer or the keys reach it.
 
 import { element } from "./dom.js";
 import { nodesOf, number, readable } from "./text.js";
 
 const NAMES = { logprob: "log-prob", proximal: "proximal log-prob", advantage: "advantage", weight: "importance weight", version: "version", mass: "grammar mass" };
 
-// Tokens of a part as they came: {start, ids, pieces, special, sampled, logprob, ...}; later ones are added behind.
+// The tokens of a part that the server sent: {start, ids, pieces, special, sampled, logprob, ...}. Later ones are appended.
 export class TokenBlock {
   // `scores` are the scored steps [{start, end, score}], `marks` the texts to show before a token, by its number;
   // `onpoint(values)` is called with the values of a token, or null.
@@ -145,7 +145,7 @@ export class TokenBlock {
   }
 }
 
-// The score of a step, to stand behind its last token.
+// The score of a step, shown after its last token.
 function scoreMark({ start, end, score }) {
   return element("span", { class: "score", title: `step score of tokens ${start} to ${end - 1}` }, number(score, 3));
 }

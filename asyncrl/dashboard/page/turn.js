@@ -90,7 +90,7 @@ function frame(part, episode) {
 
 function branchRule(part, branches) {
   const { parent, shared } = branches[part.branch];
-  const from = parent === null ? "" : `: begins as branch ${parent} for ${count(shared, "token")}`;
+  const from = parent === null ? "" : `: its first ${count(shared, "token")} are as in branch ${parent}`;
   return element("p", { class: "branch-rule" }, `Branch ${part.branch}${from}`);
 }
 
@@ -98,7 +98,7 @@ function toolCall({ name, arguments: given }) {
   return element("div", { class: "call" }, element("p", { class: "call-name" }, "calls ", element("code", {}, ...nodesOf(name))), argumentList(given));
 }
 
-// Arguments by name where they came whole: texts of several lines as they are, and everything else as JSON.
+// Arguments by name if they are complete: texts of several lines unchanged, and everything else as JSON.
 function argumentList({ text, more }) {
   const values = more ? null : parsed(text);
   if (values === null || typeof values !== "object" || Array.isArray(values)) return cutText(text, more);

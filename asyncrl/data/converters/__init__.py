@@ -1,1 +1,1 @@
-"""Published data sets as tasks, one set a file; see `asyncrl.data.command`."""
+"""Converters of published data sets to tasks, one file per set. `asyncrl.data.command` runs them."""

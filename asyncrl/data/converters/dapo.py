@@ -1,5 +1,8 @@
-"""DAPO-Math-17k (Yu et al., 2025), Parquet in verl's layout. The published file has each problem about a hundred times,
-of which the first is kept. The rules `exact_number` (all answers are integers) and `math` score it."""
+"""DAPO-Math-17k (Yu et al., 2025), Parquet in verl's layout.
+
+The published file repeats each problem about a hundred times; only the first copy is kept. The rules `exact_number`
+(all answers are integers) and `math` can score the answers.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,11 @@ DATA_SOURCE = "math_dapo"
 
 
 def tasks(source: str) -> Iterator[Task | None]:
-    """Rows: `prompt`, `reward_model.ground_truth`, optional `extra_info.index`. The prompt stays, which asks for a last
-    line `Answer: ...`. Problems that were there before are None. Raises DataError."""
+    """The tasks, with None for each repeated problem. Raises DataError.
+
+    Rows have `prompt`, `reward_model.ground_truth` and optionally `extra_info.index`. The prompt, which asks for a last
+    line `Answer: ...`, is not changed.
+    """
     seen: set[str] = set()
     for place, row in published_rows(source):
         prompt, truth = _messages(row.get("prompt")), text_of(_entry(row.get("reward_model"), "ground_truth"))
@@ -40,7 +46,7 @@ def _entry(found: Any, name: str) -> Any:
 
 
 def _messages(prompt: Any) -> list[dict[str, Any]]:
-    """The messages of a prompt; none where one of them lacks its role or its content."""
+    """The messages of a prompt; empty if a message lacks its role or content."""
     found = prompt if isinstance(prompt, list) else []
     whole = (isinstance(_entry(each, "role"), str) and _entry(each, "content") is not None for each in found)
     return found if all(whole) else []

@@ -1,4 +1,4 @@
-"""GSM8K's published JSON lines: grade-school problems with a calculator. The rule `gsm8k` scores them."""
+"""GSM8K's published JSON lines: grade-school problems, for a policy with a calculator. The rule `gsm8k` scores them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYSTEM_PROMPT = (
 
 
 def tasks(source: Path, split: str) -> Iterator[Task]:
-    """The lines of `source/split.jsonl`. Raises DataError."""
+    """The tasks in `source/split.jsonl`, one per line. Raises DataError."""
     file = source / f"{split}.jsonl"
     if source.is_file():
         named = f" --split {source.stem}" if source.stem != split else ""
@@ -27,10 +27,10 @@ def tasks(source: Path, split: str) -> Iterator[Task]:
     if not file.is_file():
         mend = f"the splits of GSM8K are {' and '.join(SPLITS)}"
         if split in SPLITS:
-            mend = f"--source is the folder that holds GSM8K's {split}.jsonl"
-        raise DataError(f"there is no {file}; {mend}")
+            mend = f"--source must be the folder with GSM8K's {split}.jsonl"
+        raise DataError(f"{file} does not exist; {mend}")
     try:
-        content = file.read_text("utf-8-sig")  # Some programs on Windows write a mark before UTF-8.
+        content = file.read_text("utf-8-sig")  # Some programs on Windows write a byte order mark.
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as text: {error}") from error
     for index, line in enumerate(content.rstrip("\n").split("\n")):

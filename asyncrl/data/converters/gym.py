@@ -1,5 +1,7 @@
-"""Tasks of text games of textarena, gem and others with `reset` and `step`: each is a seed. A Python that has the game
-writes them, by the program that plays them."""
+"""Tasks of text games with `reset` and `step`, such as those of textarena and gem. A task is a seed.
+
+The tasks are made in a Python where the game is installed, by the program that also plays the episodes.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,7 @@ LIMIT = 1000
 def tasks(
     name: str, python: str = "python", arguments: str = "{}", limit: int | None = None, first: int = 0
 ) -> Iterator[Task]:
-    """`limit` tasks of the game `name`, made with `arguments` in JSON, with the seeds from `first` on. Raises
-    DataError."""
+    """`limit` tasks of the game `name` with its `arguments` in JSON. The first seed is `first`. Raises DataError."""
     check_arguments(arguments)
     options = ["--args", arguments, "--first", str(first), "--limit", str(LIMIT if limit is None else limit)]
     return tasks_of(python, PROGRAM, name, options)

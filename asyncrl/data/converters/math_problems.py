@@ -10,18 +10,21 @@ from asyncrl.errors import DataError
 from asyncrl.types import Task
 
 DATA_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
-"""The name under which verl has it too."""
+"""The name that verl uses, too."""
 REQUEST = "Reason step by step, and put the final answer into \\boxed{}."
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
 _BARE = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\}|\d)*|\S")
-"""The content of \\boxed without braces: a command with its arguments, or one character."""
+"""The content after a \\boxed without braces: a command with its arguments, or one character."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def tasks(source: str) -> Iterator[Task]:
-    """Rows: `problem`; `answer`, or `solution` with its answer in the last box; optional `level`, `type`. Raises
-    DataError."""
+    """The tasks. Raises DataError.
+
+    Rows have `problem`, and `answer` or a `solution` whose last box has the answer. Optional: `level`, `type`,
+    `subject`.
+    """
     for place, row in published_rows(source):
         problem, answer = text_of(row.get("problem")), row.get("answer")
         answer = last_box(str(row.get("solution"))) if answer in (None, "") else text_of(answer)
@@ -37,8 +40,7 @@ def tasks(source: str) -> Iterator[Task]:
 
 
 def last_box(solution: str) -> str:
-    """The content of the last \\boxed{...} that is closed, or the character or command after \\boxed. Empty: there is
-    none."""
+    """The content of the last closed \\boxed{...}, or the character or command after \\boxed; empty without a box."""
     for box in reversed(list(_BOX.finditer(solution))):
         if not box.group().endswith("{"):
             bare = _BARE.match(solution, box.end())

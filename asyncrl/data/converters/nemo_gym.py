@@ -1,7 +1,7 @@
-"""Tasks from files of NeMo Gym, whose lines have a request of OpenAI's Responses and what the resources server needs.
+"""Tasks from files of NeMo Gym. A line has a request of OpenAI's Responses API and data for the resources server.
 
-A task keeps its whole line, which its episodes send to the server. Its messages are the texts of the request, so that
-people can read the task.
+A task keeps its whole line, which an episode sends to the server. The task's messages are the texts of the request, for
+people.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 FIELD = "nemo_gym"
-"""The field of `extra_info` with the line."""
+"""The field of `extra_info` with the whole line."""
 
 
 def tasks(source: Path, split: str) -> Iterator[Task | None]:

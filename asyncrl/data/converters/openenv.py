@@ -1,9 +1,9 @@
-"""Tasks of an OpenEnv server: those that it lists, or seeds of its environment.
+"""Tasks of an OpenEnv server: the tasks in its list, or seeds of its environment.
 
-    GET /metadata, /list_environments             what it plays
-    POST /NAME/num_tasks {"split": "train"}       how many tasks it has; 501: it has no list, and a task is a seed
+    GET /metadata, /list_environments             the environment
+    POST /NAME/num_tasks {"split": "train"}       the number of tasks; 501: there is no list, and a task is a seed
 
-A task has what its episodes send with `reset`.
+A task contains the arguments that its episodes send with `reset`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 FIELD = "openenv"
-"""The field of `extra_info` with what `reset` gets."""
+"""The field of `extra_info` with the arguments of `reset`."""
 
 LIMIT = 1000
 TIMEOUT_S = 60.0
@@ -30,13 +30,14 @@ LISTS_NONE = (404, 501)
 
 
 def tasks(url: str, split: str, limit: int | None = None, first: int = 0, prompt: str | None = None) -> Iterator[Task]:
-    """`limit` tasks from the number `first` on, which `prompt`, or else the description of the environment, introduces
-    to the policy. Raises DataError."""
+    """`limit` tasks, beginning with number `first`. The policy's first message is `prompt`, by default the description
+    of the environment. Raises DataError.
+    """
     server = _Server(url)
     about = server.asked("GET", "metadata")
     names = server.asked("GET", "list_environments")
     if not isinstance(about, dict) or not isinstance(names, list) or not names:
-        raise DataError(f"{url} is no server of OpenEnv: it answered {about!r:.100} and {names!r:.100}")
+        raise DataError(f"{url} is not an OpenEnv server: it answered {about!r:.100} and {names!r:.100}")
     name = str(names[0])
     counted = server.asked("POST", f"{quote(name, safe='')}/num_tasks", {"split": split}, LISTS_NONE)
     match counted:
@@ -45,7 +46,7 @@ def tasks(url: str, split: str, limit: int | None = None, first: int = 0, prompt
         case {"num_tasks": int(count)}:
             pass
         case _:
-            raise DataError(f"{url} counted its tasks as {counted!r:.100}")
+            raise DataError(f"{url} answered num_tasks with {counted!r:.100}, not a number of tasks")
     end = first + (limit or LIMIT) if count is None else min(count, first + (limit or count))
     text = prompt if prompt is not None else str(about.get("description") or name)
     for index in range(first, end):
@@ -63,7 +64,7 @@ class _Server:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def asked(self, method: str, path: str, body: Any = None, without: tuple[int, ...] = ()) -> Any:
-        """The answer; None: it has one of the statuses `without`. Raises DataError."""
+        """The answer; None if its status is one of `without`. Raises DataError."""
         data = None if body is None else json.dumps(body).encode()
         url, headers = f"{self._url}/{path}", {"Content-Type": "application/json"}
         request = urllib.request.Request(url, data, headers, method=method)
@@ -75,5 +76,5 @@ class _Server:
                 return None
             raise DataError(f"{url} answered with status {error.code}: {error.read(500)!r}") from error
         except (OSError, ValueError) as error:
-            reason = f"{url} cannot be asked for its tasks: {error}; is a server of OpenEnv started there?"
+            reason = f"{url} cannot be reached: {error}; is an OpenEnv server running there?"
             raise DataError(reason) from error

@@ -1,4 +1,4 @@
-"""Tasks that another Python writes, by the program that plays them there: its packages conflict with ours."""
+"""Tasks that a program in another Python makes, because the environment's packages conflict with asyncrl's."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 PROGRAMS = Path(asyncrl.__file__).parent / "agents" / "programs"
-"""The programs that run in other Pythons. Named by a path, since this room must not import the agents."""
+"""The folder of programs that run in other Pythons. It is a path, since this room must not import `agents`."""
 REASON_LINES = 3
 
 
 def check_arguments(arguments: str) -> None:
-    """Raises DataError: what --args gives is no JSON object."""
+    """Raises DataError: the value of --args is not a JSON object."""
     try:
         if not isinstance(json.loads(arguments), dict):
-            raise ValueError("it is no object")
+            raise ValueError("it is not an object")
     except ValueError as error:
         raise DataError(f"--args {arguments!r} must be a JSON object: {error}") from error
 
 
 def tasks_of(python: str, program: Path, name: str, options: Sequence[str]) -> Iterator[Task]:
-    """The tasks that `program` writes of the environment `name`. Raises DataError."""
+    """The tasks of the environment `name`, which `program` writes as JSON lines. Raises DataError."""
     command = [python, str(program), "tasks", name, *options]
     with tempfile.TemporaryFile("w+") as said:
         try:
@@ -47,7 +47,7 @@ def tasks_of(python: str, program: Path, name: str, options: Sequence[str]) -> I
                         raise DataError(row["error"])
                     yield _task(row)
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{python} wrote a line that is no task: {error!r}") from error
+                raise DataError(f"{python} wrote a line that is not a task: {error!r}") from error
         if process.returncode:
             said.seek(0)
             reason = " | ".join(said.read().strip().splitlines()[-REASON_LINES:])

@@ -1,4 +1,4 @@
-"""Programming problems with tests, as of APPS and TACO. The rule `code` scores them."""
+"""Programming problems with tests, such as APPS and TACO. The rule `code` scores them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ CALLED = "Write Python that defines what the tests call: {name}."
 
 
 def tasks(source: str, name: str = "apps") -> Iterator[Task | None]:
-    """Rows: `question`, `input_output` (JSON with `inputs`, `outputs` and, where a function is tested, `fn_name`),
-    optional `starter_code`, `difficulty`. Rows without tests cannot be scored, and are None. Raises
-    DataError."""
+    """The tasks, with None for each row without tests. Raises DataError.
+
+    Rows have `question`, `input_output` (JSON with `inputs`, `outputs`, and `fn_name` if a function is tested), and
+    optionally `starter_code` and `difficulty`.
+    """
     for place, row in published_rows(source):
         try:
             tests = json_of(row.get("input_output") or "{}")
@@ -45,7 +47,7 @@ def tasks(source: str, name: str = "apps") -> Iterator[Task | None]:
 
 
 def _pairs(tests: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Each input with its output. Raises ValueError or TypeError: these are no lists of one length."""
+    """Each input with its output. Raises ValueError or TypeError: they are not lists of equal length."""
     sides = [tests.get(name) or [] for name in ("inputs", "outputs")]
     if not all(isinstance(side, list) for side in sides):
         raise TypeError("inputs and outputs must be lists")
@@ -55,20 +57,21 @@ def _pairs(tests: dict[str, Any]) -> list[tuple[Any, Any]]:
 def _check_calls(function: Any, pairs: list[tuple[Any, Any]]) -> None:
     """Raises ValueError: the tests cannot call the function."""
     if not all(name.isidentifier() for name in str(function).split(".")):
-        raise ValueError(f"fn_name is {function!r:.100}, which is no name")
+        raise ValueError(f"fn_name is {function!r:.100}, which is not a name")
     if not all(isinstance(arguments, list) for arguments, _ in pairs):
         raise ValueError("each input of a function must be a list of arguments")
 
 
 def _texts(pairs: list[tuple[Any, Any]]) -> str:
-    """The input and the output of a program, as JSON. Some rows have lists of lines."""
+    """The inputs and outputs of a program, as JSON. A list of lines becomes one text."""
     texts = [["\n".join(map(str, side)) if isinstance(side, list) else str(side) for side in pair] for pair in pairs]
     return json.dumps({"inputs": [given for given, _ in texts], "outputs": [wanted for _, wanted in texts]})
 
 
 def _asserts(function: str, row: Row, pairs: list[tuple[Any, Any]]) -> str:
-    """A call of the function each. Where the output is a list, its first item is right as well, and a tuple counts as a
-    list: so do the tests of APPS, which has most results in a list of one, and no tuples."""
+    """An assertion for each test. As in the tests of APPS, a tuple counts as a list, and if the expected output is a
+    list, its first item is right as well: APPS puts most results into a list of one.
+    """
     called = f"Solution().{function}" if "class Solution" in str(row.get("starter_code")) else function
     lines = ["def plain(found):\n    return list(found) if isinstance(found, tuple) else found"]
     for arguments, wanted in pairs:

@@ -1,8 +1,8 @@
-"""Tasks that reasoning-gym makes (the extra asyncrl[reasoning-gym]): puzzles by program, which the rule `reasoning_gym`
-scores with the data set's own `score_answer`.
+"""Puzzles that reasoning-gym generates (the extra asyncrl[reasoning-gym]).
 
-The same name, options and seed make the same tasks. A task has all that `score_answer` reads, so that it is scored
-as the data set that made it would.
+The rule `reasoning_gym` scores answers with the data set's own `score_answer`.
+
+The same name, options and seed make the same tasks. A task contains everything that `score_answer` reads.
 
 Source: `reasoning_gym.create_dataset` of reasoning-gym 0.1.25.
 """
@@ -22,16 +22,16 @@ from asyncrl.types import Task
 KIND = "reasoning-gym:"
 FORM = f"{KIND}NAME?size=1000&seed=0, with any further options of the data set"
 SEED = 0
-"""The seed of a source that names none: reasoning-gym would take another one each time."""
+"""The default seed. Without one, reasoning-gym would use a different seed each time."""
 
 ENTRY = "reasoning_gym"
-"""The field of `extra_info` with the entry and the options of its data set, as text."""
+"""The field of `extra_info` with the entry of the data set and the data set's options, as text."""
 
 _TUPLE, _PAIRS = "__tuple__", "__pairs__"
 
 
 def tasks(source: str) -> Iterator[Task]:
-    """The tasks of a source of the form FORM. Raises DataError."""
+    """The tasks of a source such as `reasoning-gym:NAME?size=1000&seed=0`. Raises DataError."""
     query = SourceQuery.of(source, FORM)
     options = {"seed": SEED, **{key: _value(text) for key, text in query.values.items()}}
     dataset = _dataset(source, query.name, options)
@@ -62,17 +62,17 @@ def _dataset(source: str, name: str, options: Mapping[str, Any]) -> Any:
     if name not in DATASETS:
         raise DataError(f"{source}: reasoning-gym has no {name}; it has {', '.join(sorted(DATASETS))}")
     if name == "composite":
-        raise DataError(f"{source}: name its data sets as sources of their own, in a list")
+        raise DataError(f"{source}: name each of its data sets as a separate source, in a list")
     try:
         dataset = reasoning_gym.create_dataset(name, **options)
-        len(dataset)  # It takes any size, and fails here if that is no integer.
+        len(dataset)  # Fails if the size is not an integer, which the constructor does not check.
         return dataset
     except Exception as error:
         raise DataError(f"{source}: reasoning-gym refuses the options: {reason_of(error)}") from error
 
 
 def _value(text: str) -> Any:
-    """A number, a list and so on as JSON writes them; else the text."""
+    """The JSON value of a text; the text itself if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -80,13 +80,15 @@ def _value(text: str) -> Any:
 
 
 def packed(value: Any) -> str:
-    """JSON text from which `unpacked` makes an equal value, also of tuples and of keys that are no texts. Raises
-    TypeError: it has a value of another type."""
+    """JSON text from which `unpacked` makes an equal value. Tuples and keys other than text are kept.
+
+    Raises TypeError: the value contains an unsupported type.
+    """
     return json.dumps(_plain(value))
 
 
 def unpacked(text: str) -> Any:
-    """The value in a text of `packed`. Raises ValueError: it is not valid."""
+    """The value in a text of `packed`. Raises ValueError: the text is not valid."""
     return json.loads(text, object_hook=_original)
 
 
@@ -104,7 +106,7 @@ def _plain(value: Any) -> Any:
             return value
     if hasattr(value, "tolist"):  # A number or an array of NumPy.
         return _plain(value.tolist())
-    raise TypeError(f"{value!r:.100} of the type {type(value).__name__} cannot be kept as text")
+    raise TypeError(f"{value!r:.100} of the type {type(value).__name__} cannot be written as text")
 
 
 def _original(value: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""The rows of a published data set, each with its file and row number."""
+"""Reads the rows of a published data set, each with its file and row number."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ Row = dict[str, Any]
 
 
 def published_rows(source: str) -> Iterator[tuple[str, Row]]:
-    """The position and the values of each row of Parquet, JSON lines, JSON lists and files of one JSON object; `source`
-    is as in `data.train`, and the files of a folder may also be in folders within it. Raises DataError.
+    """The position and the values of each row, such as `a.jsonl: line 3`. Raises DataError.
+
+    Files may be Parquet, JSON lines, JSON lists, or single JSON objects. `source` means the same as in `data.train`,
+    but a folder is also searched below.
     """
     for path in _files(source):
         if path.suffix in JSON_SUFFIXES:
@@ -36,13 +38,15 @@ def published_rows(source: str) -> Iterator[tuple[str, Row]]:
 
 
 def text_of(value: Any) -> str:
-    """A text or a number as text without white space around it; empty where the value is neither."""
+    """A text or a number as text, without white space around it; empty for other values."""
     return str(value).strip() if isinstance(value, str | int | float) else ""
 
 
 def json_of(value: Any) -> Any:
-    """The value of JSON text; another value as it is. Raises ValueError: the text is no JSON, or has nan or infinity;
-    RecursionError."""
+    """The value of JSON text. Other values are returned unchanged.
+
+    Raises ValueError: the text is not JSON, or has nan or infinity. Raises RecursionError.
+    """
     return json.loads(value, parse_constant=_no_number) if isinstance(value, str) else value
 
 
@@ -60,7 +64,7 @@ def _files(source: str) -> list[Path]:
 
 
 def _in_order(path: Path) -> tuple[str, int, str]:
-    """2.json comes before 10.json."""
+    """A sort key by which 2.json comes before 10.json."""
     return str(path.parent), int(path.stem) if path.stem.isdecimal() else -1, path.name
 
 
@@ -72,7 +76,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
             try:
                 whole = msgspec.json.decode(content, type=Row | list[Row])
             except msgspec.DecodeError:
-                pass  # Lines, unless they are refused below.
+                pass  # Perhaps JSON lines, which are read below.
             else:
                 rows = whole if isinstance(whole, list) else [whole]
                 yield from ((f"{path}: row {row}", values) for row, values in enumerate(rows))

@@ -1,5 +1,7 @@
-"""Questions with short answers, as of HotpotQA, Natural Questions or TriviaQA, to be answered with a search tool. The
-rule `f1` scores them; its number `exact` is the exact match."""
+"""Questions with short answers, such as HotpotQA, Natural Questions or TriviaQA, to be answered with a search tool.
+
+The rule `f1` scores them; its extra score `exact` is the exact match.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,11 @@ SYSTEM_PROMPT = (
 
 
 def tasks(source: str, name: str = "searchqa") -> Iterator[Task]:
-    """Rows: `question`, and `golden_answers` (a list, as FlashRAG publishes them) or `answer` (a text, a list, or
-    TriviaQA's mapping with a `value` and its `aliases`). `name` is the data source of rows without
-    `data_source`. Raises DataError."""
+    """The tasks. `name` is the data source of rows without `data_source`. Raises DataError.
+
+    Rows have `question`, and `golden_answers` (a list, as in FlashRAG) or `answer` (a text, a list, or TriviaQA's
+    mapping with `value` and `aliases`).
+    """
     for place, row in published_rows(source):
         answers = _answers(row.get("golden_answers")) or _answers(row.get("answer"))
         question = text_of(row.get("question"))

@@ -1,6 +1,6 @@
-"""Requests with the tool calls that answer them, as of xLAM's function calling set. The rule `tool_calls` scores them.
+"""Requests with the tool calls that answer them, such as xLAM's data set. The rule `tool_calls` scores them.
 
-The tools exist as schemas only, so that no episode can run them: an agent plays one turn (docs/data.md).
+The tools exist only as schemas and cannot run. So an episode is one turn, which an agent plays (docs/data.md).
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ _TYPES = {
 
 
 def tasks(source: str, name: str = "xlam") -> Iterator[Task]:
-    """Rows: `query`, `tools` (name, description and parameters of each) and `answers` (name and arguments of each
-    call), the last two as lists or as JSON. Parameters are a JSON schema, or a mapping from each parameter to its
-    description, its Python type and its default. Raises DataError."""
+    """The tasks. Raises DataError.
+
+    Rows have `query`, `tools` (each with name, description and parameters) and `answers` (calls with name and
+    arguments). `tools` and `answers` are lists or JSON text. Parameters are a JSON schema, or a mapping from each
+    parameter to its description, Python type and default.
+    """
     for place, row in published_rows(source):
         try:
             tools = [_schema(tool) for tool in _parsed(row["tools"])]
@@ -38,9 +41,9 @@ def tasks(source: str, name: str = "xlam") -> Iterator[Task]:
             check_sendable([tools, calls])
             query = text_of(row.get("query"))
             if not query:
-                raise ValueError("the query is no text")
+                raise ValueError("the query is not text")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, WireError) as error:
-            raise DataError(f"{place} is no row with query, tools and answers: {error!r}") from error
+            raise DataError(f"{place} does not have query, tools and answers: {error!r}") from error
         yield Task(
             id=place,
             messages=[{"role": "user", "content": query}],
@@ -53,12 +56,12 @@ def tasks(source: str, name: str = "xlam") -> Iterator[Task]:
 def _parsed(value: Any) -> list[Any]:
     found = json_of(value)
     if not isinstance(found, list):
-        raise TypeError(f"no list: {found!r:.100}")
+        raise TypeError(f"not a list: {found!r:.100}")
     return found
 
 
 def _call(call: Mapping[str, Any]) -> dict[str, Any]:
-    """A call with its arguments as a mapping; some sets have these as JSON text."""
+    """A call with its arguments as a mapping. Some sets have the arguments as JSON text."""
     return {"name": _text(call["name"]), "arguments": {**json_of(call.get("arguments") or {})}}
 
 

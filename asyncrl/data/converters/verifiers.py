@@ -1,4 +1,6 @@
-"""Tasks of environments of verifiers. A Python that has the environment writes them, by the program that plays them."""
+"""Tasks of verifiers environments, made in a Python where the environment is installed, by the program that also plays
+the episodes.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ PROGRAM = PROGRAMS / "verifiers_agent"
 def tasks(
     name: str, split: str, python: str = "python", arguments: str = "{}", limit: int | None = None
 ) -> Iterator[Task]:
-    """The first `limit` tasks of the environment `name`, with `arguments` in JSON. Raises DataError."""
+    """The first `limit` tasks (None: all) of the environment `name`, with its `arguments` in JSON. Raises DataError."""
     check_arguments(arguments)
     options = ["--args", arguments, "--split", split]
     if limit is not None:

@@ -1,1 +1,1 @@
-"""An engine made of servers: routing, partial rollouts, weights into each, and servers that come and go."""
+"""An engine of many servers: routing, partial rollouts, weight updates, and servers that join and leave."""

@@ -1,11 +1,11 @@
-"""The assignment of sessions to endpoints: to the one that has the prefix cached, or that with the fewest sessions.
+"""The assignment of sessions to endpoints: a session stays where its prefix is cached, a new one takes the emptiest.
 
 Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
 last of these sessions has ended, while the other endpoints take newer versions.
 
-An endpoint is leased only while another one is ready for training. If no other one is left, the lease ends. No endpoint
-goes back to an older version. Without a lease pinned sessions are served like all others, and the versions of their
-tokens show it.
+An endpoint is leased only if another endpoint is ready for training. If no other endpoint is left, the lease ends. No
+endpoint goes back to an older version. Without a lease, pinned sessions are served like all sessions; the recorded
+versions of their tokens show it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from asyncrl.engine.fleet.update import Update
 
 CROWDED = 2
 SLACK = 4
-"""An endpoint is crowded with more than `CROWDED` times the sessions of the emptiest one, and `SLACK` more."""
+"""An endpoint is crowded if it has more than `CROWDED` * (sessions of the emptiest endpoint) + `SLACK` sessions."""
 
 
 class Assignment:
     """The endpoint of each session.
 
-    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. Endpoints get
-    crowded that were ready before others, or were there before others joined.
+    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. An endpoint gets
+    crowded if it was ready, or had joined, before the other endpoints.
     """
 
     def __init__(self) -> None:
@@ -36,8 +36,8 @@ class Assignment:
     def assign(self, session: str, endpoints: Collection[Endpoint], version: int) -> Endpoint | None:
         """Choose one of `endpoints` that is ready to serve `version` or newer; None while the session should wait.
 
-        A session waits while its endpoint is updated. The others are being updated as well, and the first one to be
-        ready would get all sessions.
+        A session waits while its endpoint is updated. All endpoints are updated at about the same time, so without this
+        wait the first one ready would get all sessions.
         """
         home = self._homes.get(session)
         if home is not None and (home not in endpoints or home.state is EndpointState.LOST):
@@ -61,10 +61,10 @@ class Assignment:
 
 
 class EvaluationLease:
-    """The endpoint that is leased to the sessions pinned to one version, which `update` has.
+    """The endpoint that is leased to the sessions pinned to the version of `update`.
 
-    `update` is None while no lease is wanted, `endpoint` is None while no endpoint could be leased. A lease lasts
-    `linger_s` longer than its last session, since the next sessions of an evaluation are about to come.
+    `update` is None while no session needs a lease, `endpoint` is None while no endpoint can be leased. A lease ends
+    `linger_s` after its last session, since the evaluation's next sessions may be about to start.
     """
 
     def __init__(self, clock: Callable[[], float], linger_s: float = 5.0) -> None:
@@ -76,11 +76,11 @@ class EvaluationLease:
         self.update: Update | None = None
 
     def pin(self, session: str, version: int) -> None:
-        """Serve `session` with `version` if that is leased already, is the newest one, or has not arrived yet."""
+        """Serve `session` with `version` if this version is leased already, is the newest, or has not arrived yet."""
         self._pinned[session] = version
 
     def offer(self, update: Update) -> None:
-        """Want a lease for `update` if sessions are pinned to it, and none to the version of a lease."""
+        """Take `update` for the lease if sessions are pinned to it, and no session is pinned to the present lease."""
         pinned = self._pinned.values()
         if update.version in pinned and (self.update is None or self.update.version not in pinned):
             self.update, self.endpoint = update, None
@@ -91,12 +91,12 @@ class EvaluationLease:
         self._pinned.pop(session, None)
 
     def covers(self, session: str) -> bool:
-        """True if the lease is for this session or the episode that it is a branch of."""
+        """True if the lease is for this session, or for the episode of which the session is a branch."""
         pinned = self._pinned.get(session, self._pinned.get(session.rpartition("/")[0]))
         return self.update is not None and pinned == self.update.version
 
     def renew(self, endpoints: Collection[Endpoint]) -> None:
-        """Take or end the lease. Call it after every change of these `endpoints`, and from time to time."""
+        """Take or end the lease. Must be called after every change of these `endpoints`, and at intervals."""
         if self.update is None:
             return
         alive = [endpoint for endpoint in endpoints if endpoint.state is not EndpointState.LOST]
@@ -111,6 +111,6 @@ class EvaluationLease:
 
 
 def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
-    """The endpoint of `version` or older with the fewest requests, if another one is left for training."""
+    """The endpoint of `version` or older with the fewest requests, if another endpoint is left for training."""
     fitting = [endpoint for endpoint in ready if endpoint.version <= version]
     return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

@@ -1,18 +1,18 @@
-"""The servers' turns on GPUs that they share with the learner (cluster.colocated; machine/gpu_lock.py has the locks).
+"""The servers' turns on GPUs that are shared with the learner (cluster.colocated; machine/gpu_lock.py has the locks).
 
-    the learner's ──lock taken──► ours ──the learner asks──► ending ──no server has memory──► the learner's
+    learner's turn ──lock taken──► our turn ──learner requests──► ending ──memory freed──► learner's turn
 
-This holds:
+Invariants:
 
-- A server's process is started only in our turn. The learner waits for a process that is starting when it asks.
-- In `ending`, each endpoint ends its requests and has its server free weights and cache. The interrupted turns continue
-later. A server that fails in this, or takes longer than `RELEASE_S`, is killed: its memory is unknown.
-- The lock is given back once each process has freed its memory or has ended. Processes inherit the lock, so they keep
-  it for as long as they live if their actor is killed.
-- After a turn of the learner a server's weights are lost. It gets memory for them, loads a whole version, and then gets
-  memory for its cache and requests. If that fails, it is killed and started again.
-- A learner that dies in any state asks no more: the turn becomes ours, and the servers load the version that the actor
-  has. The learner's next process asks again before it loads anything.
+- A server's process is started only in our turn. If the learner requests the GPUs meanwhile, it waits for the start.
+- In `ending`, each endpoint ends its requests, and its server frees weights and cache. The interrupted turns continue
+  later. A server that fails here, or takes longer than `RELEASE_S`, is killed, since it may still have memory.
+- The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
+  is killed, they keep it until they end.
+- After the learner's turn, a server's weights are lost. The server allocates memory for them, loads a whole version,
+  and then allocates memory for its cache and gets requests. If this fails, it is killed and started again.
+- If the learner dies in any state, its request ends: the turn becomes ours, and the servers load the version that the
+  actor has. The learner's next process requests the GPUs before it loads anything.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 RELEASE_S = 180.0
-"""The time that a server has to end its requests and to free its memory."""
+"""Seconds in which a server must end its requests and free its memory."""
 
 
 class ServerProcess(Protocol):
-    """The process of a server, which is started again when it has ended."""
+    """The process of a server. It is started again after it has ended."""
 
     url: str
     starts: int
-    """The number of processes so far."""
+    """The number of starts of the process so far."""
     answering: bool
     freed: bool
-    """True if the process has freed its memory of GPUs."""
+    """True if the process has freed its GPU memory."""
 
     @property
     def running(self) -> bool: ...
@@ -60,7 +60,7 @@ class ServerTurns:
     ) -> None:
         self.ours = False
         self.version = lock.version()
-        """The version that the learner published before our turn, for which servers wait."""
+        """The version that the learner published before our turn. The servers wait for it."""
         self.changed: Callable[[], None] = lambda: None
         self.lock = lock
         self._release_s = release_s
@@ -78,25 +78,24 @@ class ServerTurns:
         return self._servers[url]
 
     def counters(self) -> dict[str, float]:
-        """The counts since the start.
+        """The counts since the start: turns, seconds from the learner's request to the return of the lock, and seconds
 
-        They are turns, seconds from the learner's request to the return of the lock, and seconds from the beginning of
-        a turn to the first server that is ready.
+        from the beginning of a turn to the first ready server.
         """
         return dict(self._counts)
 
     async def begun(self) -> None:
-        """Wait for our turn. It lasts at least until the caller awaits again."""
+        """Wait for our turn. The turn lasts at least until the caller's next await."""
         await self._condition.wait_for(lambda: self.ours)
 
     def resumed(self) -> None:
-        """Note that a server is ready."""
+        """Record that a server is ready."""
         if self._began is not None:
             self._counts["gpu_resume_s"] += self._clock() - self._began
             self._began = None
 
     async def keep(self) -> None:
-        """Take one turn after the other; returns only by cancellation."""
+        """Take and end turns; returns only by cancellation."""
         while True:
             while not self.lock.take():
                 await asyncio.sleep(POLL_S)
@@ -108,7 +107,7 @@ class ServerTurns:
             asked, self._began = self._clock(), None
             self._set(False)
             await self._all_free()
-            # There is no await since the last look, so no process was started since.
+            # No await has come since the last check, so no process was started since.
             self.lock.give_back()
             self._counts["gpu_release_s"] += self._clock() - asked
 
@@ -118,12 +117,12 @@ class ServerTurns:
         self.changed()
 
     async def _all_free(self) -> None:
-        """Wait until no process has memory. Kill those that take too long."""
+        """Wait until no process has GPU memory. Kill processes that take too long."""
         since: dict[str, float] = {}
         while held := [each for each in self._servers.values() if each.running and not each.freed]:
             for server in held:
                 if not server.answering:
-                    since.pop(server.url, None)  # It has a limit of its own for its start.
+                    since.pop(server.url, None)  # It is starting, for which another time limit holds.
                 elif self._clock() - since.setdefault(server.url, self._clock()) > self._release_s:
                     logger.error("%s has not freed its memory within %g s; it is ended", server.url, self._release_s)
                     server.end()
@@ -131,7 +130,7 @@ class ServerTurns:
 
 
 class ServerMemory:
-    """The memory of `server` on the GPUs that it shares in `turns`."""
+    """The memory of `server` on the GPUs that it uses only in `turns`."""
 
     def __init__(self, server: FreeingServer, turns: ServerTurns) -> None:
         self._server = server
@@ -140,7 +139,7 @@ class ServerMemory:
         self._freed_by = 0
 
     async def free(self) -> None:
-        """Free all of it. The server is idle. Raises ServerFaultError."""
+        """Free all memory of the idle server. Raises ServerFaultError."""
         process = self._turns.process(self._server.url)
         # A server that refuses a flush still has requests in its queues, and would crash if it freed its memory.
         await self._server.flush()
@@ -150,7 +149,7 @@ class ServerMemory:
         process.freed = True
 
     async def regain_weights(self) -> None:
-        """Have memory for weights again, in a turn of ours. Raises ServerFaultError."""
+        """Let the server allocate memory for weights, in our turn. Raises ServerFaultError."""
         process = self._turns.process(self._server.url)
         if process.starts != self._freed_by or not process.running:
             self._freed.clear()
@@ -160,17 +159,18 @@ class ServerMemory:
         self._freed.discard(WEIGHTS)
 
     async def regain_cache(self, update: Update) -> None:
-        """Have memory for the cache again, if it was freed: the server has loaded `update`. Raises ServerFaultError."""
+        """Let the server, which has loaded `update`, allocate memory for its cache if it was freed.
+        Raises ServerFaultError."""
         if self._freed:
             update.drop_copies()
             await self._server.regain([CACHE])
             self._freed.clear()
 
     def give_up(self) -> None:
-        """End the server's process if it failed between freeing its memory and having all of it again."""
+        """End the server's process if it failed after freeing memory and before it had allocated all of it again."""
         if self._freed:
             process = self._turns.process(self._server.url)
-            # The process that freed memory may have ended, which made our call fail, and another one started.
+            # Not if the process that freed memory has ended, which made our call fail, and another one was started.
             if process.starts == self._freed_by:
                 process.end()
         self._freed.clear()

@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class Condition:
-    """A condition without a lock, in contrast to asyncio.Condition: for tasks of one event loop."""
+    """Like asyncio.Condition, but without a lock: for tasks of one event loop."""
 
     def __init__(self) -> None:
         self._changed = asyncio.Event()
@@ -23,7 +23,7 @@ class Condition:
     async def wait_for(self, predicate: Callable[[], T], seconds: float | None = None) -> T:
         """Wait for a true value of `predicate`, which is called now and after every `notify_all`.
 
-        Returns that value, or the last one after `seconds`.
+        Returns the true value, or after `seconds` the last value.
         """
         if value := predicate():
             return value

@@ -14,11 +14,11 @@ logger = logging.getLogger(__name__)
 ROUTER_S = 10.0
 
 Discovery = Callable[[], Awaitable[Sequence[str] | None]]
-"""A function that returns the urls of the servers now; None if they are unknown at the moment."""
+"""A function that returns the present urls of the servers; None if they are unknown at the moment."""
 
 
 def listed(urls: Sequence[str]) -> Discovery:
-    """Discover the same `urls` always."""
+    """Always discover the same `urls`."""
 
     async def discover() -> Sequence[str]:
         return urls
@@ -29,14 +29,14 @@ def listed(urls: Sequence[str]) -> Discovery:
 def in_file(path: Path) -> Discovery:
     """Discover the urls in the lines of a file; empty lines and comments, which begin with #, are ignored.
 
-    Two reads in a row must agree: a file that is just being written may look empty, or end in half a url.
+    Two reads in a row must agree: a file that is being written may look empty, or end in half a url.
     """
 
     async def look() -> Sequence[str] | None:
         try:
             lines = [line.strip() for line in path.read_text().splitlines()]
         except (OSError, UnicodeDecodeError) as error:
-            logger.warning("cannot read the list of servers, which stays as it was: %s", error)
+            logger.warning("cannot read the list of servers; the last list stays in use: %s", error)
             return None
         return [line for line in lines if line and not line.startswith("#")]
 
@@ -55,7 +55,7 @@ def behind_router(url: str) -> Discovery:
         try:
             return sorted(await _workers(http)) or None
         except EngineError as error:
-            logger.warning("the router does not name its servers, which stay as they were: %s", error)
+            logger.warning("the router does not name its servers; the last list stays in use: %s", error)
             return None
         finally:
             await http.close()

@@ -1,19 +1,19 @@
-"""One server of the fleet: joined, brought to the newest weights, watched, and joined again after a fault.
+"""One server of the fleet: the endpoint joins it, gives it the newest weights, checks it, and rejoins it after a fault.
 
 | from | to | when |
 |---|---|---|
 | LOST | STALE | the server has joined |
-| STALE | READY | it has loaded a whole update |
+| STALE | READY | the server has loaded a whole update |
 | READY | SUSPECT | a request has failed |
 | SUSPECT | READY | a check passes |
 | READY or SUSPECT | STALE | there is a newer update |
 | any | LOST | a join, a load or a check has failed |
 | STALE or READY | FREED | the learner wants the GPUs (cluster.colocated) |
-| FREED | STALE | the GPUs are the servers' again |
+| FREED | STALE | the servers' turn on the GPUs begins |
 
-Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Until that is `proved`,
-answers wait. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no requests until
-a whole update has succeeded.
+Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Answers wait until the canary
+has `proved` the version. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no
+requests until a whole update has succeeded.
 
 The server's own report of its weights before it joined is ignored. Requests in flight end with a fault when their
 endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
@@ -63,10 +63,10 @@ class Endpoint:
     """A server with its state, its requests and its updates.
 
     `target` gives the update that the server should have; the policy's ids are less than `vocabulary`. `changed` is
-    called at every change of state; `notify` lets the endpoint look at its target at once. `counts` gets
-    `server_faults`, `server_updates` and `canary_failures`, `pauses` each stop by an update. `fault` is the reason why
-    the server is lost, "" if it is not. With `turns` the server shares its GPUs with the learner, and holds no GPU
-    memory while `rests` is true.
+    called at every change of state; after `notify`, the endpoint reads its target at once. The endpoint counts
+    `server_faults`, `server_updates` and `canary_failures` in `counts`, and records each stop by an update in `pauses`.
+    `fault` is the reason why the server is lost, or "". With `turns` the server shares its GPUs with the learner, and
+    holds no GPU memory while `rests` is true.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Endpoint:
 
     @property
     def salt(self) -> str | None:
-        """The name of the prefix cache of its version; None if all versions share one."""
+        """The name of the prefix cache of the server's version; None if all versions share one cache."""
         return self._label if self._settings.salted else None
 
     @property
@@ -130,9 +130,9 @@ class Endpoint:
         routed_from: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Segment:
-        """Have the server continue `tokens` (see `InferenceServer`). Cancelling the call aborts the request.
+        """Continue `tokens` on the server (see `InferenceServer`). Cancelling the call aborts the request.
 
-        Raises ServerFaultError also if the server was lost meanwhile, or answers with weights of another owner, with
+        Raises ServerFaultError also if the server was lost meanwhile, has weights from another fleet, or answers with
         ids outside the vocabulary or with impossible log-probs.
         """
         rid, label = uuid.uuid4().hex, self._label
@@ -157,8 +157,8 @@ class Endpoint:
     ) -> tuple[NDArray[np.float32], int]:
         """The log-probs float32[T - start] of `tokens` from `start` on, and the version that gives them.
 
-        They are at temperature 1 and without a grammar; `images` are before `start`. Raises EngineError: the server is
-        not ready, fails, or gets other weights meanwhile.
+        The log-probs are at temperature 1 and without a grammar; `images` are before `start`. Raises EngineError: the
+        server is not ready, fails, or gets other weights meanwhile.
         """
         label, version = self._label, self.version
         if not self.ready or self.updater.proving:
@@ -178,7 +178,7 @@ class Endpoint:
         self._requests.interrupt()
 
     async def leave(self, grace_s: float) -> None:
-        """Stop to keep the server. Requests in flight may end within `grace_s`, unless this interrupts an update."""
+        """Give the server up. Requests in flight may end within `grace_s`, unless this interrupts an update."""
         grace_s = grace_s if self.ready and not self.updater.proving else 0.0
         self._keeper.cancel()
         try:
@@ -192,12 +192,12 @@ class Endpoint:
             await self.server.close()
 
     def _check_labels(self, segment: Segment, sent_under: str) -> None:
-        """Raises ServerFaultError: the answer has weights of another owner, or other weights than it was sent under."""
-        # Without spans no request runs during an update, so it keeps the label under which it was sent.
+        """Raises ServerFaultError: the answer is from weights of another fleet, or from other weights than expected."""
+        # A server without spans runs no requests during an update, so the whole answer is from one version.
         owner = _owner(sent_under)
         for span in segment.spans:
             if _owner(span.label) != owner or (not self.server.spans and span.label != sent_under):
-                raise ServerFaultError(f"{self.server.url} answered with weights {span.label!r}, which are not ours")
+                raise ServerFaultError(f"{self.server.url} answered with weights {span.label!r}, not from this fleet")
 
     async def _keep(self) -> None:
         while True:
@@ -219,7 +219,7 @@ class Endpoint:
             await asyncio.sleep(self._settings.retry_s * 2 ** min(self._failed_updates, RETRY_DOUBLINGS))
 
     async def _serve(self) -> None:
-        """Join the server and keep its weights up to date. Returns only by an error."""
+        """Join the server and keep its weights up to date. Ends only by an error."""
         await self.server.join()
         logger.info("%s joined", self.server.url)
         self._enter(EndpointState.STALE)
@@ -256,14 +256,14 @@ class Endpoint:
         await memory.regain_weights()
 
     def _is_too_new(self, update: Update) -> bool:
-        """True if the server was leased to an older version meanwhile, and must not take the `update`."""
+        """True if the server was leased to an older version meanwhile, so that it must not take the `update`."""
         target = self._target(self)
         return target is not None and target.version < update.version
 
     async def _update(self, update: Update) -> None:
         self._failed_updates += 1
         with update.kept():
-            # The server takes requests under its version until the update is ready to be loaded.
+            # Until the update is ready to be loaded, the server takes requests under its old version.
             await self.server.prepare(update)
             if self._is_too_new(update):
                 self._failed_updates = 0

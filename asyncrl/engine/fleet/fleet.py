@@ -1,12 +1,12 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn continues through updates, aborts and lost servers until it is complete. Its tokens are kept. If a server dies,
-only its request is sampled again, so a request covers at most one segment of a turn. A turn under a grammar is one
-request: see partial_turn.
+A turn keeps its tokens and continues through updates, aborts and lost servers until it is complete. If a server dies,
+only its current request is sampled again, so each request covers at most one segment of a turn. A turn under a grammar
+is one request: see partial_turn.
 
-The fleet's `version` is the newest that one of its servers has reached, and only servers that have reached it get
-requests. An update returns once the first server serves it. The others follow at their own pace, so a slow or dead one
-delays no request. Evaluations may have their own server meanwhile: see assignment.
+The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
+get requests. An update returns once the first server serves it. The remaining servers follow independently, so a slow
+or dead server delays no request. Meanwhile evaluations may have a leased server: see assignment.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ logger = logging.getLogger(__name__)
 class Fleet:
     """An engine over the servers that `discover` names, each opened by `open_server`.
 
-    - `expected` has names and shapes of the policy's tensors; its token ids are less than `vocabulary`.
-    - `folders` has links to the learner's folders, and the versions that are written for servers that load folders.
+    - `expected` has names and shapes of the policy's tensors; the policy's token ids are less than `vocabulary`.
+    - `folders` has links to the learner's folders, and versions written here, for servers that load folders.
     - With `turns` the servers share their GPUs with the learner.
-    - `spans` get each segment, and each stop of a server by a push.
-    - With `routed` turns have the experts of their tokens.
+    - `spans` records each segment, and each stop of a server by a push.
+    - With `routed`, generations have the experts of their tokens.
     - `marks` are the placeholders of images.
     """
 
@@ -114,7 +114,8 @@ class Fleet:
         return True
 
     async def keep(self) -> None:
-        """Find servers and keep them up to date; returns only by cancellation. Nothing is served without it."""
+        """Find servers and keep them up to date; returns only by cancellation. Requests are served only while it
+        runs."""
         while True:
             urls = await self._discover()
             if urls is not None:
@@ -130,7 +131,7 @@ class Fleet:
         session: str,
         images: Sequence[PlacedImage] = (),
     ) -> Generation:
-        """Continue `tokens` (see `Engine`). Raises EngineError also if servers fail repeatedly, or there is none."""
+        """Continue `tokens` (see `Engine`). Raises EngineError also if servers fail repeatedly, or none is ready."""
         check_ids(tokens, self._vocabulary)
         if session in self._turns:
             raise EngineError(f"session {session} is generating already; its turns come one after another")
@@ -150,7 +151,7 @@ class Fleet:
             if not self._turns:
                 self._idle.idle()
             if is_released := scope.when() is not None:
-                # An answer may have come at that moment, and was recorded for the session.
+                # An answer that came at the same moment has recorded data for the released session.
                 self._forget(session)
         self._counts["tokens"] += len(generation.tokens)
         if self._routed is not None and turn.routed_from is not None and not is_released:
@@ -158,7 +159,7 @@ class Fleet:
         return generation
 
     def _routed_from(self, session: str, length: int) -> int | None:
-        """The first of the session's `length` tokens without known experts; 0 if the session was shortened."""
+        """The first of the session's `length` tokens whose experts are unknown; 0 if the session was shortened."""
         if self._routed is None:
             return None
         known = self._routed.get(session, 0)
@@ -171,7 +172,7 @@ class Fleet:
             interrupt(self._turns[session])
 
     def _forget(self, session: str) -> None:
-        """Forget the server of the session and the tokens that it has computed."""
+        """Forget the session's server and the prefix that it has computed."""
         if self._routed is not None:
             self._routed.pop(session, None)
         self._assignment.release(session)
@@ -179,13 +180,13 @@ class Fleet:
         self._salts.pop(session, None)
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Offer `version` to all servers (see `Engine`); return once the first one serves it or a newer one.
+        """Offer `version` to all servers (see `Engine`); return once one serves this version or a newer one.
 
-        A server that fails the `check` is lost until it passes one. If all are lost, this raises CanaryError. Servers
-        keep trying, and the next call may have the same version or a newer one.
+        A server that fails the `check` is lost until it passes a check. If all servers are lost, this raises
+        CanaryError. The servers keep trying, and the next call may have the same version or a newer one.
 
         `weights` are kept for servers that join later, and must not change; a folder may be removed once this returns.
-        Raises UnavailableError: the folder was removed before.
+        Raises UnavailableError: the folder has been removed already.
         """
         newest = self._newest.version if self._newest else NO_VERSION
         if version < newest or version <= self._version:
@@ -200,7 +201,7 @@ class Fleet:
     async def _offer(self, version: int, weights: Weights, check: CanaryCheck | None) -> None:
         if check is not None:
             check.canary.check_ids(self._vocabulary)
-        # Servers do not check this: SGLang ignores a name that it does not know, and dies of a wrong shape.
+        # Checked here, since servers do not: SGLang ignores an unknown name, and a wrong shape crashes it.
         if isinstance(weights, Folder):
             assert self._folders is not None
             weights.manifest.check_covers(self.expected)
@@ -212,9 +213,9 @@ class Fleet:
         self._on_change()
 
     def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
-        """True if all servers except the leased one are lost, and one has failed the canary of `version` meanwhile.
+        """True if all servers except the leased one are lost, and one of them has failed the canary of `version` since.
 
-        `before` has the numbers of earlier failures by url.
+        `before` has the number of its earlier failures by url.
         """
         asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
         refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
@@ -229,7 +230,7 @@ class Fleet:
         await self._changed.wait_for(lambda: self._version >= version)
 
     def stats(self) -> EngineStats:
-        """The statistics of the fleet (see `Engine`); `counters` are of segments, faults and servers."""
+        """The statistics of the fleet (see `Engine`). `counters` counts segments, faults and servers."""
         names = (
             *("server_faults", "server_updates", "segments", "cut_segments", "lost_segments", "recomputed_tokens"),
             *("grammar_tokens", "grammar_tokens_unmeasured", "grammar_restarts"),
@@ -255,8 +256,8 @@ class Fleet:
     async def close(self) -> None:
         """Leave all servers at once and remove the folders, within `close_s`.
 
-        A server that has not ended its part by then is left as it is. A version that is still being written is removed
-        after that, before the process ends.
+        Servers that have not answered by then are left as they are. A version that is still being written is removed
+        later, before the process ends.
         """
         deadline = asyncio.get_running_loop().time() + self._settings.close_s
         for url in list(self._endpoints):
@@ -291,7 +292,7 @@ class Fleet:
                     values |= {"tokens": len(segment.tokens), "finish": segment.finish}
             except ServerFaultError as fault:
                 self._counts["lost_segments"] += 1
-                # A server may fail requests and pass every check: the next request goes to another one.
+                # A server may fail requests and still pass checks, so the next request may go to another server.
                 self._assignment.release(session)
                 failures, reason = failures + 1, str(fault)
             else:
@@ -310,14 +311,15 @@ class Fleet:
                 reason = f"{endpoint.server.url} aborted it without a token"
                 if turn.has_grammar:
                     failures += 1
-                    reason = f"{endpoint.server.url} cut it, and a turn under a grammar starts over then"
+                    reason = f"{endpoint.server.url} interrupted it, after which a turn under a grammar starts over"
                 else:
                     failures = 0 if len(segment.tokens) or not endpoint.ready else failures + 1
             if failures >= self._settings.attempts:
                 raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
 
     def _count_routing(self, segment: Segment, prompt: int, server: InferenceServer) -> Segment:
-        """Count the experts in a segment, and drop those that did not sample. Its request continued `prompt` tokens."""
+        """Count the experts in a segment whose request continued `prompt` tokens. Drop experts that were computed again
+        after sampling."""
         if segment.routing_fault:
             self._counts["routed_refused"] += 1
             self._refusals.say(f"{server.url}: {segment.routing_fault}")
@@ -329,9 +331,9 @@ class Fleet:
         return segment
 
     async def _ready(self, session: str) -> Endpoint:
-        """Wait for an endpoint that can serve the session. Raises EngineError: there is none for `wait_s`.
+        """Wait for an endpoint that can serve the session. Raises EngineError: none is ready for `wait_s`, not counting
 
-        The learner's turns on shared GPUs do not count.
+        the learner's turns on shared GPUs.
         """
         wait_s = self._settings.wait_s
         while True:
@@ -345,10 +347,10 @@ class Fleet:
                 )
 
     def _assign(self, session: str) -> Endpoint | None:
-        """The endpoint that serves the session now, if one can."""
+        """The endpoint that can serve the session now, or None."""
         leased, update = self._lease.endpoint, self._lease.update
         if leased is not None and update is not None and self._lease.covers(session):
-            # It may serve an older version until it gets its own.
+            # The leased endpoint may serve an older version until it has loaded the pinned one.
             return self._assignment.assign(session, [leased], update.version)
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
         return self._assignment.assign(session, others, self._version)
@@ -381,8 +383,9 @@ class Fleet:
         task.add_done_callback(self._leaving.pop)
 
     def _rests(self) -> bool:
-        """True in the learner's turn on the GPUs, and until the version has come that it published before our turn."""
-        # The actor fetches that version only after a server has the one before.
+        """True in the learner's turn on the GPUs, and after it until the version that the learner published has
+        come."""
+        # The actor fetches that version only once a server has the version before it.
         if self._shared is None:
             return False
         newest = self._newest.version if self._newest is not None else NO_VERSION

@@ -1,8 +1,8 @@
 """The folders from which the servers of one actor process load: written by the actor, or links to the learner's.
 
-Every process has its own directory in its run's directory, and touches it regularly as long as it lives. A directory
-that was not touched for long belongs to a process that was killed, and no server can still be loading from it. Any
-actor of the run removes it.
+Every process has one directory in its run's directory, and updates the directory's time stamp while it lives. A
+directory with an old time stamp belongs to a killed process, and no server can still be loading from it. Any actor of
+the run removes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from asyncrl.weights.folders import (
 from asyncrl.weights.threads import in_own_thread
 
 TOUCHES = 4
-"""The number of touches within the time that a server may take to load."""
+"""The number of updates of the time stamp within the time that a server may take to load."""
 
 logger = logging.getLogger(__name__)
 
@@ -42,8 +42,9 @@ logger = logging.getLogger(__name__)
 class Folders:
     """Versions of `run` for the servers of the actor `name`, in a new directory under `parent`.
 
-    `write_config` completes a version that is written here. The newest versions are kept, and the versions that a
-    server is loading. A server may take `load_s` to load one, so a directory is abandoned after twice that time.
+    `write_config` adds the model's configuration to a version written here. The newest versions are kept, and the
+    versions that a server is loading. A server may take `load_s` to load a version; a directory counts as abandoned
+    after twice that time.
 
     Raises OSError: the directory cannot be made.
     """
@@ -67,22 +68,22 @@ class Folders:
         self.directory.mkdir(parents=True)
 
     async def keep(self) -> None:
-        """Touch this process's directory and remove abandoned ones; returns only by cancellation."""
+        """Call `tend` regularly; returns only by cancellation."""
         while True:
             await in_own_thread(self.tend)
             await asyncio.sleep(self._load_s / TOUCHES)
 
     def tend(self) -> None:
-        """Touch this process's directory and remove abandoned ones, once."""
+        """Update the time stamp of this process's directory, and remove abandoned directories."""
         if self._closed:
             return
         try:
             before = self.directory.stat().st_mtime
             os.utime(self.directory)
-            # Both times come from the file system, whose clock may differ from this machine's.
+            # Both times are from the file system's clock, which may differ from this machine's.
             now = self.directory.stat().st_mtime
             if now - before > self._load_s:
-                # This machine has slept: the other actors on it may not have touched their directories again yet.
+                # This machine was suspended: its other actors may not have updated their directories yet.
                 return
             old = now - 2 * self._load_s
             for other in [each for run in run_directories(self._parent, self._run) for each in run.iterdir()]:
@@ -90,14 +91,14 @@ class Folders:
                     logger.info("removing the weights that a killed actor left in %s", other)
                     shutil.rmtree(other)
         except OSError as error:
-            logger.warning("could not look after %s and the folders next to it: %s", self.directory, error)
+            logger.warning("could not clean up %s and the folders next to it: %s", self.directory, error)
 
     def path(self, version: int) -> Path:
-        """The folder that `write` makes for a version."""
+        """The folder of a version."""
         return self.directory / folder_name(version)
 
     def write(self, version: int, tensors: Mapping[str, torch.Tensor]) -> Path:
-        """Write the folder of `version`, unless it is there, and return it. Raises WeightsError."""
+        """Write the folder of `version` unless it exists, and return it. Raises WeightsError: it cannot be written."""
         with self._adding():
             try:
                 if not self.path(version).exists():
@@ -108,9 +109,9 @@ class Folders:
         return self.path(version)
 
     def hold(self, folder: Folder) -> Folder:
-        """Link the learner's folder under a second name, which stays when the learner removes the first.
+        """Link the learner's folder under a second name, which stays when the learner removes its folder.
 
-        Raises UnavailableError: the folder was removed before. WeightsError: the second name cannot be made.
+        Raises UnavailableError: the folder has been removed already. WeightsError: the link cannot be made.
         """
         with self._adding():
             try:
@@ -126,7 +127,7 @@ class Folders:
 
     @contextmanager
     def reading(self, path: Path) -> Iterator[None]:
-        """Keep a folder for as long as a server may load it."""
+        """Keep a folder while a server may load it."""
         self._readers[path] += 1
         try:
             yield
@@ -134,7 +135,7 @@ class Folders:
             self._readers[path] -= 1
 
     def close(self) -> None:
-        """Remove all versions, after the one that is being written; nothing is written afterwards."""
+        """Wait for a version that is being written, then remove all versions. Nothing is written afterwards."""
         self._closed = True
         with self._lock:
             try:

@@ -1,7 +1,7 @@
 """The share of the policy's probability that a grammar allows at each token of a turn.
 
-If the grammar allows the tokens A, a token was sampled from mu(a) = pi(a) / Z, with the mass Z that pi gives to A. The
-server reported log mu. Later it computes log pi for the finished turn without the grammar: log Z = log pi - log mu.
+If the grammar allows the tokens A, a token is sampled from mu(a) = pi(a) / Z, where Z is the probability of A under pi.
+The server reports log mu. Once the turn is complete, it computes log pi without the grammar: log Z = log pi - log mu.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ async def measure_grammar(
 ) -> NDArray[np.float32]:
     """Measure Z float32[G] for the sampled tokens of a whole turn, by the server that has just sampled it.
 
-    The prompt has `images`. Z is 0 if it is not known: at a temperature other than 1, on tokens of older weights, and
-    if the server fails.
+    The prompt has `images`. Z is 0 where it is unknown: at a temperature other than 1, for tokens from older weights,
+    and if the server fails.
     """
     sampled = turn.generation()
     mass = np.zeros(len(sampled.tokens), np.float32)

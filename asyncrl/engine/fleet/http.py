@@ -1,4 +1,4 @@
-"""HTTP calls to one server. A server that fails and one that refuses the request raise different errors."""
+"""HTTP calls to one server. A server that fails and a server that refuses the request raise different errors."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from asyncrl.errors import EngineError
 
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0
-"""The time that an idle connection is kept: less than by servers (uvicorn: 5 s), which may close it under a request."""
+"""Seconds after which an idle connection is closed. Servers close them later (uvicorn: 5 s): a server that closes a
+connection while a request is sent fails the request."""
 
 _HEADERS = {"Content-Type": "application/json"}
 _NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _BUSY = (408, 429)
 _LARGE = 1 << 16
-"""The size from which a body is sent in pieces, so that the event loop can do other work in between."""
+"""Bodies of more bytes are sent in pieces, so that the event loop can do other work in between."""
 
 
 class ServerRefusedError(EngineError):
-    """The server understood the request and refused it; the message has its reason."""
+    """The server refused the request; the message has the reason."""
 
 
 class Http:
@@ -35,16 +36,16 @@ class Http:
         self._closed = False
 
     async def get(self, path: str, timeout_s: float) -> Any:
-        """Get the answer, decoded if it is JSON. Raises as `call`."""
+        """Get the answer, decoded if it is JSON. Raises: see `call`."""
         return decoded(await self.call("GET", path, None, timeout_s))
 
     async def post(self, path: str, body: Any = None, timeout_s: float | None = None) -> Any:
-        """Post `body` and get the answer, decoded if it is JSON. Bytes are sent as they are. Raises as `call`."""
+        """Post `body`, as JSON unless it is bytes, and get the answer, decoded if it is JSON. Raises: see `call`."""
         data = body if isinstance(body, bytes) else msgspec.json.encode({} if body is None else body)
         return decoded(await self.call("POST", path, data, timeout_s))
 
     async def call(self, method: str, path: str, data: bytes | None = None, timeout_s: float | None = None) -> bytes:
-        """Send a request and return the body of the answer; None sets no limit of time.
+        """Send a request and return the body of the answer. `timeout_s` None: no time limit.
 
         Raises ServerFaultError (no answer, or an answer of 5xx) and ServerRefusedError (an answer of 4xx).
         """

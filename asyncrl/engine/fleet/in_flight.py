@@ -1,4 +1,4 @@
-"""The requests that one server has not answered yet, and how they are ended."""
+"""The requests that one server has not answered yet, and the ways to end them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from asyncrl.errors import EngineError
 
 ABORT_S = 60.0
 ABORT_RETRY_S = 0.1
-"""The pause between aborts, which are repeated: an abort that overtakes a request does not end it."""
+"""Seconds between aborts. They are repeated, since an abort that arrives before its request does not end the
+request."""
 
 
 class RequestsInFlight:
@@ -49,11 +50,11 @@ class RequestsInFlight:
                 self._idle.notify_all()
 
     async def idle(self, seconds: float) -> bool:
-        """Wait until no request is in flight, at most `seconds`. True if that moment came."""
+        """Wait until no request is in flight, for at most `seconds`. False if requests are still in flight."""
         return await self._idle.wait_for(lambda: not self._scopes, seconds)
 
     async def abort_all(self) -> None:
-        """Have the server end all of them, with their tokens so far. Raises ServerFaultError: some do not end."""
+        """Let the server end all requests, with their tokens so far. Raises ServerFaultError: some do not end."""
         for _ in range(int(ABORT_S / ABORT_RETRY_S)):
             if not self._scopes:
                 return
@@ -63,12 +64,12 @@ class RequestsInFlight:
         raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
 
     def interrupt(self) -> None:
-        """End all of them here, without the server."""
+        """End all requests here, without the server."""
         for scope in self._scopes:
             interrupt(scope)
 
     async def aborted(self) -> None:
-        """Wait until the server knows of every request that was cancelled."""
+        """Wait until the aborts of all cancelled requests have been sent."""
         await asyncio.gather(*self._aborts)
 
     async def _abort(self, rid: str) -> None:
@@ -77,6 +78,6 @@ class RequestsInFlight:
 
 
 def interrupt(scope: asyncio.Timeout) -> None:
-    """Have the body of `scope` end with TimeoutError now."""
+    """End the body of `scope` with TimeoutError now."""
     if not scope.expired():
         scope.reschedule(asyncio.get_running_loop().time())

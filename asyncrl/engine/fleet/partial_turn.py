@@ -1,4 +1,4 @@
-"""A turn that is composed of the answers to several requests, since servers may cut or lose one."""
+"""A turn composed of the answers to several requests, since servers may interrupt or lose a request."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class PartialTurn:
     """A turn that continues `prompt`: the segments from the requests so far.
 
     - One request samples at most `segment_tokens`; 0: the whole turn.
-    - A turn under a grammar is one request, and starts over when it is cut: a server that continued it would begin the
-      grammar again. `grammar_mass` is copied from its Generation.
-    - `routed_from` is the first token whose experts have not come yet; None if experts are not wanted.
-    - A turn that has sampled one of `marks` ends with its request: if a prompt has images, no server continues a
-      placeholder that is not one of theirs.
+    - A turn under a grammar is one request, and starts over when it is interrupted: a server that continued it would
+      begin the grammar again. `grammar_mass` is passed on to its Generation.
+    - `routed_from` is the first token whose experts have not arrived yet; None if experts are not wanted.
+    - A turn that has sampled one of `marks`, the placeholders of images, ends with its request: servers refuse a prompt
+      with images that has further placeholders.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class PartialTurn:
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling of the next request, for the remaining tokens but at most one segment."""
+        """The sampling of the next request, with the number of remaining tokens or of one segment as its limit."""
         whole = self._limit == self._sampling.max_new_tokens
         return self._sampling if whole else replace(self._sampling, max_new_tokens=self._limit)
 
@@ -76,7 +76,7 @@ class PartialTurn:
         if segment.routing is not None:
             self._routing.append(segment.routing)
             self.routed_from = segment.routing.end
-        # Fewer tokens than the request's limit show the server's own limit, where the turn ends.
+        # Fewer tokens than the request's limit mean that the server's own limit was reached, which ends the turn.
         own_limit = len(segment.tokens) < self._limit
         is_marked = bool(np.isin(segment.tokens, self._marks).any())
         if is_marked and segment.finish == "cut":
@@ -86,7 +86,7 @@ class PartialTurn:
         return segment.finish == "stop" or (segment.finish == "length" and (own_limit or is_marked or self._left <= 0))
 
     def generation(self, finish: str = "") -> Generation:
-        """The tokens so far. They have the finish reason of the last segment, unless `finish` is given."""
+        """The tokens so far. Their finish reason is `finish`, or the last segment's if `finish` is empty."""
         segments = self._segments or [_NO_TOKENS]
         return Generation(
             _joined([segment.tokens for segment in segments]),
@@ -102,8 +102,8 @@ class PartialTurn:
 def without_recomputed(segment: Segment, prompt: int) -> Segment:
     """Drop the experts of tokens that were computed again after a push. The request continued `prompt` tokens.
 
-    Its server takes keys and values from requests at a push. So the tokens sampled before were computed again by the
-    experts of newer weights, which did not sample them.
+    The server drops the keys and values of requests at a push. So it computed the tokens sampled before the push again,
+    with newer weights, and reports these experts instead of the experts that sampled the tokens.
     """
     routing = segment.routing
     if routing is None or len(segment.spans) < 2:

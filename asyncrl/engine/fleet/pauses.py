@@ -1,4 +1,4 @@
-"""The times for which pushes stop the servers of a fleet."""
+"""Measures how long pushes stop the servers of a fleet."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ logger = logging.getLogger(__name__)
 class PushPauses:
     """Measures each stop of a server by a push, from the call to stop until it may sample again.
 
-    `clock` gives seconds, as the clock of `spans` does; `spans` records each stop. The preparation of the update and a
-    drain are not part of a stop. The first version of a server that has joined stops nothing, and an update that fails
-    is a fault of the server.
+    `clock` must be the clock of `spans`, in seconds; `spans` records each stop. The preparation of the update and a
+    drain are not part of a stop. A server's first version and failed updates are not counted.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, spans: Spans | None = None) -> None:
@@ -27,7 +26,7 @@ class PushPauses:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The number of stops of all servers, and the seconds in total, of the last and of the longest stop."""
+        """The number of stops of all servers, their total seconds, and the seconds of the last and the longest stop."""
         return {
             "push_pauses": self._count,
             "push_pause_s": self._total_s,
@@ -36,7 +35,8 @@ class PushPauses:
         }
 
     def add(self, url: str, version: int, told: float, stopped: float, loaded: float) -> None:
-        """Note that the server at `url` may sample again now; it was told to stop, stopped and loaded then."""
+        """Record a stop of the server at `url`, which may sample again now. `told`, `stopped` and `loaded` are the
+        times at which it was told to stop, had stopped, and had loaded `version`."""
         now = self.clock()
         for name, start, end in (("pause", told, now), ("stop", told, stopped), ("load", stopped, loaded)):
             self._spans.add(name, start, end, url, version=version)
@@ -46,6 +46,6 @@ class PushPauses:
         self._longest_s = max(self._longest_s, self._last_s)
         parts = [1000 * seconds for seconds in (self._last_s, stopped - told, loaded - stopped, now - loaded)]
         logger.info(
-            "version %d stopped %s for %.1f ms: %.1f until it stopped, %.1f to load, %.1f until it went on",
+            "version %d stopped %s for %.1f ms: %.1f until it stopped, %.1f to load, %.1f until it continued",
             *(version, url, *parts),
         )

@@ -1,7 +1,7 @@
-"""A count of recomputed tokens: their keys and values were computed before, by this server or another.
+"""Counts recomputed tokens, whose keys and values this server or another one has computed before.
 
 The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
-until an update flushes them, or it is lost. Then it computes them again, and so does another server at any time.
+until an update flushes them or the server is lost. Then it computes them again. Another server always does so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from asyncrl.engine.fleet.server import Segment
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """The first `tokens` of a session are computed by the server at `url`, with the weights `label`."""
+    """The server at `url` has computed the first `tokens` tokens of a session, with the weights `label`."""
 
     url: str
     label: str
@@ -21,16 +21,16 @@ class _Computed:
 
 
 class ComputedPrefixes:
-    """The prefix of each session that is computed, and its server."""
+    """The computed prefix of each session, and the server that computed it."""
 
     def __init__(self) -> None:
         self._sessions: dict[str, _Computed] = {}
 
     def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool, flushes: bool) -> int:
-        """Count the tokens that the server at `url` computed again for a request with `prompt` tokens and this answer.
+        """Count the tokens that the server at `url` computed again for a request of `prompt` tokens, answered by
 
-        `retracts`: after an update during a request, the server computes the sampled tokens again. `flushes`: then it
-        computes the prompt again, too, also after an update between two requests.
+        `segment`. `retracts`: after an update during a request, the server computes the sampled tokens again.
+        `flushes`: it also computes the prompt again, after an update during a request or between two requests.
         """
         spans, last = segment.spans, self._sessions.get(session)
         if not spans:
@@ -43,7 +43,7 @@ class ComputedPrefixes:
         return recomputed
 
     def lose(self, url: str) -> None:
-        """Note that the server at `url` is lost, and will have flushed its cache when it comes back."""
+        """Forget the prefixes of the server at `url`: it is lost, and flushes its cache before it rejoins."""
         for session, last in self._sessions.items():
             if last.url == url:
                 self._sessions[session] = replace(last, url="")

@@ -1,7 +1,7 @@
-"""The protocol of one inference server, for the fleet: SGLang, vLLM or another one.
+"""The fleet's protocol of one inference server: SGLang, vLLM or another one.
 
-A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. This
-detects a server that has the weights of another actor, or has read its folder's weights after a restart.
+A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. The label
+shows that a server has weights from another actor, or has loaded its own folder's weights after a restart.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from asyncrl.types import MAX_LOGPROB, Sampling
 
 
 class ServerFaultError(EngineError):
-    """The server failed. The request goes to another server, and this one gets none until it works again."""
+    """The server failed. The request goes to another server, and this server gets no requests until it works again."""
 
 
 WEIGHTS, CACHE = MEMORY = ("weights", "kv_cache")
-"""The kinds of memory that a server can free for a while, as SGLang names them."""
+"""The kinds of memory that a server can free temporarily, by their names in SGLang."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
@@ -42,18 +42,18 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """The answer to one request, as the server gave it: tokens int32[G] with logprobs float32[G].
+    """The unchecked answer to one request: tokens int32[G] with logprobs float32[G].
 
     The spans should cover the tokens in order (see `check_segment`).
 
     `finish` is one of these:
 
     - stop: the last token is one of the request's stop ids, or under a grammar one of the server's
-    - length: the request's limit, or the server's own
+    - length: the request's or the server's limit of tokens is reached
     - cut: the request was interrupted and can be continued
 
-    `routing` has the requested experts of tokens of prompt and answer; None if none came. `routing_fault` is the reason
-    why experts are refused. `alternatives` are there if the server gave some.
+    `routing` has the requested experts of prompt and answer tokens, or None. `routing_fault` is the reason why experts
+    are refused. `alternatives` are None if the server gave none.
     """
 
     tokens: NDArray[np.int32]
@@ -75,9 +75,9 @@ def as_segment(
 ) -> Segment:
     """Make the segment of a request with `sampling`, which the server ended for `reason`.
 
-    The last token counts more than the reason. Servers also stop at end tokens that the model's own files name. If such
-    a token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended,
-    since nothing may follow. An abort may also arrive in the step in which a request ends anyway.
+    The last token decides first, then `reason`. Servers also stop at end tokens that the model's files name. If such a
+    token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended,
+    since the grammar allows no further token. `reason` may be an abort in the step in which the request ended anyway.
     """
     finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
     if tokens and (tokens[-1] in stop or (sampling.grammar is not None and reason == "stop")):
@@ -86,7 +86,7 @@ def as_segment(
 
 
 def check_segment(segment: Segment, vocabulary: int) -> None:
-    """Raises ServerFaultError unless tokens, log-probs and spans fit together, and each token may have been sampled."""
+    """Raises ServerFaultError: tokens, log-probs and spans differ in length, or a token cannot have been sampled."""
     count, logprobs, spans = len(segment.tokens), segment.logprobs, segment.spans
     bounds = [0, *(span.end for span in spans)]
     if len(logprobs) != count or [span.start for span in spans] != bounds[:-1] or bounds[-1] != count:
@@ -101,14 +101,14 @@ def check_segment(segment: Segment, vocabulary: int) -> None:
 
 
 def check_overrides(url: str, wanted: Mapping[str, Any], given: Mapping[str, Any], flag: str) -> None:
-    """Raises ServerFaultError: the server at `url` was not started with all of `wanted`, the run's override_config.
+    """Raises ServerFaultError: the server at `url`, started with `given` for its `flag`, lacks some of `wanted`.
 
-    It was started with `given` for its `flag`. Its log-probs would not be the learner's.
+    `wanted` is the run's override_config. Without it the server's log-probs would differ from the learner's.
     """
     lacking = {name: value for name, value in wanted.items() if name not in given or given[name] != value}
     if lacking:
         raise ServerFaultError(
-            f"{url} was started without model.override_config, at least {', '.join(lacking)}; start it with "
+            f"{url} was started without these entries of model.override_config: {', '.join(lacking)}; start it with "
             f"{flag} '{json.dumps(dict(wanted))}'"
         )
 
@@ -120,29 +120,29 @@ class InferenceServer(Protocol):
 
     @property
     def precision(self) -> str:
-        """The precision in which it computes, a key of `weights.canary.TOLERANCES`; known once it has joined."""
+        """The precision in which the server computes, a key of `weights.canary.TOLERANCES`; known after `join`."""
 
     @property
     def route(self) -> str:
-        """The route of weights into it, for messages."""
+        """The name of the route of weights into the server, for messages."""
 
     @property
     def spans(self) -> bool:
-        """True if the answer to a request that went on through an update tells which version sampled which token."""
+        """True if an answer shows which version sampled which token, even after an update during the request."""
 
     @property
     def loads_after_requests(self) -> bool:
-        """True if `load` may be called while requests end.
+        """True if `load` may be called while aborted requests end.
 
-        Then the load begins once all are answered. Later requests wait for all of it or a part of it, and their answers
-        have the update's label.
+        Then the load begins once all requests are answered. Later requests wait until the load, or a part of it, is
+        done, and their answers have the update's label.
         """
 
     async def join(self) -> None:
-        """Examine the server, and end the requests, the pause or half an update that an earlier actor left there."""
+        """Examine the server, and end the requests, the pause or the half-done update that an earlier actor left."""
 
     async def check(self) -> None:
-        """Raises ServerFaultError unless it answers and has the weights that it got last."""
+        """Raises ServerFaultError: the server does not answer, or does not have the weights that were loaded last."""
 
     async def generate(
         self,
@@ -154,34 +154,35 @@ class InferenceServer(Protocol):
         routed_from: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Segment:
-        """Continue `tokens` under the name `rid`; `salt` separates the prefix caches of versions.
+        """Continue `tokens` in a request named `rid`; `salt` separates the prefix caches of versions.
 
-        With `routed_from` the answer should have the experts of all tokens from there on, except the last one, which
-        was not computed yet. `images` are in the tokens; only servers that take images get any.
+        With `routed_from` the answer should have the experts of all tokens from this index on, except the last token,
+        which was not computed yet. `images` belong to placeholders in the tokens; only servers that take images get
+        any.
 
-        Raises EngineError: the request itself is refused, so that no server would take it.
+        Raises EngineError: the request itself is faulty, so that every server would refuse it.
         """
 
     async def logprobs(
         self, tokens: Sequence[int], salt: str | None, start: int = 1, images: Sequence[PlacedImage] = ()
     ) -> NDArray[np.float32]:
-        """The log-probs float32[T - start] of `tokens` from `start` on, which is 1 or more.
+        """The log-probs float32[T - start] of `tokens` from `start` on; `start` is at least 1.
 
-        They are at temperature 1, without a grammar, and with the weights that were loaded last. `images` are as for
-        `generate`, and before `start`. Raises EngineError also if the server refuses such a request.
+        The log-probs are at temperature 1, without a grammar, and with the weights that were loaded last. `images` are
+        as for `generate`, and before `start`. Raises EngineError also if the server refuses such a request.
         """
 
     async def abort(self, rid: str | None = None) -> None:
-        """End a request, or all of them. Each is answered with its tokens so far."""
+        """End the request `rid`, or all requests. The server answers each with its tokens so far."""
 
     async def pause(self, mode: str) -> None:
         """Stop between two decoding steps, in `mode` in_place or retract. Called only if `spans` is true.
 
-        It is retract in any case if after an in_place pause the server could not tell which version sampled a token.
+        A server that could not tell which version sampled a token after an in_place pause always uses retract.
         """
 
     def retracts(self, mode: str) -> bool:
-        """True if a pause in `mode` drops the keys and values of the tokens that requests have sampled."""
+        """True if a pause in `mode` drops the keys and values of sampled tokens."""
 
     async def resume(self) -> None: ...
 
@@ -191,14 +192,14 @@ class InferenceServer(Protocol):
     async def load(self, update: Update) -> None:
         """Load the whole update. The server is idle or paused, unless it `loads_after_requests`.
 
-        After a fault its weights are unknown.
+        After a fault the server's weights are unknown.
         """
 
     async def flush(self) -> None:
-        """Forget the prefix cache. The server is idle, or paused with all requests retracted; it may be loading."""
+        """Empty the prefix cache. The server is idle, or paused with all requests retracted; it may be loading."""
 
     async def leave(self) -> None:
-        """End the process groups and the like that joining and loading set up on the server."""
+        """Remove what `join` and `load` set up on the server, such as process groups."""
 
     async def close(self) -> None:
         """Close all connections without waiting. Calls that are in progress fail."""
@@ -208,7 +209,7 @@ class FreeingServer(InferenceServer, Protocol):
     """A server that can share its GPUs with the learner."""
 
     async def free(self, memory: Sequence[str]) -> None:
-        """Free the memory of these kinds of `MEMORY`; its contents are lost. The server is idle, and has all of it."""
+        """Free the memory of these kinds of `MEMORY`, which the idle server has; its contents are lost."""
 
     async def regain(self, memory: Sequence[str]) -> None:
-        """Allocate memory of these kinds again, which was freed."""
+        """Allocate the freed memory of these kinds again."""

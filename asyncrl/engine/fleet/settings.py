@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FleetSettings:
-    """The limits and the pace of a fleet.
+    """The limits and intervals of a fleet.
 
-    - `attempts` server faults in a row without a new token fail a turn, and so does a wait of `wait_s` for a server.
-    - The fleet looks for servers, and checks each, every `check_s`. A lost one is joined again after `retry_s`; the
-      pause doubles with every update that fails.
-    - Updates are of `mode` (see `weights.mode`); a drain lasts `drain_s` at most.
-    - A request samples at most `segment_tokens`, or its whole turn if that is 0.
+    - A turn fails after `attempts` server faults in a row without a new token, or if no server is ready for `wait_s`.
+    - Every `check_s` the fleet looks for servers and checks each of them. It rejoins a lost server after `retry_s`.
+      This pause doubles with every failed update.
+    - Updates are of `mode` (see `weights.mode`); a drain lasts at most `drain_s`.
+    - A request samples at most `segment_tokens`; 0: its whole turn.
     - `Fleet.close` takes `close_s` at most.
     """
 
@@ -28,8 +28,8 @@ class FleetSettings:
 
     @property
     def salted(self) -> bool:
-        """True if sessions keep their prefixes through updates, in a cache of the version under which they began.
+        """True if sessions keep their prefixes through updates. Each session uses the prefix cache of the version under
 
-        Otherwise every update flushes the cache.
+        which it began. Otherwise every update flushes the cache.
         """
         return self.mode == "in_place"

@@ -1,4 +1,4 @@
-"""An update of servers: one version of the weights, in the forms that routes need."""
+"""An update of servers: one version of the weights, in the forms that the routes into servers need."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Tensors = Mapping[str, torch.Tensor]
 class Update:
     """The weights of `version` as they arrived: tensors, or a folder of `folders`.
 
-    `label` is their name at servers, each of which must pass the `check` before it serves them. They are read, copied
-    to a device or written to a folder when a server first needs that, once for all servers.
+    `label` names the weights on servers. Each server must pass the `check` before it serves them. The weights are read,
+    copied to a device or written to a folder when the first server needs it, and then shared by all servers.
     """
 
     def __init__(
@@ -78,25 +78,25 @@ class Update:
             raise WeightsError(f"version {self.version} cannot be read: {error}") from error
 
     async def folder(self) -> Path:
-        """Get the folder that holds this version; it stays while it is `kept`. Raises WeightsError."""
+        """Get the folder of this version; it stays while it is `kept`. Raises WeightsError: it cannot be written."""
         if isinstance(self._weights, Folder):
             return self._weights.path
         assert self._folders is not None
         return await in_own_thread(partial(self._folders.write, self.version, self._weights))
 
     def drop_copies(self) -> None:
-        """Free the memory of the copies on GPUs, which are made again when they are needed."""
+        """Free the copies on GPUs. They are made again when they are needed."""
         for device in [each for each in self._copies if each.type == "cuda"]:
             del self._copies[device]
         give_back_memory()
 
     def kept(self) -> AbstractContextManager[None]:
-        """Keep the folder of this version, if there is one, however many newer ones follow."""
+        """Keep the folder of this version, if it has one, within the context, even if many newer versions follow."""
         return nullcontext() if self._folders is None else self._folders.reading(self._folders.path(self.version))
 
 
 class _Once(Generic[T]):
-    """The result of `make`, computed in a thread on first use; after a failure it is computed again."""
+    """The result of `make`, computed in a thread on first use, and again after a failure."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
@@ -109,9 +109,9 @@ class _Once(Generic[T]):
 
 
 def give_back_memory() -> None:
-    """Return the memory of GPUs that this process holds and does not use."""
+    """Return unused GPU memory of this process to the system."""
     if torch.cuda.is_initialized():
-        # Servers that read from it have dropped their handles.
+        # Servers that read from this memory have dropped their handles.
         torch.cuda.ipc_collect()
         torch.cuda.empty_cache()
 
@@ -121,9 +121,9 @@ def _on_device(weights: Weights, device: torch.device) -> Tensors:
 
 
 def on_device(tensors: Tensors, device: torch.device) -> Tensors:
-    """Copy tensors to `device`; those that are there already are shared."""
-    # A GPU copies from pinned memory about eight times as fast as from other memory, but to pin all of the weights
-    # takes longer than to copy them. So they pass through a few pinned buffers.
+    """Copy tensors to `device`; tensors that are there already are shared."""
+    # A GPU copies from pinned memory about eight times as fast as from other memory, but pinning all weights takes
+    # longer than copying them. So they pass through a few pinned buffers.
     if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors.values()):
         return {name: tensor.detach().to(device) for name, tensor in tensors.items()}
 
@@ -153,7 +153,7 @@ def copy_through(
 ) -> None:
     """Copy each source, on the CPU, to the contiguous target of the same shape and dtype.
 
-    Each of `BUFFERS` threads copies through a buffer of its own, uint8[buffer_bytes].
+    `BUFFERS` threads copy, each through its own buffer, uint8[buffer_bytes].
     """
     given = [bytes_of(source.contiguous()) for source in sources]
     taken = [target.view(-1).view(torch.uint8) for target in targets]

@@ -4,13 +4,13 @@
     idle:           abort or drain ──► load, flush ──► canary, new requests ──► answers are used
     after requests: abort and load ──► flush ──► canary, new requests ──► answers are used
 
-A server that can tell which version sampled which token is paused, and its requests go on afterwards. Any other server
-must have no requests. Some servers queue an update after their requests: they get the update with the abort, and load
-it while answers are still arriving.
+A server that can tell which version sampled which token is paused, and its requests continue after the update. Any
+other server must have no requests. Some servers queue an update after their requests: they get the update with the
+abort, and load it while answers are still arriving.
 
-An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server could not
-answer the canary, so it resumes its requests before. An idle server gets new requests meanwhile. The answers to all of
-them wait for the verdict.
+An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server cannot
+answer the canary, so it first resumes its requests. An idle server gets new requests at the same time. Answers to all
+these requests wait for the verdict on the canary.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 class ServerUpdater:
     """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
 
-    `counts` gets `canary_failures`, and `pauses` each stop. `canary` judged the newest version; `refused` has the last
-    version whose canary the server failed, and how often it failed.
+    It counts `canary_failures` in `counts`, and records each stop in `pauses`. `canary` has judged the newest version.
+    `refused` maps the last version whose canary the server failed to the number of failures.
     """
 
     def __init__(
@@ -62,15 +62,16 @@ class ServerUpdater:
 
     @property
     def proving(self) -> bool:
-        """True while it is not known whether the server has the right weights."""
+        """True while the canary has not yet shown that the server has the right weights."""
         return self._proving
 
     async def switch(self, update: Update, serving: bool, loaded: Callable[[], None] = lambda: None) -> None:
         """Update the server to `update`, which it has prepared.
 
-        `serving`: it had a version before, and so it stops. Then `loaded` is called as soon as it may get requests
-        again, whose answers wait for the verdict. After an error its weights are unknown, and these answers wait until
-        the next verdict. Raises ServerFaultError, WeightsError, and CanaryError: it fails the canary.
+        `serving`: the server had a version before, so the update stops it. Then an idle server may get requests again
+        as soon as `loaded` is called; their answers wait for the verdict. After an error the server's weights are
+        unknown, and these answers wait until the next verdict. Raises ServerFaultError, WeightsError, and CanaryError:
+        the server fails the canary.
         """
         if self._settings.mode in ("in_place", "retract") and self._server.spans:
             await self._switch_paused(update, serving)
@@ -80,13 +81,13 @@ class ServerUpdater:
         self._proved.notify_all()
 
     async def verdict(self) -> None:
-        """Wait until the weights of the server are proved, with which it has just answered."""
+        """Wait until the canary has proved the weights with which the server has just answered."""
         await self._proved.wait_for(lambda: not self._proving)
 
     async def _switch_paused(self, update: Update, serving: bool) -> None:
         server, clock = self._server, self._pauses.clock
         told = clock()
-        # A request of an earlier actor or of the server's warm-up would prevent the flush in a pause in_place.
+        # In an in_place pause, a request of an earlier actor or of the server's warm-up would prevent the flush.
         await server.pause("retract" if self._flushes(serving) else self._settings.mode)
         stopped = clock()
         await self._load(update, serving)
@@ -115,8 +116,8 @@ class ServerUpdater:
         await self._prove(update)
 
     async def _load_after_requests(self, update: Update, serving: bool) -> float:
-        """Load while the server answers requests that end. Returns the time when the last one was answered."""
-        # Only then may the cache be flushed: a request that overtook the update may have put old prefixes there.
+        """Load while the server answers aborted requests. Returns the time when the last request was answered."""
+        # Only then may the cache be flushed: a request that overtook the update may have cached old prefixes.
         load = asyncio.create_task(self._server.load(update))
         try:
             await self._requests.abort_all()
@@ -133,11 +134,11 @@ class ServerUpdater:
 
     def _flushes(self, serving: bool) -> bool:
         """True if the cache must be flushed with the update."""
-        # A server that comes back may have computed prefixes with half an update, or with weights that failed a canary.
+        # A server that rejoins may have computed prefixes with half an update, or with weights that failed a canary.
         return not (self._settings.salted and serving)
 
     async def _load(self, update: Update, serving: bool) -> None:
-        """Load and flush at the same time: no request runs meanwhile that could fill the cache."""
+        """Load and flush at the same time, since no request runs that could fill the cache."""
         flush = asyncio.create_task(self._server.flush()) if self._flushes(serving) else None
         try:
             await self._server.load(update)
@@ -160,8 +161,8 @@ class ServerUpdater:
                 salt = update.label if self._settings.salted else None
                 answer = await server.logprobs(check.canary.tokens, salt)
             except EngineError as error:
-                # A server that fails may have wrong weights; one that refuses cannot answer any canary.
-                advice = "" if isinstance(error, ServerFaultError) else "; weights.canary=false does without"
+                # A server that fails may have wrong weights; a server that refuses cannot answer any canary.
+                advice = "" if isinstance(error, ServerFaultError) else "; weights.canary=false turns the canary off"
                 raise self.canary.refuse(check, by, str(error), advice) from error
             self.canary.judge(check, answer, server.precision, by)
         except CanaryError:

@@ -1,1 +1,1 @@
-"""SGLang's servers with the fleet's protocol."""
+"""SGLang servers for the fleet."""

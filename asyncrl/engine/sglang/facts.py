@@ -1,4 +1,4 @@
-"""The facts about an SGLang server and this machine that decide on the route of weights into the server."""
+"""Facts about an SGLang server and this machine, which decide by which route weights reach the server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GPU_CHOICE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORD
 
 
 def facts_of(host: str, port: int, info: Mapping[str, Any], taken: Sequence[int] = ()) -> ServerFacts:
-    """Compare a server's `/server_info` with the process that listens at its address, if that process is ours."""
+    """Compare a server's `/server_info` with the process that listens at its address, if it is on this machine."""
     first, count = int(info.get("base_gpu_id") or 0), int(info.get("tp_size") or 1)
     gpus = range(first, first + count) if str(info.get("device")).startswith("cuda") else ()
     server = _listener(port) if _is_ours(host, port) else None
@@ -27,7 +27,7 @@ def facts_of(host: str, port: int, info: Mapping[str, Any], taken: Sequence[int]
 
 
 def _is_ours(host: str, port: int) -> bool:
-    """True if this machine's address on the way to `host` is the host's own."""
+    """True if `host` is this machine: the address from which this machine reaches it is the host's address."""
     try:
         return socket.gethostbyname(host) == address_towards(host, port)
     except OSError:
@@ -37,7 +37,7 @@ def _is_ours(host: str, port: int) -> bool:
 def _listener(port: int) -> Mapping[str, str] | None:
     """The environment of the SGLang process that listens at a port of this machine.
 
-    None if this process sees no such process: another user or a container runs it, or a tunnel listens.
+    None if it cannot be seen: another user or a container runs it, or a tunnel listens at the port.
     """
     try:
         for connection in psutil.net_connections("tcp"):
@@ -48,7 +48,7 @@ def _listener(port: int) -> Mapping[str, str] | None:
                     environment: Mapping[str, str] = process.environ()
                     return environment
     except (psutil.Error, OSError):
-        # A process that this one may not look at is treated like a server on another machine.
+        # A process that this process may not inspect is treated like a server on another machine.
         return None
     return None
 

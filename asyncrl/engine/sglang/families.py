@@ -1,12 +1,12 @@
-"""The families of models whose weights are pushed into SGLang servers, and the reasons against others.
+"""The model families whose weights may be pushed into SGLang servers, and the reasons against other families.
 
 A server takes an update by the names in weight files. It ignores names that it does not know, and reports success. Some
 of its loaders change loaded tensors, such as the experts of a mixture or the projections of latent attention, or load
 some tensors only together. No call of a server lists the names that it would load.
 
-So a family is allowed once a test has shown that servers take every tensor of a push. For each family of `PROVEN`
-tests/sglang/test_families.py starts a real server on the CPU and pushes other weights for all tensors. Then it compares
-log-probs with transformers'.
+So a family is allowed once a test has shown that servers take every tensor of a push. For each family of `PROVEN`,
+tests/sglang/test_families.py starts a real server on the CPU and pushes new weights for all tensors. Then it compares
+the server's log-probs with those of transformers.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ PROVEN: frozenset[str] = frozenset(
         "qwen2_5_vl",
     }
 )
-"""The families that the test has passed with SGLang 0.5.23, by `model_type` of their configuration."""
+"""The families that have passed the test with SGLang 0.5.23, by the `model_type` of their configuration."""
 
 _DEEPSEEK = (
     "SGLang 0.5.23 on a CPU gives log-probs that are 3 nats from those of transformers, even for the folder with which "
-    "it was started, so the test tells nothing of pushes"
+    "it was started, so the test cannot judge pushes"
 )
 
 UNPROVEN: Mapping[str, str] = {
@@ -47,22 +47,23 @@ _LATENT = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")
 
 
 def request_group(name: str) -> str:
-    """Map the name of a tensor to its group: tensors of one group must reach a server in one request.
+    """Map the name of a tensor to its group. Tensors of one group must reach a server in one request.
 
-    SGLang's loader of latent attention (DeepSeek) concatenates two projections, and drops one that comes alone.
+    SGLang's loader of latent attention (DeepSeek) concatenates two projections, and drops one that arrives alone.
     """
     return _LATENT.sub(".q_a_proj and kv_a_proj_with_mqa.", name)
 
 
 def check_family(engine: EngineConfig, model: ModelConfig) -> None:
-    """Raises ConfigError: the engine is a fleet of SGLang servers, and the policy's family is none of `PROVEN`."""
+    """Raises ConfigError: the engine is a fleet of SGLang servers, and the policy's family is not in `PROVEN`."""
     if engine.kind != "sglang" or engine.unproven_family:
         return
     policy = open_config(model)
     if policy.model_type not in PROVEN:
         reason = UNPROVEN.get(policy.model_type, "no test has tried it")
         raise ConfigError(
-            f"model.path={model.path} engine.kind=sglang: no test has seen SGLang servers take every pushed weight of "
-            f"a {policy.model_type} model, and they pass over what they do not know: {reason}; use a family that "
-            "docs/models.md lists, which also says how to add one, or engine.unproven_family=true at your own risk"
+            f"model.path={model.path} engine.kind=sglang: no test has shown that SGLang servers take every pushed "
+            f"weight of a {policy.model_type} model, and they ignore weights that they do not know: {reason}; use a "
+            "family listed in docs/models.md, which also says how to add one, or set engine.unproven_family=true at "
+            "your own risk"
         )

@@ -1,4 +1,4 @@
-"""An SGLang server that the actor starts, restarts when it dies, and ends with itself."""
+"""An SGLang server that the actor starts, restarts if it dies, and ends when the actor ends."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OWN_VARIABLES: Mapping[str, str] = {"SGLANG_VLM_CACHE_SIZE_MB": "0"}
-"""The variables of a server's environment. SGLang 0.5.23 caches the features of images by their pixels. They would stay
-when the weights of the vision tower change, so that cache gets no room."""
+"""Variables of a server's environment. SGLang 0.5.23 caches the features of images by their pixels. Cached features
+would stay when the weights of the vision tower change, so the cache gets a size of 0."""
 OVERRIDES_FLAG = "--json-model-override-args"
 POLL_S = 0.25
 STOP_S = 1.0
-"""The time after a SIGTERM at which a server that is still alive is killed."""
+"""Seconds after a SIGTERM at which a server that is still alive is killed."""
 ENDED_POLL_S = 0.02
 KILLED_S = 30.0
-"""The wait for killed processes to end: one that hangs in the kernel may never do so."""
+"""The longest wait in seconds for killed processes to end: a process that hangs in the kernel may never end."""
 
 
 def server_count(server: ServerConfig) -> int:
@@ -51,7 +51,7 @@ def server_count(server: ServerConfig) -> int:
 def server_command(
     engine: EngineConfig, model: ModelConfig, port: int, index: int, *, seed: int = 0, shares_gpus: bool = False
 ) -> list[str]:
-    """The command line of the actor's server number `index`; `shares_gpus`: the learner computes on its GPUs, too."""
+    """The command line of the actor's server number `index`. `shares_gpus`: the learner uses the server's GPUs, too."""
     server = engine.server
     source = source_of(model)
     command = [engine.python, "-m", "sglang.launch_server", "--model-path", source.path, "--dtype", model.dtype]
@@ -78,8 +78,8 @@ def server_command(
 class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
-    It may take `start_s` to answer. Once it has run, `max_failures` starts in a row may fail. With `turns` it is
-    started only within one of them.
+    It must answer within `start_s`. After its first successful start, `max_failures` starts in a row may fail. With
+    `turns` it is started only within the servers' turns.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class LaunchedServer:
             kill_group_soon(self.process)
 
     async def keep(self) -> None:
-        """Keep the server running; returns only by cancellation, and ends the server then.
+        """Keep the server running; returns only by cancellation, and then ends the server.
 
-        A first start that is killed is tried once more. SGLang also kills itself if it cannot start.
-        Raises ConfigError: the server never started. EngineError: it ran before, and does not restart.
+        If the first process was killed before it answered, it is started once more. SGLang also kills itself if it
+        cannot start. Raises ConfigError: the server never started. EngineError: it ran before, and does not restart.
         """
         has_run, failures = False, 0
         try:
@@ -143,7 +143,7 @@ class LaunchedServer:
             await self._stop()
 
     async def _run_once(self) -> bool:
-        """Run one process until it ends. True if it ever answered."""
+        """Run one process until it ends. True if the server answered before the process ended."""
         self._log.parent.mkdir(parents=True, exist_ok=True)
         if shutil.which(self._command[0]) is None:
             raise ConfigError(f"engine.python={self._command[0]}: there is no such program")
@@ -194,7 +194,7 @@ class LaunchedServer:
             async with asyncio.timeout(STOP_S):
                 while process.poll() is None:
                     await asyncio.sleep(ENDED_POLL_S)
-        # Without waiting here, so that all servers end at the same time.
+        # This does not wait, so that all servers end at the same time.
         kill_group_soon(process)
         # A process counts as running while it holds memory of GPUs, which the learner or the next process needs.
         with suppress(TimeoutError):

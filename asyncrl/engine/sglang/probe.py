@@ -1,7 +1,7 @@
-"""The check that a program is a Python with SGLang, before servers are started with it.
+"""Checks that a program is a Python with SGLang, before servers are started with it.
 
-Nothing here loads torch, which may be broken on a host. The program may also be a script that sets variables and ends
-with `exec python3 "$@"`.
+This file does not load torch, which may be broken on a host. The program may also be a script that sets variables and
+ends with `exec python3 "$@"`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ log = logging.getLogger("asyncrl.train")
 
 PROGRAM_S = 60.0
 VERSION_LINE = "asyncrl: sglang "
-"""The beginning of the line with the version: packages print other lines when they are imported."""
+"""The beginning of the line with the version. Packages may print other lines when they are imported."""
 PRINT_VERSION = f"import sglang; print('\\n' + {VERSION_LINE!r} + sglang.__version__)"
 FIND_SERVER = """
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 package = find_spec("sglang")
-# A folder of this name, such as a checkout in the working folder, counts as a package too.
+# `find_spec` also takes a folder of this name, such as a checkout in the working folder, for a package.
 if package is None or not PathFinder.find_spec("sglang.launch_server", package.submodule_search_locations or []):
     sys.exit("it has no package sglang")
 """
@@ -34,7 +34,7 @@ if package is None or not PathFinder.find_spec("sglang.launch_server", package.s
 
 
 def sglang_version(python: str) -> tuple[str, str]:
-    """The version of SGLang in a Python, and the reason why it cannot be imported there; one of them is empty."""
+    """The version of SGLang in a Python and "", or "" and the reason why it cannot be imported there."""
     try:
         printed, error = _run(python, PRINT_VERSION, {}, PROGRAM_S)
     except TimeoutError as late:
@@ -48,7 +48,7 @@ def sglang_version(python: str) -> tuple[str, str]:
 def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float = PROGRAM_S) -> str:
     """The reason why no server starts with a Python in this environment.
 
-    It is empty if SGLang is installed, or if the program did not answer in time, which is logged.
+    It is empty if SGLang is installed. It is also empty if the program did not answer in time, which is logged.
     """
     try:
         return _run(python, FIND_SERVER, environment, timeout_s)[1]
@@ -58,7 +58,8 @@ def without_sglang(python: str, environment: Mapping[str, str], timeout_s: float
 
 
 def _run(python: str, code: str, environment: Mapping[str, str], timeout_s: float) -> tuple[str, str]:
-    """Run `code` in a Python; return its output and the reason of a failure. Raises TimeoutError."""
+    """Run `code` in a Python; return its output, and the reason if it failed. Raises TimeoutError: it takes too
+    long."""
     if shutil.which(python) is None:
         return "", "there is no such program"
     try:

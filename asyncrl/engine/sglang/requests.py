@@ -1,11 +1,11 @@
 """SGLang's requests and answers, without a socket.
 
-SGLang takes log-probs after temperature and before any filter, so only the temperature is ever set. At temperature 0 it
-takes the largest logit and reports log-probs at temperature 1, as an engine must. The sampled tokens include the stop
-token.
+SGLang computes log-probs after temperature and before any filter, so requests set only the temperature. At temperature
+0, SGLang takes the largest logit and reports log-probs at temperature 1, as an engine must. The sampled tokens include
+the stop token.
 
-Under a grammar the logits of other tokens become -inf before that. So log-probs are renormalised over the allowed
-tokens (tests/sglang/test_grammars.py).
+Under a grammar, SGLang first sets the logits of tokens that are not allowed to -inf. So log-probs are renormalised over
+the allowed tokens (tests/sglang/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncrl.modelling.routing import RoutedTokens, RoutingError, RoutingShape
 from asyncrl.types import Sampling
 
 NEUTRAL = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
-"""The neutral values of filters, sent in every request: a server may have been started with other defaults."""
+"""Values that turn filters off. Every request has them, since a server may have been started with other defaults."""
 
 
 def generate_body(
@@ -37,8 +37,8 @@ def generate_body(
     routed_from: int | None = None,
     images: Sequence[PlacedImage] = (),
 ) -> dict[str, Any]:
-    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from that position on."""
-    # SGLang wants one placeholder for each image, and repeats it by its own count of features.
+    """The body of `/generate`. With `routed_from` it requests the experts of all tokens from this position on."""
+    # SGLang wants one placeholder for each image, and repeats it once for each feature of the image.
     body: dict[str, Any] = {
         "rid": rid,
         "input_ids": collapsed(tokens, images).tolist(),
@@ -62,7 +62,7 @@ def generate_body(
 
 def _urls(images: Sequence[PlacedImage]) -> list[str]:
     """The `data:` URLs of images."""
-    # Bare base64 of a JPEG begins with a slash, and SGLang 0.5.23 takes it for the path of a file.
+    # The base64 of a JPEG begins with a slash; without `data:`, SGLang 0.5.23 takes it for the path of a file.
     return [f"data:image;base64,{base64.b64encode(each.data).decode()}" for each in images]
 
 
@@ -85,7 +85,7 @@ def logprob_body(
 
 
 class _Given(msgspec.Struct, array_like=True, gc=False):
-    """The log-prob and the token at a position of the prompt; its first token has no log-prob."""
+    """The log-prob and the token at a position of the prompt. The prompt's first token has no log-prob."""
 
     logprob: float | None
     token: TokenId
@@ -103,7 +103,7 @@ _GIVEN = msgspec.json.Decoder(_GivenAnswer)
 
 
 def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArray[np.float32]:
-    """The log-probs [T - start] in an answer to `logprob_body`; nan if the server gives none.
+    """The log-probs [T - start] in an answer to `logprob_body`; nan for a missing one.
 
     Raises ServerFaultError: the answer has another form, or other tokens.
     """
@@ -111,7 +111,7 @@ def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArr
         given = _GIVEN.decode(answer).meta_info.input_token_logprobs
     except (ValueError, RecursionError) as error:
         raise ServerFaultError(f"log-probs of /generate are not as expected: {error}: {answer[:300]!r}") from error
-    # The token before them has no log-prob; some releases leave it out.
+    # The answer begins with the token before `start`, without a log-prob; some releases leave this token out.
     wanted = list(tokens[start:])
     if [each.token for each in given][-len(wanted) :] != wanted:
         raise ServerFaultError(f"/generate gives log-probs of other tokens: {answer[:300]!r}")
@@ -119,13 +119,13 @@ def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArr
 
 
 class _Sampled(msgspec.Struct, array_like=True, gc=False):
-    """A log-prob, token and text, of which only the first is read: `output_ids` has the tokens."""
+    """A log-prob, a token and its text. Only the log-prob is read, since `output_ids` has the tokens."""
 
     logprob: float
 
 
 class _Likely(msgspec.Struct, array_like=True, gc=False):
-    """The log-prob, token and text of one of the likeliest tokens."""
+    """The log-prob, id and text of one of the most likely tokens."""
 
     logprob: float
     token: TokenId
@@ -174,8 +174,8 @@ def read_segment(
 ) -> Segment:
     """Read the segment in an answer of `/generate` to a request with `sampling` that requested `routing`.
 
-    Experts that do not fit the model are left out: tokens without any can be trained, too. A prompt with images had
-    `shown` tokens, including the images' tokens.
+    Experts that do not fit the model are left out, since tokens without experts can be trained, too. A prompt with
+    images has `shown` tokens, including the images' tokens.
 
     Raises ServerFaultError: the answer lacks data of a trajectory, or the server saw images of other sizes.
     """
@@ -186,9 +186,9 @@ def read_segment(
     tokens, meta = decoded.output_ids, decoded.meta_info
     if tokens and shown is not None and meta.prompt_tokens not in (None, shown):
         raise ServerFaultError(
-            f"the server made {meta.prompt_tokens} tokens of a prompt with images that has {shown}: it cuts images "
-            "otherwise than the image processor of model.path; start it with the files of model.path, and without "
-            "limits of its own on the pixels of an image"
+            f"the server made {meta.prompt_tokens} tokens of a prompt with images that has {shown}: it splits images "
+            "differently from the image processor of model.path; start it with the files of model.path, and without "
+            "other limits on the pixels of an image"
         )
     if "NaN" in str(meta.finish_reason.matched):
         raise ServerFaultError("the server sampled from logits that are not finite")
@@ -207,7 +207,7 @@ def read_segment(
 
 
 def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> Alternatives | None:
-    """Read the alternatives of `count` tokens, if the server gave the same number at each."""
+    """Read the alternatives of `count` tokens. None if the server did not give the same number for each token."""
     known = [each for each in given or () if each]
     if not known or len(known) != count or len({len(each) for each in known}) != 1:
         return None
@@ -217,9 +217,10 @@ def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> A
 
 
 def _read_routing(text: str, routing: RoutingRequest, sampled: int) -> RoutedTokens:
-    """Read the rows in base64 of int32[tokens, layers, top_k]; layers without a router have meaningless numbers.
+    """Read the rows in base64 of int32[tokens, layers, top_k]. The numbers of layers without a router are ignored.
 
-    A start after the last row gives no rows. Raises ValueError (RoutingError is one): they do not fit the model.
+    A start after the last row gives no rows. Raises ValueError, or its subclass RoutingError: the rows do not fit the
+    model.
     """
     shape, start = routing.shape, routing.start
     numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")

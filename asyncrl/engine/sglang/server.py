@@ -1,12 +1,11 @@
-"""One SGLang server, of two generations.
+"""One SGLang server, before or since SGLang 0.5.22.
 
-From 0.5.22 on, an update has a begin and an end call, and answers tell which version sampled which token. Earlier
-servers have neither, and crash if they are flushed while they have requests: no request may continue there through an
-update.
+Since 0.5.22, an update has a begin and an end call, and answers show which version sampled which token. Earlier servers
+have neither, and crash if they are flushed while they have requests, so no request may continue through an update.
 
 With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
-in a queue. Their tokens, one a request, are counted after the update. So they would have the new version although the
-old one sampled them. A pause `retract` empties the queue first.
+in a queue. Their tokens, one for each request, are counted after the update. So they would have the new version
+although the old one sampled them. A pause `retract` empties the queue first.
 """
 
 from __future__ import annotations
@@ -55,11 +54,11 @@ FLUSH_RETRY_S = 0.01
 class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    - The server must take `context` tokens, and have changed its model's configuration by `overrides`.
+    - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
     - A check may take `silence_s`, a call of an update `load_s`.
     - `settings` configure the routes of weights, and `look` finds the facts that decide on a route. The actor's own
       servers run on `taken_gpus`.
-    - If the policy's `routing` is given, the server must tell the experts of tokens.
+    - If the policy's `routing` is given, the server must report the experts of tokens.
     """
 
     def __init__(
@@ -97,19 +96,19 @@ class SglangServer:
 
     @property
     def loads_after_requests(self) -> bool:
-        """True without spans: SGLang's updates wait for requests unless it is paused."""
-        # With spans, tokens sampled between two parts of an update would be attributed to the version.
+        """True without spans: unless the server is paused, an update waits for its requests."""
+        # With spans, tokens sampled between two parts of an update would be attributed to the new version.
         return not self.spans
 
     @property
     def route(self) -> str:
-        """The route of weights into the server; "" if it has not joined or takes none."""
+        """The route of weights into the server; "" if it has not joined, or if no route is left."""
         return next(iter(self._routes), "")
 
     async def join(self) -> None:
         """Examine the server (see `InferenceServer`).
 
-        Raises ServerFaultError also if its context is too short, its configuration differs, or it tells no experts.
+        Raises ServerFaultError also if its context is too short, its configuration differs, or it reports no experts.
         """
         info = await self._get("server_info")
         self._end.spans = _version(info) >= SPANS_SINCE
@@ -126,7 +125,7 @@ class SglangServer:
         check_overrides(self.url, self._overrides, given, OVERRIDES_FLAG)
         if self._routing is not None and not info.get("enable_return_routed_experts"):
             raise ServerFaultError(
-                f"{self.url} does not tell the experts of tokens, for which engine.return_routed_experts asks; start "
+                f"{self.url} does not report the experts of tokens, which engine.return_routed_experts needs; start "
                 "the server with --enable-return-routed-experts"
             )
         self._label = None
@@ -137,13 +136,13 @@ class SglangServer:
         if self.spans:
             with suppress(ServerRefusedError):
                 await self._post("/end_weight_update")
-        # A flush collects garbage, which takes 0.4 s unless the objects of the server's start are frozen.
+        # A flush collects garbage. This takes 0.4 s unless the objects made at the server's start are frozen.
         with suppress(ServerRefusedError, ServerFaultError):
             await self._post("/freeze_gc")
 
     async def check(self) -> None:
         """Check the server (see `InferenceServer`)."""
-        # `/health` answers 503 while a pause lasts; the scheduler answers `/server_info`.
+        # Not by `/health`, which answers 503 during a pause; the scheduler answers `/server_info`.
         await self._get("server_info")
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
@@ -166,7 +165,7 @@ class SglangServer:
         try:
             answer = await self._http.call("POST", "/generate", body)
         except ServerRefusedError as error:
-            # SGLang answers so to a request that is aborted while it waits for an update.
+            # SGLang gives this answer to a request that is aborted while it waits for an update.
             if f"{rid} was aborted" in str(error):
                 return as_segment((), (), (), sampling, stop, "abort")
             raise
@@ -205,7 +204,7 @@ class SglangServer:
             logger.info("weights go into %s by %s%s", self.url, names, self._left_out and f" ({self._left_out})")
 
     async def _by_a_route(self, act: Callable[[ServerRoute], Awaitable[None]]) -> None:
-        """Act by the best route that is left. One that the server refuses is left out until the server joins again."""
+        """Act by the best remaining route. A route that the server refuses is left out until the server joins again."""
         while self._routes:
             name, route = next(iter(self._routes.items()))
             try:
@@ -219,7 +218,7 @@ class SglangServer:
 
     async def flush(self) -> None:
         """Flush the cache (see `InferenceServer`)."""
-        # The server refuses while a request that it has just answered is still in its queues.
+        # Repeated, since the server refuses while a request that it has just answered is still in its queues.
         for _ in range(FLUSHES):
             with suppress(ServerRefusedError):
                 return await self._post("/flush_cache")
@@ -227,7 +226,8 @@ class SglangServer:
         raise ServerFaultError(f"{self.url} keeps the prefixes of older weights: it refuses to flush them")
 
     async def free(self, memory: Sequence[str]) -> None:
-        """Free memory (see `FreeingServer`). SGLang's scheduler dies if it is not idle, or has freed it before."""
+        """Free memory (see `FreeingServer`). SGLang's scheduler dies if it is not idle, or if the memory is freed
+        already."""
         await self._end.post("/release_memory_occupation", {"tags": list(memory)})
 
     async def regain(self, memory: Sequence[str]) -> None:
@@ -241,7 +241,7 @@ class SglangServer:
             await route.reset()
 
     async def _get(self, path: str) -> Any:
-        """Get the answer to /`path`, or to /get_`path`, its name in older servers."""
+        """Get the answer to /`path`, or to its name in older servers, /get_`path`."""
         for name in (path, f"get_{path}"):
             with suppress(ServerRefusedError):
                 return await self._http.get(f"/{name}", self._silence_s)

@@ -1,1 +1,1 @@
-"""vLLM's servers, as the fleet sees them."""
+"""vLLM servers for the fleet."""

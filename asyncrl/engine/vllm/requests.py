@@ -1,11 +1,11 @@
 """vLLM's requests and answers, without a socket.
 
-There are two endpoints. The answers of `/inference/v1/generate` tell which weights sampled which token; it needs a
-server that was started with `--enable-scale-out`. Every server has `/v1/completions`, whose answers do not name the
+There are two endpoints. The answers of `/inference/v1/generate` show which weights sampled which token; this endpoint
+needs a server started with `--enable-scale-out`. Every server has `/v1/completions`, whose answers do not name the
 weights.
 
-Under a grammar the logits of other tokens become -inf before log-probs are taken. So log-probs are renormalised over
-the allowed tokens (tests/vllm/test_grammars.py).
+Under a grammar, vLLM sets the logits of tokens that are not allowed to -inf before it computes log-probs. So log-probs
+are renormalised over the allowed tokens (tests/vllm/test_grammars.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ NEUTRAL = {
     "frequency_penalty": 0.0,
     "presence_penalty": 0.0,
 }
-"""The neutral values of filters, sent in every request: by default vLLM uses the model's generation_config.json."""
+"""Values that turn filters off. Every request has them, since by default vLLM uses the model's
+generation_config.json."""
 
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 """vLLM's names of the kinds of grammars."""
@@ -62,11 +63,11 @@ def logprob_body(model: str, tokens: Sequence[int], salt: str | None) -> dict[st
 
 
 def _parameters(sampling: Sampling, stop: Sequence[int]) -> dict[str, Any]:
-    """The sampling parameters of a request. Only end tokens in `stop` end it, and under a grammar the model's own end
-    tokens.
+    """The sampling parameters of a request. Only end tokens in `stop` end the request, and under a grammar also the
+    model's own end tokens.
     """
-    # vLLM allows the model's own end tokens once a grammar is complete. If one were ignored, vLLM would generate
-    # without any grammar. `logprobs` 0 requests log-probs of the sampled tokens only.
+    # vLLM allows the model's own end tokens once a grammar is complete. If it ignored such a token, it would continue
+    # without a grammar. `logprobs` 0 requests log-probs of the sampled tokens only.
     grammar = sampling.grammar
     own = {"temperature": sampling.temperature, "max_tokens": sampling.max_new_tokens, "stop_token_ids": stop}
     if grammar is not None:
@@ -100,7 +101,7 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 
 
 class _Prompted(msgspec.Struct, gc=False):
-    """The log-prob of each token of the prompt, by its id; none for the first."""
+    """The log-prob of each token of the prompt, by the token's id; None for the first token."""
 
     prompt_logprobs: list[dict[str, _Sampled] | None]
 
@@ -129,7 +130,7 @@ def read_logprobs(answer: bytes, tokens: Sequence[int], start: int = 1) -> NDArr
 def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int], label: str | None = None) -> Segment:
     """Read the segment in an answer of either endpoint to a request with `sampling`.
 
-    `label` labels all its tokens if the answer has no labels.
+    `label` names the weights of all tokens; None: the answer names them.
 
     Raises ServerFaultError: the answer lacks data of a trajectory.
     """

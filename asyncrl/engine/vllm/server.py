@@ -1,8 +1,8 @@
-"""One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. Weights reach it as a folder.
+"""One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. It loads weights from a folder.
 
-A server started with `--enable-scale-out` tells which version sampled which token, so that requests may continue
-through an update. With other servers no request may run during an update. A restart loses the pushed weights;
-the start time shows it.
+A server started with `--enable-scale-out` reports which version sampled which token, so that requests may continue
+through an update. On other servers no request may run during an update. A restart loses the pushed weights; it is
+detected by the server's start time.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 class VllmServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    The server must take `context` tokens, and have changed its model's configuration by `overrides`. `tied`: the
-    policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
+    The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
+    `tied`: the policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class VllmServer:
     async def check(self) -> None:
         await self._get("/health")
         if (started := await self._start_time()) != self._started:
-            raise ServerFaultError(f"{self.url} was restarted at {started}, and has lost the weights it was given")
+            raise ServerFaultError(f"{self.url} was restarted at {started}, and has lost its pushed weights")
 
     async def generate(
         self,
@@ -118,7 +118,7 @@ class VllmServer:
         routed_from: int | None = None,
         images: Sequence[PlacedImage] = (),
     ) -> Segment:
-        """Continue `tokens` (see `InferenceServer`). vLLM tells no experts, and gets no images."""
+        """Continue `tokens` (see `InferenceServer`). vLLM reports no experts, and gets no images."""
         if images:
             raise EngineError(NO_IMAGES)
         if self.spans:
@@ -128,7 +128,7 @@ class VllmServer:
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
         answer = await self._http.call("POST", "/v1/completions", msgspec.json.encode(body))
-        # The answer does not tell whether the server was restarted, with the weights of its folder.
+        # The answer does not show if the server was restarted, and then answered with its folder's weights.
         await self.check()
         return read_segment(answer, sampling, stop, label)
 
@@ -144,13 +144,14 @@ class VllmServer:
         return read_logprobs(await self._http.call("POST", "/v1/completions", body, self._load_s), tokens, start)
 
     async def abort(self, rid: str | None = None) -> None:
-        """End requests (see `InferenceServer`). A single one ends with its connection, which its caller has closed."""
+        """End requests (see `InferenceServer`). A single request ends by its connection, which the caller has
+        closed."""
         if rid is None:
             await self._post("/pause?mode=abort&clear_cache=false")
             await self.resume()
 
     async def pause(self, mode: str) -> None:
-        """Pause (see `InferenceServer`). vLLM has one mode: keys and values are removed by the flush."""
+        """Pause (see `InferenceServer`). vLLM needs only one mode, since the flush removes keys and values."""
         await self._post("/pause?mode=keep&clear_cache=false")
 
     @property
@@ -158,7 +159,7 @@ class VllmServer:
         return False
 
     def retracts(self, mode: str) -> bool:
-        """True in mode retract (see `InferenceServer`): its flush drops them, and in_place has no flush."""
+        """True in mode retract (see `InferenceServer`), whose flush drops keys and values. In_place has no flush."""
         return mode == "retract"
 
     async def resume(self) -> None:
@@ -168,8 +169,8 @@ class VllmServer:
         await update.folder()
 
     async def load(self, update: Update) -> None:
-        """Load the update (see `InferenceServer`). The first load after a join also finds out if versions are told."""
-        # That takes a request, which would kill a server in the middle of an update; so `join` cannot do it.
+        """Load the update (see `InferenceServer`). The first load after a join also tests if answers have versions."""
+        # `join` cannot test it, because this takes a request, which would kill a server in the middle of an update.
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(await update.folder())}}
         await self._http.post("/collective_rpc", body, self._load_s)
         if not self._tried_spans:
@@ -187,13 +188,13 @@ class VllmServer:
         return bool(answer["choices"][0].get("weight_versions"))
 
     async def flush(self) -> None:
-        """Flush the cache (see `InferenceServer`). Requests that are paused or ending lose keys and values, too."""
+        """Flush the cache (see `InferenceServer`). Paused and ending requests lose their keys and values, too."""
         answer = await self._post("/reset_prefix_cache?reset_running_requests=true")
         if answer == {"success": False}:
             raise ServerFaultError(f"{self.url} keeps the prefixes of older weights")
 
     async def leave(self) -> None:
-        """Do nothing: no state is set up on a vLLM server."""
+        """Do nothing: `join` and `load` set up no state on a vLLM server."""
 
     async def close(self) -> None:
         await self._http.close()

@@ -1,4 +1,4 @@
-"""Judges the facts of a host: each is in order, or a fault with its fix. Nothing here looks at the host."""
+"""Judges the facts of a host: each is in order, or a fault with its fix. The checks see only facts, not the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.machine.ports import PORTS
 GB = 1e9
 FEWEST_FILES, ENOUGH_FILES = 1024, 4096
 SHARED_MEMORY = 1e9
-"""Bytes that NCCL and the learner's ranks want in /dev/shm where several GPUs of a host work together."""
+"""Bytes that NCCL and the learner's ranks need in /dev/shm if several GPUs of a host work together."""
 LEAST_FREE, LITTLE_FREE = 1e9, 20e9
 MOST_SKEW_S = 2.0
 BUSY_SHARE = 0.1
@@ -25,8 +25,8 @@ STARTING_S = 300.0
 """The time in which roles load models before they listen."""
 SHOWN = 5
 SPANS_SINCE = (0, 5, 22)
-"""The first SGLang that continues requests through a push, as `SglangServer` has it. That module would load torch
-and transformers, which may be broken on this host.
+"""The first version of SGLang that continues requests through a push of weights. `SglangServer` has this version, too,
+but its module would load torch and transformers, which may be broken on this host.
 """
 
 
@@ -86,7 +86,8 @@ def gpus(facts: HostFacts) -> Iterator[Diagnosis]:
 def _unseen(here: AcceleratorFacts, expected: int) -> Diagnosis:
     if not here.torch_cuda:
         mend = "install a build of torch for CUDA (https://pytorch.org/get-started/locally)"
-        return Diagnosis("gpus", Severity.PROBLEM, f"torch was built without CUDA, so it uses none of {expected}", mend)
+        text = f"torch was built without CUDA, so it uses none of {expected} GPUs"
+        return Diagnosis("gpus", Severity.PROBLEM, text, mend)
     reason = f": {here.torch_error}" if here.torch_error else ""
     return Diagnosis(
         "gpus",
@@ -104,7 +105,7 @@ def _used(here: AcceleratorFacts) -> Iterator[Diagnosis]:
             "gpus",
             Severity.WARNING,
             f"memory of GPU {_listed(used)} is in use",
-            "`nvidia-smi` names the processes; end those that are left of an earlier run",
+            "`nvidia-smi` names the processes; end any that an earlier run has left",
         )
     exclusive = [index for index, gpu in enumerate(here.gpus) if gpu.compute_mode not in ("Default", "[N/A]")]
     if exclusive:
@@ -138,7 +139,7 @@ def compiler(facts: HostFacts) -> Iterator[Diagnosis]:
         text = f"there is no {' and no '.join(here.missing_to_compile)}, which the learner needs to compile its layers"
         yield Diagnosis("compiler", Severity.PROBLEM, text, mend)
     else:
-        yield Diagnosis("compiler", Severity.OK, "a C compiler and Python's headers are there")
+        yield Diagnosis("compiler", Severity.OK, "a C compiler and Python's headers are installed")
 
 
 def files(facts: HostFacts) -> Iterator[Diagnosis]:
@@ -150,7 +151,7 @@ def files(facts: HostFacts) -> Iterator[Diagnosis]:
     verdict = Severity.PROBLEM if limit < FEWEST_FILES else Severity.WARNING
     mend = "`ulimit -n 65536` before the start, or LimitNOFILE= of the service, or nofile in limits.conf"
     yield Diagnosis(
-        "open files", verdict, f"{limit:,} a process; each actor and scorer takes some of the replay's", mend
+        "open files", verdict, f"{limit:,} a process; the replay needs several for each actor and scorer", mend
     )
 
 
@@ -161,7 +162,7 @@ def memory(facts: HostFacts) -> Iterator[Diagnosis]:
         text = f"{limits.locked:,} bytes may be locked, and the host has an RDMA network, which locks more"
         yield Diagnosis("locked memory", Severity.PROBLEM, text, "`ulimit -l unlimited`, or memlock in limits.conf")
     else:
-        yield Diagnosis("locked memory", Severity.OK, "no limit" if limits.locked == -1 else "no RDMA network needs it")
+        yield Diagnosis("locked memory", Severity.OK, "no limit" if limits.locked == -1 else "not needed without RDMA")
     free = limits.shared_memory_free
     if several and free < SHARED_MEMORY:
         text = (
@@ -181,50 +182,50 @@ def ports(facts: HostFacts) -> Iterator[Diagnosis]:
         if not each.error:
             yield Diagnosis("ports", Severity.OK, f"{name} {'is free' if each.is_here else 'answers'}")
         elif each.is_here:
-            mend = "end what listens there (`ss -ltnp` names it), choose another port, or set it to 0"
-            yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be listened at: {each.error}", mend)
+            mend = "end the process that listens there (`ss -ltnp` names it), or set another port; 0 chooses a free one"
+            yield Diagnosis("ports", Severity.PROBLEM, f"this host cannot listen at {name}: {each.error}", mend)
         elif each.since_start_s is not None and each.since_start_s < STARTING_S:
-            text = f"{name} cannot be reached: {each.error}; the run is starting, since {each.since_start_s:.0f} s"
+            text = f"{name} cannot be reached: {each.error}; the run was started {each.since_start_s:.0f} s ago"
             yield Diagnosis("ports", Severity.WARNING, text, "look again in some minutes, or see the logs of the run")
         else:
             yield Diagnosis("ports", Severity.PROBLEM, f"{name} cannot be reached: {each.error}", _reach(each))
     first = facts.limits.first_outgoing_port
     if first < PORTS.stop:
-        text = f"Linux gives ports from {first} on to outgoing connections, and asyncrl chooses below {PORTS.stop}"
-        mend = f"`sysctl net.ipv4.ip_local_port_range='{PORTS.stop} 60999'`, or name the ports of the run"
+        text = f"Linux may use ports that asyncrl chooses (below {PORTS.stop}) for outgoing connections (from {first})"
+        mend = f"`sysctl net.ipv4.ip_local_port_range='{PORTS.stop} 60999'`, or set the ports of the run"
         yield Diagnosis("ports", Severity.WARNING, text, mend)
     elif not facts.addresses:
-        yield Diagnosis("ports", Severity.OK, "no address is named, so none was tried")
+        yield Diagnosis("ports", Severity.OK, "no address is configured, so none was tried")
 
 
 def _reach(address: AddressFact) -> str:
     if is_loopback(address.address.rpartition(":")[0]):
-        return "start what listens there; a run that has just started listens within some minutes, else see its logs"
-    return "start what listens there; let firewalls pass the port; the other host must not listen at 127.0.0.1"
+        return "start the run; it listens there within some minutes, else see its logs"
+    return "start the run; let firewalls pass the port; the other host must not listen at 127.0.0.1"
 
 
 def folder(facts: HostFacts) -> Iterator[Diagnosis]:
     """Check that the folder of the runs can be written, has room, and is the same on all hosts."""
     there = facts.folder
     if there.error:
-        mend = "mount it, give this user the right to write there, or name another one (run.dir)"
+        mend = "mount it, let this user write there, or choose another folder (run.dir)"
         yield Diagnosis("folder", Severity.PROBLEM, f"{there.path} cannot be used: {there.error}", mend)
         return
     hosts = [mark.host for mark in there.marks]
-    others = f"; marks of {', '.join(hosts[1:])} are there" if hosts[1:] else "; no other host has left a mark there"
-    yield Diagnosis("folder", Severity.OK, f"{there.path} is written and read ({there.kind}){others}")
+    others = f"; shared with {', '.join(hosts[1:])}" if hosts[1:] else "; no other host has run asyncrl doctor there"
+    yield Diagnosis("folder", Severity.OK, f"{there.path} can be written and read ({there.kind}){others}")
     if there.kind.startswith(NETWORK_FILE_SYSTEMS):
         yield Diagnosis(
             "folder",
             Severity.WARNING,
-            f"{there.path} is on a network file system ({there.kind}), which the replay's store must not be on",
-            "run the replay where runs/NAME/replay is on a disk of its own host, or is a link to one",
+            f"{there.path} is on a network file system ({there.kind}), where the replay's store must not be",
+            "run the replay on a host where runs/NAME/replay is on a local disk, or links to one",
         )
     room = f"{there.free / GB:.1f} GB are free in {there.path}"
     if there.free >= LITTLE_FREE:
         yield Diagnosis("disk", Severity.OK, room)
     else:
-        mend = "make room, or name a folder on another disk (run.dir): checkpoints take 12 bytes a parameter"
+        mend = "make room, or choose a folder on another disk (run.dir): checkpoints take 12 bytes a parameter"
         yield Diagnosis("disk", Severity.PROBLEM if there.free < LEAST_FREE else Severity.WARNING, room, mend)
 
 
@@ -238,10 +239,10 @@ def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
     off = [(host, skew) for host, skew in (("the folder", -own.skew_s), *off) if abs(skew) > MOST_SKEW_S]
     if off:
         text = ", ".join(
-            f"that of {host} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}" for host, skew in off
+            f"the clock of {host} is {abs(skew):.1f} s {'ahead' if skew > 0 else 'behind'}" for host, skew in off
         )
-        mend = "let all hosts follow a time server (chrony or systemd-timesyncd); times in metrics and logs differ else"
-        yield Diagnosis("clock", Severity.WARNING, f"clocks differ from this host's: {text}", mend)
+        mend = "let all hosts follow a time server (chrony or systemd-timesyncd), so that times in metrics agree"
+        yield Diagnosis("clock", Severity.WARNING, f"compared with this host, {text}", mend)
     else:
         seen = f"{len(marks) - 1} other hosts" if len(marks) > 1 else "the folder"
         yield Diagnosis("clock", Severity.OK, f"within {MOST_SKEW_S:.0f} s of {seen}")
@@ -250,7 +251,7 @@ def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
 def keys(facts: HostFacts) -> Iterator[Diagnosis]:
     """Check that the keys can be used, are private, and are the same on the other hosts."""
     if facts.keys is None:
-        yield Diagnosis("keys", Severity.OK, "no keys are named: only this host can connect")
+        yield Diagnosis("keys", Severity.OK, "no keys are configured: only this host can connect")
         return
     path, wrong = facts.keys.path, False
     for error in facts.keys.errors:
@@ -264,10 +265,10 @@ def keys(facts: HostFacts) -> Iterator[Diagnosis]:
         yield Diagnosis("keys", Severity.PROBLEM, f"{path}: its client.secret is not in its list `allowed`", mend)
     if others := _different(facts.folder.marks, lambda mark: mark.server_key):
         wrong = True
-        text = f"{path}: server.public is another one than on {', '.join(others)}"
+        text = f"{path}: server.public differs from the one on {', '.join(others)}"
         yield Diagnosis("keys", Severity.PROBLEM, text, "copy server.public of the replay's host to all others")
     if not wrong:
-        yield Diagnosis("keys", Severity.OK, f"those in {path} can be used")
+        yield Diagnosis("keys", Severity.OK, f"the keys in {path} can be used")
 
 
 def packages(facts: HostFacts) -> Iterator[Diagnosis]:
@@ -276,27 +277,27 @@ def packages(facts: HostFacts) -> Iterator[Diagnosis]:
     if found.error:
         yield Diagnosis("packages", Severity.WARNING, found.error, "`make install`, or `pip install PATH_OF_CHECKOUT`")
     wrong = [f"{each} is missing" for each in found.missing]
-    wrong += [f"{requirement} is needed, {version} is there" for requirement, version in found.unfit]
+    wrong += [f"{requirement} is needed, {version} is installed" for requirement, version in found.unfit]
     if wrong:
         mend = "`make install`, or install asyncrl again with pip"
         yield Diagnosis("packages", Severity.PROBLEM, _listed(wrong, "; "), mend)
     if found.unpinned:
         differ = [f"{name} {there} instead of {pinned}" for name, there, pinned in found.unpinned]
-        text = f"{len(differ)} versions are not those of constraints.txt: {_listed(differ)}"
-        yield Diagnosis("packages", Severity.WARNING, text, "`make install`; the tests ran with those versions")
+        text = f"{len(differ)} versions differ from constraints.txt: {_listed(differ)}"
+        yield Diagnosis("packages", Severity.WARNING, text, "`make install`; asyncrl is tested with constraints.txt")
     if others := _different(facts.folder.marks, lambda mark: mark.versions):
         own = ", ".join(f"{name} {version}" for name, version in facts.folder.marks[0].versions.items())
-        text = f"this host has {own}, and {', '.join(others)} other versions"
+        text = f"this host has {own}; other versions are on {', '.join(others)}"
         yield Diagnosis("packages", Severity.PROBLEM, text, "install the same versions on all hosts of a run")
     if not wrong and not found.error:
         extras = ", ".join(name for name, complete in found.extras.items() if complete) or "none"
-        yield Diagnosis("packages", Severity.OK, f"all there, with Python {facts.python}; complete extras: {extras}")
+        yield Diagnosis("packages", Severity.OK, f"installed, with Python {facts.python}; complete extras: {extras}")
 
 
 def servers(facts: HostFacts) -> Iterator[Diagnosis]:
     """Check that the program of `engine.python` can start the servers of a run."""
     if facts.server_error:
-        mend = "install SGLang there, or name another Python by engine.python (docs/engines.md)"
+        mend = "install SGLang there, or set engine.python to another Python (docs/engines.md)"
         yield Diagnosis("servers", Severity.PROBLEM, f"{facts.server_python}: {facts.server_error}", mend)
     elif facts.server_python:
         text = f"{facts.server_python} has SGLang {facts.server_version}"
@@ -304,20 +305,20 @@ def servers(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def _older(version: str) -> str:
-    """The cost of a push with a version of SGLang that does not say which weights sampled which token."""
+    """A note for a version of SGLang that cannot say which weights sampled which token; empty for a newer version."""
     try:
         is_older = Version(version).release < SPANS_SINCE
     except InvalidVersion:
         return ""
     since = ".".join(map(str, SPANS_SINCE))
-    return f"; each push of new weights interrupts its requests, as with all before {since}" if is_older else ""
+    return f"; each push of new weights interrupts its requests (not from {since} on)" if is_older else ""
 
 
 def launcher(facts: HostFacts) -> Iterator[Diagnosis]:
     """Check that this host can start the run of several hosts."""
     for each in facts.launcher:
         if each.error:
-            mend = "mend it on the host that starts the run; others do not need it"
+            mend = "mend it on the host that starts the run; other hosts do not need it"
             yield Diagnosis("launcher", Severity.PROBLEM, f"{each.needs}: {each.error}", mend)
         else:
             yield Diagnosis("launcher", Severity.OK, f"{each.needs} works")
@@ -340,7 +341,7 @@ CHECKS: Sequence[Check] = (
 
 
 def _different(marks: Sequence[HostMark], value: Callable[[HostMark], object]) -> list[str]:
-    """The hosts whose value is there and not this host's."""
+    """The hosts with a value that differs from this host's."""
     return [mark.host for mark in marks[1:] if value(mark) and value(mark) != value(marks[0])]
 
 

@@ -1,14 +1,13 @@
-"""`asyncrl doctor [RUN]`: the faults of this host, each with its fix.
+"""`asyncrl doctor [RUN]`: finds the faults of this host, and prints a fix for each.
 
-It looks at GPUs, their driver, torch and NCCL, and at limits of files and memory. It also looks at the folder of the
-runs, the disk and the clock, and at ports, keys and Python packages. With --python it looks at the Python of SGLang
-servers, before there is a run.
+It checks GPUs, their driver, torch and NCCL, and the limits of open files and memory. It also checks the folder of the
+runs, the disk, the clock, ports, keys and Python packages. With --python it also checks the Python of SGLang servers.
 
-With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration: its ports must
-be free, or answer while it runs, and this host must have what its launcher needs. Run it on each host of a run: each
-leaves a mark in the folder, by which the others see that they share it, and compare clocks, keys and versions.
+With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration. The run's ports
+must be free, or answer while it runs, and this host must have the programs of its launcher. Call it on each host of a
+run: it leaves a file in the folder, and compares clocks, keys and versions with the files of the other hosts.
 
-The status is 1 if there is a problem, and 0 otherwise.
+The exit status is 1 if there is a problem, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from asyncrl.runs.finding import RUNS, require_run
 from asyncrl.runs.from_config import read_config
 
 WIDE = 1000
-"""Columns where the output is no terminal: programs and files take lines of any length."""
+"""The columns of the table if the output is no terminal, so that lines are not wrapped."""
 STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
 
@@ -69,10 +68,10 @@ def _parser() -> argparse.ArgumentParser:
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="folder of a run, such as runs/NAME, or its name")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of the runs, run.dir ({RUNS})")
-    parser.add_argument("--keys", metavar="DIR", help="folder of the keys, network.keys")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help=f"folder of all runs, as in run.dir ({RUNS})")
+    parser.add_argument("--keys", metavar="DIR", help="folder of the keys, as in network.keys")
     parser.add_argument(
-        "--python", type=_program, metavar="PYTHON", help="a Python that must have SGLang, engine.python"
+        "--python", type=_program, metavar="PYTHON", help="the Python of SGLang servers, as in engine.python"
     )
     parser.add_argument("--connect", type=_address, action="append", default=[], metavar="HOST:PORT", help=REACH)
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -96,7 +95,7 @@ def _program(text: str) -> str:
 
 
 def _facts(given: argparse.Namespace) -> HostFacts:
-    """Raises ConfigError: there is no such run, or another version of asyncrl wrote its configuration."""
+    """Gather the facts. Raises ConfigError: the run does not exist, or its configuration is of another version."""
     folder, network, python, addresses, launcher = RUNS, NetworkConfig(), "", [], []
     if given.run is not None:
         run = require_run(given.run).folder
@@ -118,7 +117,7 @@ def _facts(given: argparse.Namespace) -> HostFacts:
 
 
 def show(host: str, found: Sequence[Diagnosis], console: Console) -> None:
-    """Print what the checks found, for people."""
+    """Print the diagnoses as a table for people."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)

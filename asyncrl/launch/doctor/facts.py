@@ -12,8 +12,8 @@ from asyncrl.machine.gpus import GpuFact
 class AcceleratorFacts:
     """`devices` are the NVIDIA GPUs on the PCI bus. The driver shows `gpus`, or fails with `driver_error`. torch uses
     `torch_gpus` of them, was built for CUDA `torch_cuda` (empty: for none), and has NCCL `nccl` (empty: none).
-    `visible` is CUDA_VISIBLE_DEVICES, None where it is not set. `has_infiniband`: there is an RDMA device.
-    `missing_to_compile` has what compiling a layer would need and this host lacks."""
+    `visible` is CUDA_VISIBLE_DEVICES, `None` if it is not set. `has_infiniband`: there is an RDMA device.
+    `missing_to_compile` lists the programs and headers that compiling a layer needs and this host lacks."""
 
     devices: int = 0
     gpus: Sequence[GpuFact] = ()
@@ -30,9 +30,9 @@ class AcceleratorFacts:
 
 @dataclass(frozen=True, slots=True)
 class AddressFact:
-    """An address that processes use. `key` names it. This host must listen at an `is_here` address, and must reach any
-    other. `error` is the reason of a failure, else empty. `since_start_s` are the seconds since its run was started;
-    None: it does not run.
+    """An address that processes use. `key` is its configuration key. `is_here`: this host must listen there; otherwise
+    it must reach the address. `error` is the reason of a failure, else empty. `since_start_s` are the seconds since the
+    run was started; `None`: it does not run.
     """
 
     key: str
@@ -44,7 +44,7 @@ class AddressFact:
 
 @dataclass(frozen=True, slots=True)
 class LauncherFact:
-    """A requirement of `cluster.launcher` on the host that starts the run. `error` says why it does not work."""
+    """A requirement of `cluster.launcher` on the host that starts the run. `error` says why it is not met."""
 
     needs: str
     error: str = ""
@@ -52,8 +52,9 @@ class LauncherFact:
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """The mark that a host leaves in the shared folder for others. `skew_s` is its clock minus the folder's; `versions`
-    has Python's and those of packages that must be alike; `server_key` is the public key that its clients trust.
+    """The mark that a host leaves in the shared folder for other hosts. `skew_s` is its clock minus the folder's.
+    `versions` has the versions of Python and of the packages that must be alike. `server_key` is the public key that
+    its clients trust.
     """
 
     host: str
@@ -64,8 +65,8 @@ class HostMark:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """The folder of the runs. `error` says why it could not be written and read; `free` is in bytes, `kind` is the file
-    system's. `marks` has the marks of all hosts that were examined lately, this one first."""
+    """The folder of the runs. `error` says why it could not be written and read. `free` is in bytes, and `kind` is the
+    type of the file system. `marks` has the marks of all hosts that were examined lately, this host's first."""
 
     path: str
     error: str = ""
@@ -76,8 +77,8 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
-    """The folder of keys. `errors` has the fault of each of its files. A client is accepted where its public key
-    `is_allowed`; None: this host has no list of clients."""
+    """The folder of keys. `errors` has a line for each faulty file. `is_allowed`: the server's list of clients has this
+    host's client; `None`: this host does not have the list."""
 
     path: str
     errors: Sequence[str] = ()
@@ -86,8 +87,9 @@ class KeyFacts:
 
 @dataclass(frozen=True, slots=True)
 class PackageFacts:
-    """`missing` requirements have no package; `unfit` are (requirement, version there); `unpinned` are (package,
-    version there, version in constraints.txt); `extras` that are complete. `error`: asyncrl is not installed."""
+    """`missing` requirements are not installed; `unfit` are (requirement, installed version); `unpinned` are (package,
+    installed version, version in constraints.txt); `extras` says which extras are complete. `error`: asyncrl is not
+    installed as a package."""
 
     missing: Sequence[str] = ()
     unfit: Sequence[tuple[str, str]] = ()
@@ -110,9 +112,9 @@ class LimitFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """All that is known. `launcher` is empty for a run on one host. `keys` is None without keys. `server_python` is the
-    program that starts servers, empty if none is needed; its SGLang has `server_version`, or `server_error` gives the
-    reason why there is no SGLang.
+    """All facts about a host. `launcher` is empty for a run on one host. `keys` is `None` without keys. `server_python`
+    is the Python that starts servers, empty if the run starts none. `server_version` is the version of its SGLang, or
+    `server_error` says why there is no SGLang.
     """
 
     host: str

@@ -45,8 +45,8 @@ def gather(
     server_python: str = "",
     launcher: Sequence[LauncherFact] = (),
 ) -> HostFacts:
-    """The facts of this host. `folder` is the folder of all runs, in which this leaves a mark. `server_python` starts
-    servers where there are some to start.
+    """The facts of this host. `folder` is the folder of all runs, in which this leaves a mark. `server_python` is the
+    Python that starts servers; empty if the run starts none.
     """
     host, python = socket.gethostname(), platform.python_version()
     versions = {"Python": python, **{name: _version(name) for name in ALIKE if _version(name)}}
@@ -86,7 +86,7 @@ def _accelerators() -> AcceleratorFacts:
 
 
 def missing_to_compile(environment: Mapping[str, str], headers: Path) -> Iterator[str]:
-    """The programs and headers that Triton needs to build the C part of a kernel, and does not find."""
+    """The programs and headers that Triton needs to build the C part of a kernel and this host lacks."""
     path = environment.get("PATH", "")
     if "CC" not in environment and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
         yield "C compiler"
@@ -103,7 +103,7 @@ def _devices() -> int:
 
 
 def _torch() -> tuple[int, str, str, str]:
-    """The GPUs that torch uses, its CUDA, why it uses none, and its NCCL."""
+    """The number of GPUs that torch uses, its CUDA version, its error if it uses none, and its NCCL version."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -136,7 +136,7 @@ def _packages() -> PackageFacts:
     try:
         needed = [Requirement(each) for each in requires("asyncrl") or ()]
     except PackageNotFoundError:
-        return PackageFacts(error="asyncrl is not installed as a package, so what it needs was not checked")
+        return PackageFacts(error="asyncrl is not installed as a package, so its requirements were not checked")
     plain = [each for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
     optional = [each for each in needed if each not in plain]
     extras: dict[str, bool] = {}
@@ -169,11 +169,11 @@ def _version(package: str) -> str:
 
 
 def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
-    """The packages among these whose version is not the one in the constraints.txt of the checkout."""
+    """The packages among `names` whose version differs from the constraints.txt of the checkout, with both versions."""
     constraints = Path(asyncrl.__file__).parents[1] / "constraints.txt"
     lines = constraints.read_text().splitlines() if constraints.is_file() else []
     for name, sign, pinned in (line.partition("==") for line in lines):
-        # A build of torch for one CUDA has that in its version.
+        # A build of torch for one CUDA version has this in its own version, such as 2.9.0+cu128.
         there = _version(name).partition("+")[0] if sign and name.lower() in names else ""
         if there and there != pinned.strip().partition("+")[0]:
             yield name, there, pinned.strip()

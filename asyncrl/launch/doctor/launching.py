@@ -1,4 +1,4 @@
-"""The facts that say if this host can start a run by its `cluster.launcher`: Ray, a shell on each host, or Slurm."""
+"""Finds out if this host can start a run with its `cluster.launcher`: Ray, a shell on each host, or Slurm."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SLURM = ("sbatch", "srun", "scontrol")
 
 
 def launcher_facts(cluster: ClusterConfig) -> list[LauncherFact]:
-    """The facts about what the launcher needs of this host; none for a run on this host alone."""
+    """The launcher's requirements on this host; none for a run on this host alone."""
     if cluster.launcher == "ray":
         return list(_ray(cluster.ray.address))
     if cluster.launcher == "hosts":
         with ThreadPoolExecutor(len(cluster.hosts) or 1) as threads:
             return list(threads.map(partial(_shell, cluster.shell), cluster.hosts))
     if cluster.launcher == "slurm":
-        return [LauncherFact(name, "" if shutil.which(name) else "there is no such program here") for name in SLURM]
+        return [LauncherFact(name, "" if shutil.which(name) else "the program is not installed") for name in SLURM]
     return []
 
 
@@ -43,7 +43,7 @@ def _ray(address: str | None) -> Iterator[LauncherFact]:
 
 
 def _shell(shell: list[str], host: str) -> LauncherFact:
-    """The fact whether `cluster.shell` runs a command on a host."""
+    """Try to run a command on a host with `cluster.shell`."""
     command, reached = [word.replace("{host}", host) for word in shell], f"a shell on {host}"
     try:
         done = subprocess.run(

@@ -1,7 +1,7 @@
-"""The things that this host shares with others: the folder of the runs with the marks of all hosts, keys, addresses.
+"""The facts that this host shares with other hosts: the folder of the runs, keys and addresses.
 
-Each host that is examined leaves a mark in the folder, a file of its own. The next one sees by it that the folder is
-the same, and compares keys, versions and clocks. The folder's clock gives a mark its time.
+Each host that is examined leaves a file in the folder, its mark. A host that finds the mark of another host knows that
+both share the folder, and compares keys, versions and clocks. The time of a mark is by the clock of the folder's disk.
 """
 
 from __future__ import annotations
@@ -46,13 +46,11 @@ def share(folder: Path, host: str, versions: Mapping[str, str], server_key: str)
 
 
 def _skew_s(path: Path) -> float:
-    """This host's clock minus the clock of the machine that stores the folder of `path`, which is written to measure
-    it.
-    """
+    """This host's clock minus the clock of the disk of `path`, which this writes to measure it."""
     begun = time.time()
     write_whole(path, "")
     written = path.stat().st_mtime
-    # Within the time that writing took, both clocks agree.
+    # The clocks agree if the time of the file lies between the start and the end of writing it.
     return max(begun - written, 0.0) + min(time.time() - written, 0.0)
 
 
@@ -63,7 +61,7 @@ def _mark(path: Path, own: Path) -> Iterator[HostMark]:
     try:
         yield msgspec.json.decode(path.read_bytes(), type=HostMark)
     except msgspec.DecodeError:
-        # Another version of asyncrl wrote it; that it is there says that the folder is shared.
+        # Another version of asyncrl wrote it. It still shows that the folder is shared.
         yield HostMark(path.stem, 0.0, {})
 
 
@@ -92,7 +90,7 @@ def key_facts(network: NetworkConfig) -> tuple[KeyFacts | None, str]:
 
 
 def since_start_s(run: Path) -> float | None:
-    """Seconds since the process that runs the folder has started; None: there is none."""
+    """Seconds since the process that runs the folder has started. `None`: no process runs it."""
     with suppress(FileNotFoundError):
         if owner_of(run) is not None:
             return max(0.0, time.time() - (run / OWNER_FILE).stat().st_mtime)
@@ -128,7 +126,7 @@ def _listening_error(host: str, port: int) -> str:
 
 
 def connection_error(host: str, port: int, seconds: float = CONNECT_S) -> str:
-    """Why there is no connection to an address; empty if there is."""
+    """The error of a connection to an address; empty if it works."""
     try:
         socket.create_connection((host, port), timeout=seconds).close()
     except OSError as error:

@@ -1,9 +1,11 @@
-"""`cluster.launcher=hosts`: the roles of a run on hosts that a remote shell reaches, such as ssh.
+"""`cluster.launcher=hosts`: runs the roles on hosts that a remote shell reaches, such as ssh.
 
-All hosts share the run's folder and the folder in which the run was started. A role runs below `remote_role` on its
-host. The connection to that is the launcher's lease on the role: if it breaks, the role ends within `LEASE_S`, and only
-then the supervisor starts it again. If it breaks before the launcher has heard of the role's process, the role is
-started again at once, and its host sees to it that it runs only once.
+All hosts share the run's folder and the folder in which the run was started. On its host, `remote_role` starts the role
+and keeps the connection to the launcher. If the connection breaks, the role ends within `LEASE_S`, and only then does
+the supervisor restart it.
+
+If the connection breaks before the launcher knows the process id, the supervisor restarts the role at once, and
+`remote_role` makes sure that only one process of it runs.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ CHECK_S = 120.0
 KILLED_S = 10.0
 ENDED_POLL_S = 0.1
 NO_CONNECTION = 255
-"""The status of ssh where it could not connect, or lost the connection."""
+"""The exit status of ssh if it cannot connect or loses the connection."""
 RENDEZVOUS_PORT = 5757
 HANDED_ON = ("PYTHONPATH", "PATH", "HF_HOME", "HF_HUB_OFFLINE", "OMP_WAIT_POLICY")
 """Variables of the launcher's environment that roles on other hosts get."""
@@ -84,7 +86,7 @@ class HostsLauncher:
 
         Raises ConfigError, with a line for each host that cannot be reached, or does not share the run's folder.
         """
-        log.info("asking hosts %s what they have and whether they share %s", ", ".join(self._names), self._run_dir)
+        log.info("asking hosts %s for their GPUs, CPUs and a look at %s", ", ".join(self._names), self._run_dir)
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
         if problems := [answer for answer in answers if isinstance(answer, str)]:
@@ -107,7 +109,7 @@ class HostsLauncher:
             why = said or f"status {done.returncode}"
             return f"{where} cannot run asyncrl ({why}): {shlex.join(shown_words(command))}"
         if told["version"] != asyncrl.__version__:
-            return f"{where} has asyncrl {told['version']}, and this host {asyncrl.__version__}; install one version"
+            return f"{where} has asyncrl {told['version']}, this host {asyncrl.__version__}; install the same version"
         if not told["sees"] or not answer_to(file, index).exists():
             return (
                 f"{where} does not share the folder {self._run_dir}; set run.dir to one that all hosts read and write"
@@ -115,7 +117,7 @@ class HostsLauncher:
         return Host(told["gpus"] if cluster.gpus is None else cluster.gpus, cluster.cpus or told["cpus"])
 
     def _command(self, host: str, *arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
-        """The command line here that runs `remote_role` with `arguments` there."""
+        """The command line that runs `remote_role` with `arguments` on `host`."""
         inherited = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
         variables = (f"{name}={value}" for name, value in {**inherited, **(environment or {})}.items())
         there = shlex.join(["env", *variables, sys.executable, "-m", "asyncrl.launch.hosts.remote_role", *arguments])
@@ -129,7 +131,8 @@ class HostsLauncher:
         self._reachable(placement)
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        """Set addresses and ports, and make keys where there are none. Raises ConfigError."""
+        """Choose open addresses and ports, and make keys if they are needed. Raises ConfigError: a host has no address,
+        or the keys cannot be used."""
         self.set_placement(placement)
         network, learner = self._addresses.network, self._addresses.learner
         network.replay_host, network.learner_host = self._reachable(placement)
@@ -173,7 +176,7 @@ class HostsLauncher:
         self._starts += 1
         start = (self._id, str(self._starts), str(beats), str(log_file.absolute()))
         arguments = ("keep", *start, str(self._lease_s), *role.command)
-        # GPUs are numbered as on that host.
+        # No CUDA_VISIBLE_DEVICES of this host counts there, so GPU numbers are the host's own.
         environment = {**environment, **role_environment(placed, {})}
         return _RemoteProcess(host, self._command(host, *arguments, environment=environment), log_file, self._lease_s)
 
@@ -182,7 +185,7 @@ class HostsLauncher:
             return {kernel for kernel in threads.map(lambda name: self._end_left(name, stop), self._names) if kernel}
 
     def _end_left(self, name: str, stop: threading.Event) -> str:
-        """The kernel of a host on which all roles have stopped; empty if the host does not answer."""
+        """End the roles that an earlier start left on a host. Return the host's kernel; empty if it does not answer."""
         command = self._command(name, "end", str(self._run_dir))
         asked = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         with asked:
@@ -200,7 +203,7 @@ class HostsLauncher:
 
 
 def _answer(output: str) -> dict[str, Any] | None:
-    """The result of `check`, picked out of what the host prints at login and logout. None: there is none."""
+    """The result of `check`, among the lines that the host prints at login and logout. `None`: it printed no result."""
     for line in reversed(output.splitlines()):
         with suppress(ValueError):
             if isinstance(told := json.loads(line), dict) and "version" in told:
@@ -209,7 +212,7 @@ def _answer(output: str) -> dict[str, Any] | None:
 
 
 class _RemoteProcess:
-    """A role on `host`, as seen from the connection that `command` holds to it."""
+    """A role on `host`, reached through the connection that `command` opens."""
 
     def __init__(self, host: str, command: Sequence[str], log_file: Path, lease_s: float) -> None:
         self.host, self.pid, self._said = host, 0, b""
@@ -233,7 +236,7 @@ class _RemoteProcess:
         now, status = time.monotonic(), self._connection.poll()
         self._read_process()
         if status is None and self._killed is not None and now - self._killed >= KILLED_S:
-            log.warning("%s cannot be reached; what runs there ends within %g s", self.host, self.lease_s)
+            log.warning("%s cannot be reached; its role ends within %g s", self.host, self.lease_s)
             self._killed = None
             self._connection.kill()
         if status is None and now >= self._next:

@@ -1,15 +1,15 @@
-"""The keeper of a role on its host: `python -m asyncrl.launch.hosts.remote_role keep ... COMMAND...`.
+"""Starts a role on its host and watches it: `python -m asyncrl.launch.hosts.remote_role keep ... COMMAND...`.
 
-It starts the command, writes its process id in a line on stdout, and reads stdin, where the launcher writes a
-byte every second. `STOP` asks the role to stop, `DRAIN` to finish its episodes before, `KILL` kills it. If the launcher
-has ended or is silent for the lease, the role is killed: the launcher may then restart it, here or elsewhere, and it
-never runs twice. The exit status is the role's; 128 and a signal's number where that killed it.
+It starts the command, prints its process id, and reads stdin, to which the launcher writes a byte every second. The
+byte `STOP` asks the role to stop, `DRAIN` asks it to finish its episodes first, and `KILL` kills it. The role also has
+to stop if the launcher closes stdin, and it is killed if the launcher is silent for the lease. The exit status is the
+role's, or 128 plus the number of the signal that killed it.
 
-The launcher may lose the connection before it hears of the process, and start the role again at once. So each start has
-a number, and a file in the folder of the role's heartbeat says which start runs as which process: a later start ends an
-earlier one first, and an earlier one that comes late starts nothing.
+The launcher may lose the connection before it reads the process id, and then starts the role again at once. So each
+start has a number, and a file in the folder of the role's heartbeat has the number and the process of the latest start.
+A start first ends the process of an earlier start. A start that comes after a later one starts nothing.
 
-`check CANARY INDEX COUNT` reports the host's GPUs and CPUs, and answers a file in the run's folder with another.
+`check CANARY INDEX COUNT` prints the host's GPUs and CPUs. If it sees the file CANARY, it writes another file there.
 `end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
 """
 
@@ -45,13 +45,13 @@ READ_BYTES = 4096
 KEPT_BYTES = 512
 SIGNALLED = 128
 UNWANTED = SIGNALLED + signal.SIGTERM
-"""The status of a start that came too late: its launcher is silent, or a later start exists."""
+"""The exit status of a start that came too late: the launcher wants the role no more, or has started it again."""
 ENDED = "asyncrl ended "
 """Precedes the kernel of this host in the answer to `end`."""
 
 
 class KeptRole(msgspec.Struct, frozen=True):
-    """The start of a role on this host: the `number`-th one of a `launcher`, which runs as a process."""
+    """The `number`-th start of a role by a `launcher`, and the process that it started on this host."""
 
     launcher: str
     number: int
@@ -65,12 +65,12 @@ class KeptRole(msgspec.Struct, frozen=True):
 
 
 def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> subprocess.Popen[bytes] | None:
-    """Start a role whose heartbeat is the file `beats`, once no earlier start of it runs on this host; None if there
-    was a later one."""
+    """Start a role whose heartbeat is the file `beats`, after ending the process of an earlier start on this host.
+    `None`: a later start came first, so nothing was started."""
     beats.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(beats.with_name(f"{beats.name}.start"), os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        # After a power loss it may have anything; but then no process of it is alive.
+        # After a power loss the file may have any content, but then the process has ended, too.
         with suppress(msgspec.DecodeError):
             earlier = msgspec.json.decode(file.read(), type=KeptRole)
             if earlier.launcher == start.launcher and earlier.number > start.number:
@@ -81,7 +81,7 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
         identity = ProcessIdentity.of(child.pid) or ProcessIdentity("", child.pid, "")
         kept = KeptRole(start.launcher, start.number, identity.kernel, identity.pid, identity.began)
         try:
-            # Always the same bytes of the disk: a full one has room for them.
+            # Each start overwrites the same bytes, so that a full disk has room for them.
             os.pwrite(file.fileno(), msgspec.json.encode(kept).ljust(KEPT_BYTES), 0)
         except OSError:
             kill_group(child)  # A later start would not know of it, and the role would run twice.
@@ -92,7 +92,7 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
 
 
 def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[str]) -> int:
-    """Run `command` until it ends, or until its lease does. Return its exit status, or 128 and a signal's number."""
+    """Run `command` until it ends or its lease expires. Return its exit status, or 128 plus the signal's number."""
     told = os.read(sys.stdin.fileno(), READ_BYTES) if select.select([sys.stdin.fileno()], [], [], 0)[0] else ALIVE
     is_wanted = told and STOP not in told and KILL not in told
     child = start_alone(start, beats, log, command) if is_wanted else None
@@ -115,7 +115,7 @@ def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[
 
 
 def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
-    """The GPUs and CPUs of this host, and if it sees the file `canary`; then it writes an answer in the same folder."""
+    """The GPUs and CPUs of this host, and if it sees the file `canary`. If so, this writes an answer in its folder."""
     if seen := sees(canary):
         answer_to(canary, index).touch()
     gpus = 0
@@ -129,7 +129,7 @@ def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
 
 def main() -> None:
     """The entry of the command line."""
-    # A terminal that closes, or a Ctrl-C there, is the launcher's business.
+    # Ctrl-C and a closed terminal also reach the launcher, which then asks the role to stop.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     match sys.argv[1:]:

@@ -11,13 +11,13 @@ from asyncrl.errors import ConfigError
 USED_MEMORY = 0.82
 """The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
 them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
-# From the memory of the host such a load takes five times as long.
+# Without room on the GPU the new weights load from the host's memory, which takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
-"""The largest sum of shares on a GPU if the plan makes one of them, so that CUDA has some memory."""
+"""The largest sum of shares on a GPU if at least one of them is not configured. CUDA needs the rest."""
 SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
-"""The shares if learner and servers take turns on a GPU. The rest is for memory that the other one cannot free, such as
-kernels and buffers of NCCL, and for what SGLang allocates in addition to weights and cache."""
+"""The shares if learner and servers take turns on a GPU. The rest is for memory that a waiting role cannot free, such
+as kernels and buffers of NCCL, and for the memory of SGLang that is neither weights nor cache."""
 MEMORY_WEIGHTS = {"learner": 5, "actor": 5, "scoring": 3}
 MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
@@ -26,8 +26,8 @@ MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 class Wish:
     """The GPUs that a role needs on a node: `unit` for each of `count` ranks, servers or processes.
 
-    A count of None means as many as there is room for. `key` is the option to change if the wish cannot be met.
-    `shares`: several processes may share GPUs.
+    `count=None`: as many as there is room for. `key` is the option to change if the wish cannot be met. `shares`:
+    several processes may share GPUs.
     """
 
     key: str
@@ -40,17 +40,18 @@ class Wish:
         return self.unit if self.shares else self.unit * (self.count or 1)
 
     def fitting(self, gpus: int) -> int:
-        """The number of `gpus` GPUs that the role takes."""
+        """The number of GPUs that the role takes if there are `gpus`."""
         wanted = gpus if self.count is None else self.unit * self.count
         return min(gpus, wanted) // self.unit * self.unit
 
 
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
-    """The GPUs of each role that has a wish: the first ones are the learner's, then come the actors' and the scorers'.
+    """The GPUs of each role that has a wish: first the learner's, then the actors', then the scorers'.
 
-    If there is room, all have GPUs of their own, and the learner gets half of those that are left over.
-    Otherwise the scorers share the actors', or all share. With `in_turns` learner and actors have the same GPUs, and
-    scorers have others. Raises ConfigError: a role alone wants more than there is, or has to share.
+    If there is room, each role has GPUs of its own. A learner gets at most half of all GPUs if neither its number nor
+    the actors' is set. Without room the scorers share the actors' GPUs, or all roles share. With `in_turns`, learner
+    and actors have the same GPUs, and scorers have others. Raises ConfigError: a role wants more GPUs than there are,
+    or `in_turns` leaves no GPU for the scorers.
     """
     if not gpus:
         return dict.fromkeys(wishes, ())
@@ -96,8 +97,8 @@ def _deal_in_turns(gpus: Sequence[int], wishes: Mapping[str, Wish]) -> dict[str,
     left = gpus[: len(gpus) - scorers]
     if any(wish.least > len(left) for wish in others.values()):
         raise ConfigError(
-            "cluster.colocated: learner and servers take all memory of their GPUs in turns, and there is no other GPU "
-            "for the scorers; set scoring.prm.device=cpu and scoring.outcome_model.device=cpu, or add a GPU"
+            "cluster.colocated: learner and servers take turns with all memory of their GPUs, which leaves no GPU for "
+            "the scorers; set scoring.prm.device=cpu and scoring.outcome_model.device=cpu, or add a GPU"
         )
     dealt = {role: tuple(left[: wish.fitting(len(left))]) for role, wish in others.items()}
     return dealt | ({"scoring": tuple(gpus[len(left) :])} if scoring is not None else {})
@@ -106,9 +107,9 @@ def _deal_in_turns(gpus: Sequence[int], wishes: Mapping[str, Wish]) -> dict[str,
 def memory_shares(
     dealt: Mapping[str, Sequence[int]], given: Mapping[str, float], in_turns: bool = False
 ) -> dict[str, float]:
-    """The share of a GPU's memory of each role that shares a GPU with another one. `given` shares stay.
+    """The share of a GPU's memory for each role that shares a GPU with another role. `given` are configured shares.
 
-    Raises ConfigError: they leave too little to another role.
+    Raises ConfigError: the `given` shares leave too little for another role.
     """
     pairs = ((one, other) for one, other in combinations(dealt, 2) if set(dealt[one]) & set(dealt[other]))
     together = dict.fromkeys(role for pair in pairs for role in pair)
@@ -126,7 +127,7 @@ def memory_shares(
 
 
 def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> None:
-    """Raises ConfigError: the `shares` of roles that are on one GPU are more than it has."""
+    """Raises ConfigError: the sum of the `shares` of the roles on one GPU is too large."""
     named = {role: share for role, share in shares.items() if role in given}
     made = sum(share for role, share in shares.items() if role not in given)
     most = MOST_MEMORY if made else 1.0
@@ -143,8 +144,8 @@ def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> No
 
 
 def shared_servers(dealt: Mapping[str, Sequence[int]], gpus: Sequence[int], size: int, count: int) -> list[int]:
-    """The indices of an actor's servers that share a GPU with a role that is no actor. It has `count` servers, on
-    `size` of its `gpus` each.
+    """The indices of an actor's servers that share a GPU with the learner or a scorer. The actor has `count` servers,
+    each on `size` of its `gpus`.
     """
     others = {gpu for role, each in dealt.items() if role != "actor" for gpu in each}
     return [index for index in range(count) if not others.isdisjoint(gpus[index * size :][:size])]

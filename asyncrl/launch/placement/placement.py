@@ -1,6 +1,6 @@
 """The placement of a run's processes on hosts and GPUs: one description that every launcher obeys.
 
-A role lives in a pool (see `pools`), whose nodes have GPUs. The roles of a node divide these (see `dealing`).
+Each role has a pool of nodes (see `pools`). The roles of a node divide its GPUs (see `dealing`).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ MOST_THREADS = 16
 class PlacedRole:
     """A process of the run: `python -m asyncrl.MODULE experiment=RUN/config.yaml ARGUMENTS`, the same everywhere.
 
-    `node` counts the hosts from 0, and `gpus` are numbers of GPUs of that host; None: the process sees all, because
-    somebody else's servers may be there. `threads` is torch's number of threads; the learner's process starts a rank
-    for each GPU, or `cluster.learner_ranks`, each with `threads` threads. `cpus` is what the process keeps busy.
+    `node` is the index of the host, and `gpus` are numbers of its GPUs. `gpus=None`: the process sees all GPUs, because
+    servers that the run did not start may use any of them. `threads` is torch's number of threads. The learner's
+    process starts a rank for each GPU, or `cluster.learner_ranks`, each with `threads` threads. `cpus` is the number of
+    CPUs that the process keeps busy.
     """
 
     name: str
@@ -41,7 +42,7 @@ class PlacedRole:
     threads: int
     cpus: int
     port: int | None = None
-    """The first port at which others reach it; 0: chosen at the start. None: it does not listen."""
+    """The first port at which other processes reach it; 0: chosen at the start; `None`: it does not listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,9 @@ class Demand:
 
 
 def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = ROLES) -> Placement:
-    """Every process of the `roles` of a run. Two calls with the same arguments give the same.
+    """Place every process of the `roles` of a run. The same arguments give the same placement.
 
-    Raises ConfigError: the hosts have less than the configuration asks for, with a line for each shortage.
+    Raises ConfigError, with a line for each shortage: the hosts have less than the configuration needs.
     """
     demand = Demand(
         config.cluster,
@@ -112,7 +113,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # With the number of ranks settled, each node has the same room for actors as in the run.
+        # Place again with this number of ranks, which `settle` sets: later placements of the run give the same actors.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
@@ -122,8 +123,8 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
 
 
 def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
-    """The roles in the order of starting. Actors and scorers are in the order in which nodes with these weights get
-    them, so that more of them leave each with its number where it is."""
+    """The roles in the order of starting. Actors and scorers are in the order in which they are dealt to nodes of these
+    weights. So adding some keeps the number and the node of each earlier one."""
     for module in ROLES:
         here: Counter[tuple[str, int]] = Counter()
         claims: list[tuple[tuple[bool, float, int], PlacedRole]] = []
@@ -137,18 +138,18 @@ def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int
 
 
 def check_unmoved(before: Placement, after: Placement) -> None:
-    """Raises ConfigError: processes of the one placement would have other GPUs in the other."""
+    """Raise ConfigError if a process that is in both placements would get other GPUs."""
     where = {role.name: (role.node, role.gpus) for role in before.roles}
     now = {role.name: (role.node, role.gpus) for role in after.roles}
     if moved := [name for name in where if name in now and where[name] != now[name]]:
         raise ConfigError(
-            f"{', '.join(moved)} would have other GPUs, which takes a new start: stop the run, and start it with these "
+            f"{', '.join(moved)} would have other GPUs, which needs a restart: stop the run, and start it with these "
             "numbers"
         )
 
 
 def _ranks(placed: Sequence[PlacedRole]) -> tuple[int, int]:
-    """The fewest and the most GPUs that the learner has on one of its hosts. All have as many ranks."""
+    """The fewest and the most GPUs that the learner has on one of its hosts."""
     counts = [len(role.gpus or ()) for role in placed if role.module == "learner"]
     return min(counts, default=0), max(counts, default=0)
 
@@ -163,7 +164,7 @@ def settle(cluster: ClusterConfig, learner: LearnerConfig, placement: Placement)
     if cluster.launcher != "local" and nodes not in (1, len(learners)):
         raise ConfigError(
             f"learner.nodes={nodes}: the learner has {len(learners)} of {len(placement.hosts)} hosts; set it to 1, and "
-            "have its pool say on how many it is: cluster.pools={NAME: {nodes: N}}"
+            "set the number of hosts in the learner's pool: cluster.pools={NAME: {nodes: N}}"
         )
     cluster.actors = len(placement.of("actor")) or cluster.actors
     cluster.scorers = len(placement.of("scoring")) or cluster.scorers
@@ -189,7 +190,7 @@ def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -
 
 
 def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
-    """The weights of the nodes of a pool for a role: by its places on their GPUs, or by CPUs where it has none."""
+    """The weights of the nodes of a pool for a role: the GPUs that it can use there, or the CPUs if it uses no GPU."""
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 
@@ -206,7 +207,7 @@ def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
     try:
         return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
     except ConfigError:
-        return 0  # A demand that exceeds the node is refused by name when the node is placed.
+        return 0  # When the node is placed, this demand is refused with the key to change.
 
 
 def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
@@ -216,7 +217,7 @@ def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wis
         ranks, learner = cluster.learner_ranks, demand.learner
         together = learner.replicas * learner.pass_ranks
         if ranks is None and engine.names_servers and cluster.gpus is None and not cluster.pools:
-            ranks = 1  # Servers that somebody else has started may be on the other GPUs.
+            ranks = 1  # Servers that the run does not start may be on all other GPUs.
         unit = together // gcd(together, node.count) if ranks is None else 1
         counts = {"learner.context_ranks": learner.context_ranks, "learner.tensor_ranks": learner.tensor_ranks}
         key = next((key for key, count in counts.items() if count > 1), "learner.replicas")
@@ -237,7 +238,7 @@ def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wis
 
 
 def _servers_key(demand: Demand, node: Node, actors: int) -> str:
-    """The option to change where the servers of a node's `actors` do not fit on its GPUs."""
+    """The option to change if the servers of a node's `actors` do not fit on its GPUs."""
     server = demand.engine.server
     if server.tp_size > len(node.gpus):
         return "engine.server.tp_size"
@@ -247,8 +248,8 @@ def _servers_key(demand: Demand, node: Node, actors: int) -> str:
 
 
 def _check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
-    """Raises ConfigError: a role that needs GPUs has none on a node of its pool, and the run has some elsewhere; or
-    some of the GPUs that its pool names would be idle."""
+    """Raise ConfigError if a role needs GPUs and this node of its pool has none. Also raise it if some of the GPUs that
+    the pool names would be idle."""
     keys = {"actor": "add --device=cpu to engine.server.arguments", "scoring": "set the device of its models to cpu"}
     pool = f"cluster.pools.{node.pool}" if demand.cluster.pools else f"cluster.pools: host {node.host}"
     without = [role for role in wishes if role != "actor" or demand.engine.launches]
@@ -269,7 +270,7 @@ def _check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
 
 
 def _least_actors(demand: Demand, node: Node) -> int:
-    """Actors on a node, as long as GPUs do not say more."""
+    """The number of actors on a node, before `_actors` adds some for further GPUs."""
     actors = demand.cluster.actors
     if actors is None and demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)  # All of the servers belong to one actor.
@@ -277,7 +278,7 @@ def _least_actors(demand: Demand, node: Node) -> int:
 
 
 def _actors(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """Actors on a node where they have their `own` GPUs."""
+    """The number of actors on a node whose roles have the GPUs `own`."""
     least = _least_actors(demand, node)
     return (
         max(least, len(own["actor"])) if demand.engine.kind == "embedded" and demand.cluster.actors is None else least
@@ -285,7 +286,7 @@ def _actors(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int
 
 
 def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """Scorers on a node where they have their `own` GPUs."""
+    """The number of scorers on a node whose roles have the GPUs `own`."""
     if demand.cluster.scorers is None and {"learner", "actor"}.isdisjoint(own) and own["scoring"]:
         return max(1, len(own["scoring"]) // demand.scorer_gpus)
     return node.scorers
@@ -304,7 +305,7 @@ def _is_local(model: ScoringModelConfig) -> bool:
 
 
 def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[PlacedRole]:
-    """The processes of `roles` on a node, still without their numbers."""
+    """The processes of `roles` on a node, before `_numbered` adds numbers to their names."""
     cluster, engine = demand.cluster, demand.engine
     dealt = deal(node.gpus, _wishes(demand, node, roles), cluster.colocated)
     given = {"actor": engine.server.memory if engine.launches else None, "learner": demand.learner.memory}
@@ -358,27 +359,28 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
 
 
 def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
-    """The GPU from which NCCL into an actor's `servers` starts: it takes no two ranks on one GPU.
+    """The GPU from which NCCL sends weights to an actor's servers, which are on the GPUs `servers`. It must be another
+    one, because NCCL allows no two ranks on one GPU.
 
-    Raises ConfigError: these servers use every GPU of the learner on this host.
+    Raises ConfigError: the servers use every GPU of the learner on this host.
     """
     spare = [gpu for gpu in learner if gpu not in servers][:1]
     if servers and not spare:
         raise ConfigError(
-            "weights.into_servers: NCCL into servers starts from a GPU of the learner on their host that none of them "
-            "has, and there is none; set auto or ipc, or give the learner a GPU of its own there"
+            "weights.into_servers=nccl needs a GPU of the learner that no server uses, on the host of the servers; set "
+            "auto or ipc, or give the learner a GPU of its own there"
         )
     return spare or learner[:1]
 
 
 def _part(gpus: Sequence[int], index: int, size: int) -> tuple[int, ...]:
-    """The GPUs of the `index`-th process that takes `size` of `gpus`; processes share them where there are too few."""
+    """The GPUs of the `index`-th process that takes `size` of `gpus`. Processes share GPUs if there are too few."""
     parts = len(gpus) // size if size else 0
     return tuple(gpus[index % parts * size :][:size]) if parts else ()
 
 
 def _numbered(demand: Demand, roles: Sequence[PlacedRole]) -> Iterator[PlacedRole]:
-    """The roles with a name of their own each: it stays over restarts."""
+    """The roles with unique names, which stay the same over restarts."""
     seen: Counter[str] = Counter()
     for role in roles:
         number, only = seen[role.module], role.module == "replay" and demand.shards == 1

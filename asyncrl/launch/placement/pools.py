@@ -1,6 +1,7 @@
-"""The pools of a run, and which hosts their nodes are on.
+"""The pools of a run, and the hosts of their nodes.
 
-Pools are parts of hosts. `cluster.pools` names them; without it, one host is one pool, and of several hosts half train.
+A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, one host is one pool, and half of
+several hosts are a pool for training.
 """
 
 from __future__ import annotations
@@ -56,9 +57,9 @@ def pools_of(
 
 
 def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> list[Node]:
-    """The nodes of the pools. Nodes of one pool are on different hosts, and so are different pools if possible. The
-    largest come first, so that smaller ones do not take the hosts that these need. A pool that does not say how many
-    GPUs it has takes those that the others leave.
+    """Put the nodes of the pools on hosts. Nodes of one pool are on different hosts, and so are different pools if
+    possible. The largest nodes come first, so that smaller nodes do not take the hosts that they need. A pool without a
+    number of GPUs gets the GPUs that all other pools leave.
     """
     free, cpus = [host.gpus for host in hosts], [host.cpus for host in hosts]
     inside: list[list[str]] = [[] for _ in hosts]
@@ -115,11 +116,11 @@ def _no_room(
     there = f"the run has {len(hosts)} host{'s' * (len(hosts) > 1)} with {have}{' each' * (len(hosts) > 1)}"
     if all(name in each for each in inside):
         lacks = f"{node} a host without another node of this pool, and {there}"
-        return f"{lacks}; lower its nodes, or name more hosts; {_PLAN}"
+        return f"{lacks}; lower its number of nodes, or add hosts; {_PLAN}"
     others = sorted({other for each in inside for other in each if "gpus" in pools[other]} - {name})
     taken = f", of which {' and '.join(f'{other} has {_size(pools[other])}' for other in others)}" if others else ""
     return (
-        f"{node} {_size(pool)} on one host, and none has as much left: {there}{taken}; lower a number, or name more "
+        f"{node} {_size(pool)} on one host, and no host has that much left: {there}{taken}; lower a number, or add "
         f"hosts; {_PLAN}"
     )
 

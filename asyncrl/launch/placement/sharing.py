@@ -1,4 +1,4 @@
-"""The numbers of processes of a role on the nodes of its pool, in proportion to what the nodes have."""
+"""Deals the processes of a role to the nodes of its pool, in proportion to the GPUs or CPUs of the nodes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Deal `total` processes to nodes: one to each, the largest first, then each to the node with most weight for a
-    process more, as D'Hondt's method deals seats. With more processes no node has fewer. A node without any weight gets
-    no second process, unless none has any.
+    """Deal `total` processes to nodes: first one to each, in the order of weights, then the rest by D'Hondt's method.
+    A larger `total` never takes a process from a node. A node of weight 0 gets a second process only if all weights
+    are 0.
 
-    `total` is the sum of `weights` of at least 1: each node gets its weight.
+    If all `weights` are at least 1 and `total` is their sum, each node gets its weight.
     """
     counts = [0] * len(weights)
     for _ in range(total):
-        # The first one of equals is the largest for `max`.
+        # `max` returns the first of equal nodes.
         counts[max(range(len(counts)), key=lambda node: claim(counts[node], weights[node]))] += 1
     return counts
 
 
 def claim(count: int, weight: int) -> tuple[bool, float, int]:
-    """The claim of a node with `count` processes to the next one, which the largest claim gets.
+    """The claim of a node with `count` processes to the next process: the node with the largest claim gets it.
 
-    Processes that are sorted by their claims are in the order of dealing: one more process only adds to its end.
+    Processes sorted by the claims that won them are in the order of dealing: one more process only adds to its end.
     """
     return count == 0, weight / (count + 1), -count

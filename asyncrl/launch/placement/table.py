@@ -17,19 +17,19 @@ NO_TURNS = (
 )
 COLUMNS = ("process", "pool", "host", "GPUs", "CPUs", "threads", "port", "")
 NAMES = (0, 1, 2)
-"""The columns of which a narrow table wraps the cells."""
+"""The columns whose cells a narrow table wraps."""
 SHORTEST_NAME = 8
 GAP, INDENT = "  ", "    "
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """The columns of the terminal that `stream` writes to; None: it is no terminal, or one that does not say."""
+    """The width of the terminal that `stream` writes to. `None`: it is no terminal, or its width is unknown."""
     return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 
 def placement_table(placement: Placement, names: Sequence[str] = (), width: int | None = None) -> str:
-    """A line for each process, and one for each host that has unused GPUs. `names` has the names of the hosts. Where
-    the lines would be longer than `width`, they are wrapped."""
+    """A line for each process, and one for each host that has unused GPUs. `names` has the names of the hosts. Lines
+    longer than `width` are wrapped."""
     rows = [COLUMNS, *(_row(role, placement, names) for role in placement.roles)]
     lines = list(_table(rows, width or sys.maxsize))
     texts = []
@@ -45,7 +45,7 @@ def placement_table(placement: Placement, names: Sequence[str] = (), width: int 
 
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """The lines of a table. Where it would be wider than `width`, the last cell of each row is below the others."""
+    """The lines of a table. If it would be wider than `width`, the last cell of each row is on a line below the row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     if _total(widths) <= width:
         yield from (_line(row, widths) for row in rows)
@@ -89,7 +89,7 @@ def _host(node: int, names: Sequence[str]) -> str:
 
 
 def _numbers(gpus: Sequence[int]) -> str:
-    """GPU numbers, a run of them as FIRST-LAST."""
+    """GPU numbers such as "0,2", or "0-3" for a range."""
     if len(gpus) > 2 and list(gpus) == list(range(gpus[0], gpus[-1] + 1)):
         return f"{gpus[0]}-{gpus[-1]}"
     return ",".join(map(str, gpus))

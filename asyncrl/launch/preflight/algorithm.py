@@ -1,5 +1,5 @@
-"""The check that the algorithm's parts exist, go together, and get from the run what they read. A start and a plan make
-it before all that is slow."""
+"""The check that the algorithm's parts exist, fit together, and get the scores that they read. It is fast, so a start
+and a plan make it first."""
 
 from __future__ import annotations
 

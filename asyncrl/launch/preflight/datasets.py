@@ -1,5 +1,5 @@
-"""The start makes the tasks of a run, once: rows of sources that roles cannot read themselves, and the tasks of a
-dataset class of the user (`data.dataset`), as verl takes it.
+"""Writes the tasks of a run into its folder at the start, if roles cannot read their sources themselves. It does the
+same for the tasks of a user's dataset class (`data.dataset`), with the interface of verl.
 
 The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. It has a
 length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have `extra_info`,
@@ -35,17 +35,17 @@ log = logging.getLogger("asyncrl.train")
 
 
 def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -> None:
-    """Write the tasks of `sources` into the run's folder, where a class makes them or roles cannot read the sources
-    themselves. Tasks that are there already stay, unless `anew` is true, since the class or the sources may have
-    changed. A run with a store always keeps its tasks, which its episodes name.
+    """Write the tasks of `sources` into the run's folder, if a class makes them or roles cannot read the sources
+    themselves. With `anew` existing tasks are written again, since the class or the sources may have changed. A run
+    with a store always keeps its tasks, because its episodes refer to them.
 
-    Raises ConfigError: the class cannot be used; DataError: one of its rows cannot.
+    Raises ConfigError: the class cannot be used; DataError: a row cannot be used.
     """
     path, run_dir = run_tasks(config).made_file(sources), locations.run_dir(config.run)
     if path is None or (path.exists() and not anew):
         return
     if path.exists() and has_store(run_dir):
-        log.info("%s keeps the tasks that were made before; another run.name makes new ones", run_dir)
+        log.info("%s keeps the tasks of its first start; to make them again, choose another run.name", run_dir)
         return
     if config.data.dataset is None:
         shown, layout = run_tasks(config).demonstration(sources), run_tasks(config).layout
@@ -59,10 +59,10 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
 
 
 def _make_by_class(name: str, sources: Sequence[str], path: Path, opened: Callable[[Sequence[str]], Any]) -> None:
-    """Write the rows of the class `name`, of which `opened` makes an object for the sources."""
+    """Write the rows of the class `name`. `opened` makes an object of it for the sources."""
     try:
         dataset = opened(sources)
-        # A class need not end a loop over itself, so that its length does.
+        # A loop over the object itself may never end, because the class need not raise IndexError.
         tasks = [_read(dataset, row) for row in range(len(dataset))]
         if not tasks:
             raise DataError(f"data.dataset={name} has no rows of {', '.join(sources)}")
@@ -75,14 +75,14 @@ def _make_by_class(name: str, sources: Sequence[str], path: Path, opened: Callab
 
 
 def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, sources: Sequence[str]) -> Any:
-    """An object of the class, made as verl makes it."""
+    """An object of the class, with the arguments that verl gives."""
     from omegaconf import OmegaConf
 
     from asyncrl.modelling.tokenizer import open_tokenizer
 
     assert data.dataset is not None
     cls = imported(data.dataset, f"data.dataset={data.dataset}", "package.module.Class")
-    # A file may be of any kind here, but names of the hub and patterns mean nothing to the class.
+    # The class reads files of any kind, but does not know patterns and names of the hub: these become files here.
     files = [str(file) for source in sources for file in ([source] if Path(source).exists() else find_files(source))]
     given = {
         "train_files": list(data.train),
@@ -92,7 +92,7 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
         "max_prompt_length": data.max_prompt_length,
         "max_response_length": max_tokens,
         "truncation": data.truncation,
-        # Long prompts are left out or cut after the class, with the tools that an actor shows.
+        # asyncrl leaves out or cuts long prompts later, when it also counts the tools that an actor shows.
         "filter_overlong_prompts": False,
         "return_raw_chat": True,
         "shuffle": data.shuffle,
@@ -103,7 +103,7 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
 
 
 def _read(dataset: Any, row: int) -> Task:
-    """Raises DataError, which names the row."""
+    """The task of a row. Raises DataError, which names the row."""
     try:
         return _task(row, dataset[row])
     except DataError:
@@ -113,7 +113,7 @@ def _read(dataset: Any, row: int) -> Task:
 
 
 def _task(row: int, values: Mapping[str, Any]) -> Task:
-    """Raises DataError: the row lacks something."""
+    """The task of a row with these `values`. Raises DataError: a required value is missing."""
     prompt = without_nulls(plain(values.get("raw_prompt", values.get("prompt"))))
     truth = plain(values.get("reward_model") or {}).get("ground_truth")
     if not isinstance(prompt, list) or not prompt or not all(isinstance(each, dict) for each in prompt):

@@ -1,4 +1,4 @@
-"""The start records the demonstrations of all training tasks once, as actors will, so that none fails later."""
+"""Records the demonstrations of all training tasks before anything starts, as actors will, so that none fails later."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_group_demonstrations(
 ) -> None:
     """Record the demonstrations of all training tasks, as actors will, unless an earlier start of the run did.
 
-    Raises DataError: one cannot be recorded, or no task has one; StoppedError: `stop` was set meanwhile.
+    Raises DataError: a demonstration cannot be recorded, or no task has one; StoppedError: `stop` was set meanwhile.
     """
     data = run.data
     if data.demonstration is None or not files:
@@ -52,7 +52,7 @@ def check_group_demonstrations(
             record(Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0))
         except RefusedError as error:
             raise DataError(
-                f"{tasks.place(row)}, column {data.demonstration}: {error}; mend it, or set it to null"
+                f"{tasks.place(row)}, column {data.demonstration}: {error}; correct the value, or set it to null"
             ) from error
     if not found:
         raise DataError(f"data.demonstration={data.demonstration}: all {len(tasks)} tasks have null there")
@@ -61,8 +61,8 @@ def check_group_demonstrations(
 
 
 def _tried_file(lengths_file: Path, actor: ActorConfig, data: DataConfig) -> str:
-    """The name of the file that exists once all demonstrations were tried. It depends on all that the result depends
-    on: the tasks and the template, as `lengths_file` does, the column and the limits."""
+    """The name of the file that exists once all demonstrations were tried. It changes with the tasks and the template
+    (so does `lengths_file`), the column and the limits."""
     limits = [actor.max_tokens, actor.max_total_tokens, actor.history, data.max_prompt_length, data.truncation]
     made_from = [lengths_file.name, data.demonstration, *limits]
     return f"tried_{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:16]}"

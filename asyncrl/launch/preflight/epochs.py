@@ -1,4 +1,4 @@
-"""`learner.epochs`: how many learner steps a run needs to go that many times through all of its training tasks."""
+"""`learner.epochs`: the number of learner steps that a run needs to train on all of its tasks that many times."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ log = logging.getLogger("asyncrl.train")
 
 
 def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
-    """Set `learner.steps` if it is null: to the steps that `learner.epochs` needs, which becomes null, or to the
-    default.
+    """Set `learner.steps` if it is null, to the steps that `learner.epochs` needs or to the default. `learner.epochs`
+    becomes null.
 
-    A resumed run counts the same, since it keeps everything that is counted here. Raises DataError: the training tasks
+    A resumed run gets the same number, since it has the same tasks and batch size. Raises DataError: the training tasks
     cannot be read.
     """
     if learner.epochs is not None:
         rows = len(tasks.usable(tasks.data.train))
         steps = steps_of(learner, learner.epochs, rows, shards)
         log.info(
-            "learner.epochs=%g of %d tasks are learner.steps=%d, each of %d groups (%g epochs, as steps are whole)",
+            "learner.epochs=%g of %d tasks are learner.steps=%d, each of %d groups (rounded up to %g epochs)",
             *(learner.epochs, rows, steps, learner.batch_size // learner.group_size),
             round(steps * (learner.batch_size // learner.group_size) / rows, 3),
         )
@@ -34,8 +34,8 @@ def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
 def steps_of(learner: LearnerConfig, epochs: float, rows: int, shards: int = 1) -> int:
     """The fewest steps after which every task was trained `epochs` times, if each group that is drawn is trained once.
 
-    Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the slowest one counts. The
-    result is a multiple of `publish_every`, as the number of steps must be.
+    Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the slowest shard decides.
+    The result is a multiple of `publish_every`, as the number of steps must be.
     """
     groups, wanted = learner.batch_size // learner.group_size, Fraction(str(epochs))
     slowest = max(

@@ -1,4 +1,4 @@
-"""The start reads the grammars of all tasks."""
+"""Checks the grammars of all tasks before anything starts."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ def _obstacle(engine_kind: str, actor: ActorConfig) -> str:
     if actor.tools:
         return "a turn under a grammar cannot call tools; set actor.tools=[]"
     if actor.temperature != 1:
-        return f"with actor.temperature={actor.temperature:g} none of its tokens would be trained; use 1"
+        return f"a turn under a grammar is not trained with actor.temperature={actor.temperature:g}; use 1"
     return ""

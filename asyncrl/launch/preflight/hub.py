@@ -1,4 +1,4 @@
-"""A quick check that the Hugging Face hub can be reached: its own client tries for half a minute before it says no."""
+"""A quick check that the Hugging Face hub can be reached: its own client tries for half a minute before it gives up."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
 def unreachable(patience_s: float = PATIENCE_S) -> str | None:
-    """The reason why neither the hub nor its proxy answers; None: one does, or it is unknown after `patience_s`, which
-    is logged."""
+    """The reason why the hub, or the proxy to it, cannot be reached. `None`: it can be, or this is unknown after
+    `patience_s`, which is logged."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -31,8 +31,8 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
         reason = answers.get(timeout=patience_s)
     except queue.Empty:
         log.warning(
-            "nothing has answered at %s:%d for %g s; the start goes on trying, perhaps for half a minute. Ctrl-C ends "
-            "it, and HF_HUB_OFFLINE=1 asks no hub at all",
+            "nothing has answered at %s:%d for %g s; the start keeps trying, perhaps for half a minute. Ctrl-C ends "
+            "it, and HF_HUB_OFFLINE=1 never asks the hub",
             *(host, port, patience_s),
         )
         return None
@@ -40,7 +40,7 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
 
 
 def _first_hop(endpoint: SplitResult) -> SplitResult:
-    """The proxy on the way to the endpoint, where the environment names one."""
+    """The proxy on the way to the endpoint, or the endpoint itself if the environment names no proxy."""
     proxies = getproxies()
     proxy = proxies.get(endpoint.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(endpoint.netloc):

@@ -1,6 +1,6 @@
 """Checks before anything starts that the policy's layers support the options of the learner.
 
-The learner's ranks would refuse it in the same words, when all other roles have started.
+The learner's ranks would refuse the same options, but only after all roles have started.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from asyncrl.config.schema import AlgorithmConfig, CriticConfig, LearnerConfig, 
 def check_learning(
     model: ModelConfig, critic: CriticConfig, learner: LearnerConfig, algorithm: AlgorithmConfig
 ) -> None:
-    """Raises ConfigError: the policy's layers cannot be divided, its experts not be spread, balanced or replayed, or it
-    reads images and another option does not go with them."""
+    """Raises ConfigError: the policy's layers cannot be divided among ranks, its experts cannot be spread, balanced or
+    replayed, or the policy reads images and an option excludes these."""
     from asyncrl.algorithms.algorithm import Algorithm
     from asyncrl.learner.model.policy import check_vision
     from asyncrl.modelling.opening import open_config

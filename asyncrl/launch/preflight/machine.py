@@ -32,7 +32,7 @@ CHECKPOINT_BYTES = 12
 """The bytes of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
 EXPORT_BYTES = 4
 GB = 1e9
-SERVERS_ON_CPU = "engine.server.arguments=[--device,cpu] says that servers compute on the CPU"
+SERVERS_ON_CPU = "engine.server.arguments=[--device,cpu] runs servers on the CPU"
 
 
 def check_ports(network: NetworkConfig, learner: LearnerConfig, shards: int) -> None:
@@ -96,7 +96,7 @@ def _lacking_for_scores(scoring: ScoringConfig, gpus: int, has: str) -> Iterator
             yield f"{key}.device={model.device}: {has}; use auto or cpu"
         if model.is_configured and model.gpus > 1:
             if gpus < model.gpus:
-                yield f"{key}.gpus={model.gpus}: {has}; use 1, or as many as there are"
+                yield f"{key}.gpus={model.gpus}: {has}; use at most {max(1, gpus)}"
             elif find_spec("accelerate") is None:
                 yield f"{key}.gpus={model.gpus}: the package accelerate is not installed; install asyncrl[spread]"
 
@@ -117,7 +117,7 @@ def _without_servers(engine: EngineConfig, host: Host, gpus: int) -> Iterator[st
         none = "cluster.gpus=0" if gpus else "this machine has 0 GPUs"
         yield f"engine.kind={engine.kind}: servers need a GPU, and {none}; {SERVERS_ON_CPU} (docs/engines.md)"
     if reason := without_sglang(engine.python, engine.server.environment):
-        default = " (the default, where none is set)" if engine.python == EngineConfig().python else ""
+        default = " (the default)" if engine.python == EngineConfig().python else ""
         mend = "name a Python that has SGLang (docs/gpu.md), and try it with `asyncrl doctor --python PATH`"
         yield f"engine.python={engine.python}{default}: {reason}; {mend}"
 
@@ -127,15 +127,15 @@ def check_disk(
 ) -> None:
     """Compare the bytes that the run will write with the `free` ones of its disk.
 
-    `parameters` counts the policy's parameters. Checkpoints hold `saved` of them; None: all. Raises ConfigError: not
-    even one checkpoint fits. Less room than for all checkpoints and the model is a warning.
+    `parameters` counts the policy's parameters. Checkpoints hold `saved` of them; `None`: all. Raises ConfigError: not
+    even one checkpoint fits. Logs a warning if not all checkpoints, the model and the episodes fit.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(run), learner.keep_checkpoints
     if free < checkpoint:
         raise ConfigError(
             f"run.dir={run.dir}: {free / GB:.1f} GB are free there, and one checkpoint takes "
-            f"{checkpoint / GB:.1f} GB; make room, or name a folder on another disk"
+            f"{checkpoint / GB:.1f} GB; make room, or choose a folder on another disk"
         )
     # A new checkpoint is complete before the oldest one is deleted.
     needed = (kept + 1) * checkpoint + learner.export * parameters * EXPORT_BYTES

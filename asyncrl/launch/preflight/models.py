@@ -1,4 +1,4 @@
-"""Checks before anything starts that the models of a run exist and are long enough; none of their weights are read."""
+"""Checks before anything starts that the models of a run exist and have enough positions. They read no weights."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def policy_size(model: ModelConfig) -> int:
 
 
 def check_tokenizer(model: ModelConfig) -> None:
-    """Warn of what the policy's tokenizer lacks.
+    """Load the policy's tokenizer, with warnings about missing parts.
 
-    Raises ConfigError: it cannot be loaded, or comes from elsewhere and has ids that the policy does not know.
+    Raises ConfigError: it cannot be loaded, or `model.tokenizer` has ids that the policy does not know.
     """
     from asyncrl.modelling.opening import open_config
     from asyncrl.modelling.tokenizer import check_vocabulary, open_tokenizer
@@ -67,7 +67,7 @@ def check_length(policy: ModelConfig, actor: ActorConfig, engine: EngineConfig) 
 
 
 def check_freezing(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> None:
-    """Raises ConfigError: a model has nothing of what an option freezes, or nothing would be left to train."""
+    """Raises ConfigError: a model lacks the parameters that an option freezes, or none would be left to train."""
     from asyncrl.modelling.freezing import frozen_names
     from asyncrl.modelling.opening import beside
     from asyncrl.modelling.shapes import empty_model
@@ -82,7 +82,7 @@ def check_freezing(model: ModelConfig, critic: CriticConfig, implicit: ImplicitC
 
 
 def check_adapters(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> int | None:
-    """Count the parameters of the policy's adapters; None: it has none.
+    """Count the parameters of the policy's adapters. `None`: it has no adapters.
 
     Raises ConfigError: a model cannot have the adapters that an option wants, or peft is not installed.
     """
@@ -120,7 +120,7 @@ def _scorers(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
 
 
 def _missing_model(model: ModelConfig) -> str | None:
-    """Why there is no such model; None: there is one. A URL is copied to this host."""
+    """The reason why a model cannot be found; `None` if it can. A model at a URL is copied to this host."""
     if not is_url(model.path):
         return _missing(model.path, model.revision)
     try:
@@ -130,7 +130,7 @@ def _missing_model(model: ModelConfig) -> str | None:
 
 
 def _missing(path: str, revision: str | None = None) -> str | None:
-    """Why there is no model at `path`, a folder or a name on the hub, there at `revision`; None: there is one."""
+    """The reason why `path`, a folder or a name on the hub, has no model at this `revision`; `None` if it has one."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -139,8 +139,8 @@ def _missing(path: str, revision: str | None = None) -> str | None:
     if folder.is_absolute():
         return "there is no such folder"
     if path.startswith(".") or path.count("/") > 1:
-        # A run that resumes has the paths of its start.
-        return f"there is no such folder; a relative path counts from the working folder, {Path.cwd()}"
+        # A resumed run keeps the relative paths of its start.
+        return f"there is no such folder; a relative path starts at the working directory, {Path.cwd()}"
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -152,11 +152,11 @@ def _missing(path: str, revision: str | None = None) -> str | None:
     if constants.HF_HUB_OFFLINE:
         at = f" at revision {revision}" if revision is not None else ""
         return (
-            f"there is no such folder, it is not in this machine's cache{at}, and HF_HUB_OFFLINE=1 forbids to ask the "
-            "hub: download it first, or name a folder"
+            f"there is no such folder, the model is not in this machine's cache{at}, and HF_HUB_OFFLINE=1 forbids "
+            "asking the hub: download it first, or name a folder"
         )
     log.info("there is no folder %s here; looking for it on the Hugging Face hub", path)
-    fix = f"name a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 asks no hub at all"
+    fix = f"write a folder as ./{path}, which is never looked for on the hub; HF_HUB_OFFLINE=1 never asks the hub"
     if reason := unreachable():
         return f"there is no such folder, and the Hugging Face hub cannot be reached: {reason}; {fix}"
     try:

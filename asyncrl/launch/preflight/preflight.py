@@ -56,7 +56,7 @@ log = logging.getLogger("asyncrl.train")
 
 CREATION_NOTICE_S = 10.0
 RULE_S = 120.0
-"""The time for a rule that is tried: the first use of one may load libraries on a cold disk."""
+"""The time for the try of a rule, whose first use may load libraries from a cold disk."""
 
 _EPISODE = Trajectory(
     id="preflight",
@@ -74,11 +74,11 @@ _EPISODE = Trajectory(
 
 
 def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
-    """Try all that the roles will load or need, and `more` checks, which come first.
+    """Run the `more` checks, and then check everything that the roles will load or need.
 
-    These are keys, ports, devices, data, models, tools, the chat template, rules and the algorithm's parts. A check
-    that needs something which was refused is left out. Checks that read all rows, which may take long, do not run if
-    the start is refused anyway.
+    This is keys, ports, devices, data, models, tools, the chat template, rules and the algorithm's parts. A check is
+    left out if one of its inputs was refused. Checks that read all rows take long, so they run only if all
+    others have passed.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
@@ -176,7 +176,7 @@ class Problems:
 def _task_files(
     tasks: RunTasks, make: Callable[[Sequence[str]], None], missing: Collection[str], found: Problems
 ) -> list[TaskFile]:
-    """The tasks of data.train and data.eval that can be read; those in one file for both only once.
+    """The tasks of data.train and data.eval that can be read, only once if both are the same files.
 
     `make` makes the tasks of sources that roles cannot read themselves.
     """
@@ -259,8 +259,8 @@ def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
 
 
 def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template does not take the tools or the data, or a row shows images and no
-    part of the run reads them."""
+    """Raises ConfigError: the model's chat template refuses the tools or the data, or a row has images that the model
+    or the engine cannot read."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
@@ -278,7 +278,8 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
 
 
 def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the tools of a row cannot be created, or are not all on offer. They are released again."""
+    """Create the tools of rows, and release them again. Raises ConfigError: a tool cannot be created, or a row names a
+    tool that the run does not offer."""
     from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
@@ -295,9 +296,9 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     for file in files:
         for row, task in (file.by_roles() | file.by_environment()).items():
             place = file.place(row)
-            # A `create` that blocks cannot be interrupted; one that makes much for the first time may take minutes.
+            # A `create` that blocks cannot be interrupted, and the first one may take minutes, such as for a download.
             what = "`create` of actor.tools" if is_tools else "`reset` of an environment"
-            waits = f"{what} has not ended yet with {place}; Ctrl-C twice ends the start"
+            waits = f"{what} still runs with {place}; press Ctrl-C twice to end the start"
             notice = threading.Timer(CREATION_NOTICE_S, log.warning, (waits,))
             notice.daemon = True
             notice.start()
@@ -320,8 +321,8 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
 
 
 def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
-    """Raises ConfigError: a simulated user cannot start with the first row that names it, no row names one, or a row
-    names another one. Those that started are finalized again."""
+    """Start each simulated user with the first row that names it, and finalize it again. Raises ConfigError: a user
+    cannot start, no row names a user, or a row names an unknown user."""
     from asyncrl.tools.interactions.registry import load_interactions
     from asyncrl.tools.interactions.users import InteractionLimits, Interactions
 
@@ -371,7 +372,7 @@ def _check_truths(
         for file in files:
             for row, task in file.by_source().items():
                 names = rule_names(scoring, task.data_source)
-                # A rule of the user's may need a real episode.
+                # A user's own rule may need a real episode.
                 if "rules" not in needs(scoring, task.data_source) or not set(names.split(",")) <= set(BUILT_IN):
                     continue
                 try:

@@ -1,4 +1,4 @@
-"""The start measures the prompts of all tasks, where `data.max_prompt_length` needs it."""
+"""Measures the prompts of all tasks before anything starts, if `data.max_prompt_length` needs it."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile
 def prompt_lengths(config: TrainConfig, stop: threading.Event | None, tasks: TaskFile) -> NDArray[np.int32]:
     """Measure each prompt with the tools of its task, as an actor shows them: tokens, int32[rows].
 
-    The run's folder keeps the lengths. Raises DataError: the chat template refuses a task; StoppedError: `stop` was
-    set meanwhile.
+    The lengths are kept in the run's folder. Raises DataError: the chat template refuses a task; StoppedError: `stop`
+    was set meanwhile.
     """
     from asyncrl.chat.from_config import open_chat
     from asyncrl.data.from_config import run_tasks

@@ -1,6 +1,6 @@
-"""The files of a run's tasks stay as they were when its episodes began: one that has changed is refused by its name.
+"""Refuses a file of tasks that has changed since the run's episodes began.
 
-The checksums of their contents are in the run's folder. A file of the same size and time is not read again.
+The checksums of the files are in the run's folder. A file whose size and time are the same is not read again.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
     changed = [name for name, record in now.items() if begun and before.get(name, record).checksum != record.checksum]
     if changed:
         raise ConfigError(
-            f"{', '.join(changed)} has changed since the run began, whose episodes know tasks by their place: have the "
-            "file as it was, or choose another run.name"
+            f"{', '.join(changed)} has changed since the run began, whose episodes refer to tasks by their row: "
+            "restore the file, or choose another run.name"
         )
     if now != before:
         write_whole(path, json.dumps(msgspec.to_builtins(now), indent=1))
 
 
 def task_files(tasks: RunTasks) -> Iterator[Path]:
-    """The files of tasks that roles read. Rows that a start has made are left out: they stay the same in any case."""
+    """The files of tasks that roles read, except for the rows that a start has made, which never change."""
     from asyncrl.data.tables import find_files
 
     for sources in (tasks.data.train, tasks.data.eval or []):
@@ -63,7 +63,7 @@ def _read(path: Path) -> dict[str, FileRecord]:
         return {}
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{path} cannot be read: {error}; restore it, or remove it to take the files as they are"
+            f"{path} cannot be read: {error}; restore it, or remove it to accept the files as they are now"
         ) from (error)
 
 

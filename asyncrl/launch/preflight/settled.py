@@ -1,6 +1,6 @@
-"""The checks of a configuration once all roles have their places, for a start and for a plan.
+"""The checks of a configuration after all roles were placed, for a start and for a plan.
 
-Only then is it known how many ranks the learner has, on how many hosts, and which addresses others must reach.
+Only then are the numbers of the learner's ranks and hosts known, and the addresses that other hosts must reach.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from asyncrl.launch.placement.placement import Placement, settle
 
 OWN, ELSEWHERE = "127.0.0.1", "an address of another host"
 PORTS = (5755, 5757)
-"""The ports of the replay and of the learner's rendezvous, where a start chooses them."""
+"""The ports of the replay and of the learner's rendezvous in a plan, if a start would choose them."""
 
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:
-    """Raises ConfigError, with a line for each combination that cannot be."""
+    """Raises ConfigError, with a line for each combination that cannot work."""
     if lines := [*conflicts(config), *_without_gpus(config.scoring, config.model.attention, placement)]:
         raise ConfigError("\n".join(lines))
 
 
 def _without_gpus(scoring: ScoringConfig, attention: str, placement: Placement) -> Iterator[str]:
-    """A line for each option that needs a GPU for a role that has none in its place."""
+    """A line for each option that needs a GPU for a role that was placed without one."""
 
     def lacks(module: str) -> bool:
         roles = placement.of(module)
@@ -33,19 +33,19 @@ def _without_gpus(scoring: ScoringConfig, attention: str, placement: Placement) 
 
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         if model.is_configured and model.device.partition(":")[0] == "cuda" and lacks("scoring"):
-            yield f"{key}.device={model.device}: no scorer has a GPU in its place; use auto or cpu, or name more GPUs"
+            yield f"{key}.device={model.device}: no scorer was placed on a GPU; use auto or cpu, or add GPUs"
     if attention not in ("auto", "sdpa") and lacks("learner"):
-        yield f"model.attention={attention}: the learner has no GPU in its place, and needs one; use auto"
+        yield f"model.attention={attention}: the learner was placed on no GPU, and needs one; use auto"
 
 
 def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> None:
-    """Raises ConfigError: a start with this placement would refuse the configuration. `one_machine`: all of its hosts
-    are one, so that a start listens on loopback addresses."""
+    """Raises ConfigError: a start with this placement would refuse the configuration. `one_machine`: all hosts are this
+    machine, so that a start listens on loopback addresses."""
     from asyncrl.network.keys import check_keys
 
     config = copy.deepcopy(config)
     if config.cluster.launcher == "local" and len(placement.hosts) > 1:
-        # Another launcher will have to start these, and all of them refuse the same.
+        # The local launcher cannot start several hosts. All other launchers refuse the same configurations.
         config.cluster.launcher = "hosts"
         config.cluster.hosts = [f"host-{number}" for number in range(len(placement.hosts))]
     settle(config.cluster, config.learner, placement)

@@ -1,4 +1,4 @@
-"""A Ray cluster as a run uses it: its hosts, and the parts of them that it holds."""
+"""A run's connection to a Ray cluster: its hosts, and the parts of them that the run reserves."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ADDRESS_VARIABLE = "RAY_ADDRESS"
 """The variable in which Ray itself looks for a cluster; a job of `ray job submit` has it."""
 LOOK_S, NOTICE_S, CONNECT_S = 0.5, 10.0, 10.0
 A_LITTLE = 0.001
-"""The amount of a resource that only says where something must be."""
+"""The amount of a custom resource whose only purpose is to choose the host."""
 
 
 def ray_module() -> Any:
-    """Ray itself. Raises ConfigError: it is not installed."""
+    """Import Ray. Raises ConfigError: it is not installed."""
     try:
         import ray
         import ray.exceptions
@@ -40,7 +40,7 @@ def ray_module() -> Any:
 
 
 def _check_address(address: str) -> None:
-    """Raises ConfigError at once for an address at which Ray would look for a cluster for minutes, or cannot work."""
+    """Raises ConfigError at once: the address cannot work, and Ray itself might try it for minutes."""
     if address.startswith("ray://"):
         raise ConfigError(
             f"cluster.ray.address={address}: start the run on a node of the cluster, with the address HOST:PORT of its "
@@ -59,7 +59,7 @@ def _check_address(address: str) -> None:
 class RayCluster:
     """A connection to the cluster that `cluster.ray` names, or to a new one on this machine, until `close`.
 
-    Raises ConfigError: Ray is not installed, or there is no such cluster.
+    Raises ConfigError: Ray is not installed, or the cluster does not exist.
     """
 
     def __init__(self, cluster: ClusterConfig) -> None:
@@ -70,8 +70,8 @@ class RayCluster:
             log.info("joining the Ray cluster at %s", address)
             _check_address(address)
         else:
-            log.info("starting a Ray cluster on this machine; cluster.ray.address names one that is there")
-        # Ray refuses the size of a cluster that is there already.
+            log.info("starting a Ray cluster on this machine; set cluster.ray.address to use an existing cluster")
+        # Ray takes no sizes for an existing cluster.
         new = {} if address else {"num_cpus": cluster.cpus, "num_gpus": cluster.gpus, "include_dashboard": False}
         try:
             self.ray.init(
@@ -81,11 +81,11 @@ class RayCluster:
                 logging_level=logging.WARNING,
                 **new,
             )
-        except Exception as error:  # Ray raises the class itself where a node of its own starts too slowly.
+        except Exception as error:  # Ray raises a plain Exception if its own node starts too slowly.
             raise ConfigError(f"cluster.ray.address={address}: {error}") from error
 
     def close(self) -> None:
-        """Leave the cluster, which ends every actor of this run; a cluster that is the run's own ends."""
+        """Leave the cluster, which ends every actor of this run, and the cluster itself if the run started it."""
         self.ray.shutdown()
 
     def own_address(self) -> str:
@@ -98,7 +98,7 @@ class RayCluster:
         return [str(node["NodeManagerAddress"]) for node in nodes]
 
     def hosts(self) -> list[Host]:
-        """The nodes that can have a role now, those with most GPUs first. Raises ConfigError: none has a CPU."""
+        """The nodes that can have a role now, sorted by GPUs, most first. Raises ConfigError: no node has a CPU."""
         found = []
         for node in self.ray.nodes():
             has = node["Resources"]
@@ -117,11 +117,11 @@ class RayCluster:
         return float(self.ray.available_resources().get("CPU", 0))
 
     def actor(self, kind: type[Any], folder: Path, **options: Any) -> Any:
-        """An actor of a class. It has its process once there is room."""
+        """Make an actor of a class. Its process starts once the cluster has room."""
         return self.ray.remote(kind).options(**options).remote(str(folder))
 
     def wait(self, reference: Any, what: str, stop: threading.Event) -> Any:
-        """The result of a call, as soon as it is there. Raises StoppedError; ConfigError: it never will be."""
+        """Wait for the result of a call. Raises StoppedError: `stop` was set; ConfigError: the call failed."""
         shown = time.monotonic()
         while not self.ray.wait([reference], timeout=LOOK_S)[0]:
             if stop.is_set():
@@ -139,8 +139,8 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A part of one host: the strategy by which Ray puts roles there, and the actor that holds it. It also has the
-    address of the present host, and the numbers of the part's GPUs in the placement."""
+    """A reserved part of one host: the strategy that makes Ray start roles there, the actor that reserves the part, the
+    address of its current host, and the numbers of its GPUs in the placement."""
 
     strategy: Any
     holder: Any
@@ -149,11 +149,12 @@ class HostPart:
 
 
 class HeldParts:
-    """The parts of a cluster that a run holds: a placement group for each pool, and one for the replay.
+    """The parts of a cluster that a run reserves: a placement group for each pool, and one for the replay.
 
-    If a host dies, Ray takes another one for its part as soon as there is one; but for the replay's, which waits for
-    the host that has its store. `resource` is the custom resource of that host; without one it is the host where the
-    run began, whose address the file `remembered` keeps. Raises StoppedError; ConfigError: the cluster cannot have it.
+    If a host dies, Ray moves its part to another host as soon as one has room. Only the replay's part waits for the
+    host of its store. This is the host with the custom resource `resource`, if it is given, or else the host where the
+    run began, whose address is in the file `remembered`. Raises StoppedError; ConfigError: the cluster cannot provide
+    the parts.
     """
 
     def __init__(
@@ -202,7 +203,7 @@ class HeldParts:
             self.pools |= {(pool, node): each for node, each in zip(nodes, held, strict=True)}
 
     def _hold_replay(self, placement: Placement, pin: str | None) -> HostPart:
-        """Hold the replay's part of the host that has the resource `pin`; None: of any host, which it then stays on."""
+        """Reserve the replay's part on the host with the resource `pin`. `None`: on any host, where it then stays."""
         bundle = _bundle(placement, placement.of("replay"))
         addresses = self._cluster.addresses()
         if pin is None and len(addresses) == 1:
@@ -240,7 +241,8 @@ class HeldParts:
 
 
 def _bundle(placement: Placement, roles: Sequence[PlacedRole]) -> dict[str, float]:
-    """The resources that roles on one host need: their share of its CPUs if all roles would keep more of them busy."""
+    """The resources for `roles`, which are on one host. They get their share of its CPUs if all roles on the host
+    together would keep more CPUs busy than it has."""
     node = roles[0].node
     wanted, own = (
         sum(role.cpus for role in each) for each in ([role for role in placement.roles if role.node == node], roles)

@@ -1,10 +1,10 @@
 """`cluster.launcher=ray`: the roles of a run as supervised actors of a Ray cluster.
 
-A pool is a placement group. Each role is the child of an actor of its own, and runs the command line that it has
-everywhere. The supervisor starts an ended role again: on its node, or where Ray finds room for a part whose node died.
+Each pool is a placement group. Each role is the child of its own Ray actor, with the same command line as under every
+launcher. The supervisor restarts an ended role on its node, or on another node with room if its node has died.
 
-The replay stays where its store is. If replay or learner come back at another address, all other roles are restarted
-with it.
+The replay stays on the node that has its store. If replay or learner restart at another address, all other roles are
+restarted with the new address.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ LONGEST_REASON = 300
 class RayLauncher:
     """Starts the roles of a run on a Ray cluster: `launcher.Launcher`.
 
-    `prepare` holds what the placement needs in the cluster, until `close`. It also makes keys, for a run that other
-    machines can reach and that has none. It raises ConfigError where a node does not share the run's folder. `record`
-    writes the configuration into the run's folder again, for a role that is at another address.
+    `prepare` reserves the resources of the placement in the cluster, until `close`. It also makes keys for a run that
+    other machines can reach, if it has none. It raises ConfigError if a node does not share the run's folder. `record`
+    writes the configuration into the run's folder again, after a role got another address.
     """
 
     def __init__(self, cluster: ClusterConfig, addresses: RunAddresses, record: Callable[[], None]) -> None:
@@ -94,7 +94,7 @@ class RayLauncher:
         if without:
             raise ConfigError(
                 f"run.dir={self._addresses.run.dir}: {self._run_dir} is not the same folder on the nodes "
-                f"{', '.join(sorted(without))}; name one that all nodes share, by its whole path"
+                f"{', '.join(sorted(without))}; name a folder that all nodes share, by its absolute path"
             )
 
     @staticmethod
@@ -103,8 +103,8 @@ class RayLauncher:
         return role.module == "replay" or role.name == "learner"
 
     def _settle(self, module: str, actor: Any, address: str) -> bool:
-        """Give replay or learner the address of the node that `actor` is on, and ports there that are free, where the
-        configuration does not name them; whether that changes anything. One machine keeps its address."""
+        """Set the address of replay or learner to the node of `actor`, with free ports if the configuration names none.
+        Return True if the role had another address before. A run on this machine alone keeps the configured address."""
         network, learner = self._addresses.network, self._addresses.learner
         parts = self._held.all if self._held is not None else []
         alone = {address, *(part.address for part in parts)} == {self._cluster.own_address()}
@@ -126,8 +126,8 @@ class RayLauncher:
         return int(self._cluster.ray.get(actor.free_ports.remote(count), timeout=CALL_S))
 
     def set_placement(self, placement: Placement) -> None:
-        """Roles may be new that nothing was reserved for: each runs wherever the cluster has room for it, or within its
-        pool, if there is no room and it needs no GPU."""
+        """Add roles for which nothing was reserved. Such a role runs wherever the cluster has room. Without room it
+        runs within its pool if it needs no GPU."""
         self._roles = {**{role.name: role for role in placement.roles}, **self._roles}
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
@@ -135,10 +135,10 @@ class RayLauncher:
         return _RayProcess(self, self._cluster, role, log_file.absolute(), environment)
 
     def new_actor(self, name: str) -> tuple[Any, Any]:
-        """An actor for a role, and the promise of the names of its GPUs, once there is room."""
+        """Make an actor for a role. Return it with a reference to the names of its GPUs, known once there is room."""
         role = self._roles[name]
         part = self._held.of(role) if self._held is not None else None
-        # A role that came later takes nothing from a pool while there is room outside, or if it needs GPUs.
+        # A role that was added later takes nothing from a pool if there is room outside, or if it needs GPUs.
         if name not in self._planned and (role.gpus or self._cluster.free_cpus() >= role.cpus):
             part = None
         if part is not None:
@@ -153,17 +153,17 @@ class RayLauncher:
         return actor, part.holder.gpus.remote([part.gpus.index(gpu) for gpu in role.gpus])
 
     def arrived(self, name: str, actor: Any, address: str) -> None:
-        """A role is about to start on the node with this address."""
+        """Called when a role is about to start on the node with this address."""
         role = self._roles[name]
         if self._listens(role) and self._settle(role.module, actor, address):
-            log.warning("%s is at %s now; all other roles are restarted with its new address", name, address)
+            log.warning("%s is now at %s; restarting all other roles with its new address", name, address)
             self._record()
             self._moved.add(name)
 
     def end_left(self, stop: threading.Event) -> Collection[str]:
         held = self._held.all if self._held is not None else []
         asked = [part.holder.end_left.remote(str(self._run_dir)) for part in held]
-        return {str(self._cluster.wait(each, "the end of what an earlier start has left", stop)) for each in asked}
+        return {str(self._cluster.wait(each, "the end of roles from an earlier start", stop)) for each in asked}
 
     def watch(self, supervisor: Supervisor) -> None:
         """Restart the roles that have an old address."""
@@ -173,7 +173,7 @@ class RayLauncher:
 
 
 class _RayProcess:
-    """A role in an actor of its own. It waits for room, then for its start, then it runs."""
+    """A role in its own Ray actor. The role waits for room in the cluster, then for its start, and then runs."""
 
     lease_s = FINISH_S
 
@@ -212,7 +212,7 @@ class _RayProcess:
         return self._status
 
     def _hear(self) -> None:
-        """Take what the actor has answered, and ask again."""
+        """Handle the actor's answer, and send the next request."""
         try:
             answer = self._ray.get(self._answer)
         except self._ray.exceptions.ActorUnavailableError:
@@ -239,7 +239,7 @@ class _RayProcess:
 
     def _end(self, status: int) -> None:
         self._status = status
-        # If the node only seems to be dead, the role must not keep running there.
+        # The node may only seem to be dead, and the role must not keep running there.
         self._ray.kill(self._actor)
 
     def terminate(self) -> None:

@@ -1,6 +1,6 @@
 """The Ray actors of a run: one for each role, and one that holds a pool's part of a node.
 
-`ray_launcher` makes actors of these classes. An actor is a process of its own, which it may change at will.
+`launcher.py` makes actors of these classes. Each actor has its own process, so it may change the working directory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class RoleReport:
 
 
 class OnNode:
-    """An actor that can tell of its node. `folder` is where the run was started: paths are relative to it."""
+    """An actor that answers questions about its node. Paths are relative to `folder`, where the run was started."""
 
     def __init__(self, folder: str) -> None:
-        # Where the nodes share no such folder, Ray has put its copy into the working directory.
+        # If the node does not have the folder, Ray has put a copy of its files into the working directory.
         with suppress(FileNotFoundError):
             os.chdir(folder)
 
@@ -53,7 +53,7 @@ class OnNode:
         return sees(Path(file))
 
     def end_left(self, run_dir: str) -> str:
-        """End the roles on this node that an earlier start of the run has left, and tell the node's kernel."""
+        """End the roles on this node that an earlier start of the run has left, and return the node's kernel."""
         end_here(Path(run_dir))
         return this_kernel()
 
@@ -73,14 +73,14 @@ class HostedRole(OnNode):
     def start(
         self, command: Sequence[str], log_file: str, environment: Mapping[str, str], gpus: Sequence[str] | None
     ) -> RoleReport:
-        """Start `command`, whose first word is the Python of another machine. The role sees the GPUs with these names;
-        None: all."""
+        """Start `command`, but with this node's Python as its first word. The role sees the GPUs with the names `gpus`;
+        `None`: all GPUs."""
         visible = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": ",".join(gpus)}
         self._process = start_child([sys.executable, *command[1:]], Path(log_file), {**environment, **visible})
         return self.poll()
 
     def poll(self) -> RoleReport:
-        """Raises AssertionError: it was not started."""
+        """The state of the role. Raises AssertionError: it was not started."""
         assert self._process is not None
         return RoleReport(self._process.pid, self._process.poll(), ProcessIdentity.of(self._process.pid))
 

@@ -1,8 +1,8 @@
 """`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm in sequence.
 
-This is for sites where a job may not be requeued, or only for a short time. Each job begins when the one before has
-ended, however that ended, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the jobs that
-are left end at once. `--dry-run` prints the commands of submission.
+This is for sites where a job may not be requeued, or only for a short time. Each job begins when the job before it has
+ended for any reason, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the remaining jobs
+end at once. `--dry-run` prints the commands that would submit the jobs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from asyncrl.runs.run import Run
 
 OPTION, DRY_RUN = "--chained=", "--dry-run"
 STOPPED_FILE = "stopped-chain"
-"""The file in the run's folder with the chain whose run was stopped by hand."""
+"""The file in the run's folder with the id of a chain that was stopped by hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class ChainLink:
 
     @classmethod
     def of(cls, word: str) -> Self:
-        """The one that a word of a job's command line names."""
+        """The link that a word of a job's command line names."""
         name, number, count = word.removeprefix(OPTION).split("/")
         return cls(name, int(number), int(count))
 
@@ -73,7 +73,7 @@ class ChainLink:
 
 def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
     """The number of jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with
-    the first KEY=VALUE. Raises ConfigError: the words are others."""
+    the first KEY=VALUE. Raises ConfigError: the words have another form."""
     script, *rest = [word for word in words if word != DRY_RUN]
     count, rest = rest[0] if rest else "", rest[1:]
     if not count.isdecimal() or not int(count):
@@ -99,13 +99,13 @@ def submit(words: Sequence[str], show_only: bool = False) -> None:
             jobs.append(f"JOB{number}")
             continue
         try:
-            # In a cluster of clusters the name of one follows.
+            # In a federation of clusters, a semicolon and the name of the cluster follow.
             jobs.append(ask_slurm(*command).strip().partition(";")[0])
         except UnavailableError as error:
-            done = f"; end those that were submitted: scancel {' '.join(jobs)}" if jobs else ""
+            done = f"; to cancel the jobs before it: scancel {' '.join(jobs)}" if jobs else ""
             raise UnavailableError(f"{link} was not submitted: {error}{done}") from error
     if not show_only:
-        sys.stdout.write(f"submitted, one after the other: {' '.join(jobs)}; `scancel` of all of them ends the chain\n")
+        sys.stdout.write(f"submitted, in this order: {' '.join(jobs)}; to end the chain, `scancel` all of them\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The facts of Slurm about the job of this process, and the commands of the job's steps."""
+"""Asks Slurm about the job of this process, and makes the commands of the job's steps."""
 
 from __future__ import annotations
 
@@ -46,10 +46,12 @@ def assumed_job(nodes: int) -> SlurmJob:
 
 
 def this_job(environment: Mapping[str, str] = os.environ) -> SlurmJob:
-    """The job that this process runs in. Raises ConfigError: there is none; UnavailableError: Slurm does not answer."""
+    """The job of this process. Raises ConfigError: the process is not in a job; UnavailableError: Slurm does not
+    answer."""
     if JOB_VARIABLE not in environment:
         raise ConfigError(
-            "cluster.launcher=slurm: this process is in no job; submit one: sbatch launchers/slurm_launch.sh KEY=VALUE"
+            "cluster.launcher=slurm: this process is not in a job; submit one: sbatch launchers/slurm_launch.sh "
+            "KEY=VALUE"
         )
     size = int(environment.get("SLURM_HET_SIZE", "0"))
     lists: list[tuple[str, int | None]] = [
@@ -83,7 +85,7 @@ def ask_slurm(*command: str) -> str:
 
 
 def forget_options_of_job(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Remove the variables by which sbatch hands the shape of the job's own tasks to every step."""
+    """Remove the variables by which sbatch would pass the job's own task options on to every step."""
     for name in [name for name in environment if name.removeprefix("SLURM_").startswith(OF_THE_JOB)]:
         if name.startswith("SLURM_"):
             del environment[name]
@@ -92,8 +94,8 @@ def forget_options_of_job(environment: MutableMapping[str, str] = os.environ) ->
 def step_command(
     name: str, nodes: Sequence[SlurmNode], options: Sequence[str], container: Sequence[str], command: Sequence[str]
 ) -> list[str]:
-    """The command of a step with one task on each of `nodes`, of one component. Steps share all that the job has of a
-    node: processors, memory and GPUs. `options` are more words for srun; `container` are words before the command."""
+    """The command of a step with one task on each of `nodes`, which belong to one component. The steps on a node share
+    its processors, memory and GPUs. `options` are more words for srun; `container` are words before the command."""
     group = [] if nodes[0].group is None else [f"--het-group={nodes[0].group}"]
     return [
         "srun",
@@ -114,12 +116,12 @@ def step_command(
 
 
 def has_ended_early(job: str) -> bool:
-    """True if Slurm has ended a job before its time was over, as `scancel` does, though processes of it still run.
+    """True if a job was ended before its time was over, for example by `scancel`; its processes may still run.
     Raises UnavailableError: Slurm does not answer."""
     shown = dict(word.partition("=")[::2] for word in reversed(ask_slurm("scontrol", "show", "job", job).split()))
     try:
         begin, end = (datetime.fromisoformat(shown[name]) for name in ("StartTime", "EndTime"))
-        # Slurm takes a year for no limit.
+        # Slurm computes the end of a job without a limit as if it had a year.
         days, _, clock = shown["TimeLimit"].replace("UNLIMITED", "365-00:00:00").rpartition("-")
         hours, minutes, seconds = map(int, clock.split(":"))
         return end < begin + timedelta(int(days or 0), hours=hours, minutes=minutes, seconds=seconds)

@@ -1,11 +1,12 @@
 """`python -m asyncrl.launch.slurm.job KEY=VALUE ...`: a whole run as the batch script of a job; see `launchers/`.
 
-It is `asyncrl train cluster.launcher=slurm`, and more: shortly before the job's time ends, Slurm sends SIGUSR1. Then
-all roles stop, the learner saves what it has trained, the job is requeued, and it resumes when Slurm starts it again.
+It runs `asyncrl train cluster.launcher=slurm`, and requeues the job when its time is over: shortly before, Slurm sends
+SIGUSR1. Then all roles stop, the learner saves a checkpoint, and the job is requeued. The run resumes when Slurm starts
+the job again.
 
-In a job array each task is a run of its own, with the task's number as its seed and at the end of its name. A job of a
-chain (`slurm_chain`) is not requeued: the next one resumes. With `cluster.launcher=ray` the run uses the nodes of the
-job as a Ray cluster (`ray_nodes`). `--dry-run` prints where each role would be, and every command.
+In a job array each task is a separate run, with the task's number as its seed and at the end of its name. A job of a
+chain (`chain.py`) is not requeued: the next job resumes. With `cluster.launcher=ray` the run uses the nodes of the
+job as a Ray cluster (`ray_nodes.py`). `--dry-run` prints where each role would be, and every command.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ OPTIONS = ("-c", "--cfg", "--config-dir")
 """The options of every command that takes KEY=VALUE."""
 USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job
        slurm_launch.sh --dry-run KEY=VALUE ...                       print its placement and every command
-       slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...   N jobs, of which each resumes the run
+       slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...   N jobs in sequence; each resumes the run
        slurm_launch.sh --chain N --dry-run [OPTIONS] KEY=VALUE ...   print the commands that submit them
 
 KEY=VALUE are those of `asyncrl train --help`. docs/cluster.md has the rest.
@@ -97,7 +98,7 @@ class Job:
         goes_on = "the next job of the chain resumes" if self._link else "requeueing the job"
         log.info("the job's time is nearly over: saving, and %s", goes_on)
         self._notice.set()
-        self.stop.set()
+        process.set_in_handler(self.stop)
 
     def run(self, config: TrainConfig) -> int:
         """Train, and requeue the job if its time ended before the run did. Return the exit status."""
@@ -121,19 +122,19 @@ class Job:
             done = False
         if done:
             return 0
-        if link and not self.stop.is_set():  # The run's folder has a request to stop.
+        if link and not self.stop.is_set():  # No signal came, so `asyncrl stop` has stopped the run.
             link.end(run_dir)
         if not self._notice.is_set():
             return EXIT_STOPPED
         if link is None:
             return requeue_this_job()
         if link.is_last:
-            raise UnavailableError(f"{link} was the last, and the run is not done: submit it again, and it resumes")
+            raise UnavailableError(f"{link} was the last, and the run is not done: submit it again to resume the run")
         return 0
 
     @contextmanager
     def _ray(self, cluster: ClusterConfig, addresses: RunAddresses, job: SlurmJob) -> Iterator[None]:
-        """The Ray cluster of the job while the run uses it, if it wants one. Raises StoppedError."""
+        """Start a Ray cluster on the job's nodes if the run needs one, until the block ends. Raises StoppedError."""
         if not starts_ray(cluster, os.environ):
             yield
             return

@@ -1,8 +1,8 @@
-"""`cluster.launcher=slurm`: the roles of a run as steps of one job of Slurm, each started by an srun of its own.
+"""`cluster.launcher=slurm`: the roles of a run as steps of one job of Slurm, each started by a separate srun.
 
-The process that supervises them is the job's batch script (`slurm_job`). A role that ends is started again on its node.
-Slurm itself replaces nodes: a job that loses one is requeued, and resumes. Logs are in a folder for each start of the
-job, `logs/attempt-N`, to the newest of which `logs/latest` leads; `logs/ROLE.log` leads to the newest log of a role.
+The supervisor is the job's batch script (`job.py`). It restarts a role that ends, on the same node. If a node fails,
+Slurm requeues the job, which resumes the run. Each start of the job has a folder of logs, `logs/attempt-N`: the link
+`logs/latest` leads to the newest folder, and `logs/ROLE.log` to the newest log of a role.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ KILL_S = 10.0
 class SlurmLauncher:
     """Starts the roles of a run on the nodes of `job`: `launcher.Launcher`.
 
-    `hosts` has each node report what it has, unless `reports` say so. It raises ConfigError where a node does not share
-    the run's folder, or has not the network interface that the configuration names. `prepare` sets addresses and free
-    ports of the nodes that have replay and learner, and keys.
+    `hosts` asks each node for a report, unless `reports` has them. It raises ConfigError if a node does not share the
+    run's folder, or lacks the configured network interface. `prepare` sets the addresses and free ports of replay and
+    learner, and makes keys.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class SlurmLauncher:
         slurm, ports = self._cluster.slurm, self._addresses.shards + 2
         words = ["look", f"--canary={file}", f"--ports={ports}"]
         words += [f"--interface={slurm.interface}"] if slurm.interface else []
-        # The first node needs another one to find its way towards others.
+        # The first node finds its own address by the way to the second.
         words += [f"--towards={node.address}" for node in self._job.nodes[:2]]
         parts = [[node for node in self._job.nodes if node.group == group] for group in self._job.groups]
         return [self._step("look", nodes, [self.python, "-m", STEP, *words]) for nodes in parts]
@@ -111,7 +111,7 @@ class SlurmLauncher:
             elif report.version != asyncrl.__version__:
                 yield (
                     f"node {node.name} has asyncrl {report.version}, and the batch script {asyncrl.__version__}: "
-                    "install one version"
+                    "install the same version"
                 )
             elif report.problem:
                 yield f"cluster.slurm.interface: node {node.name}: {report.problem}"
@@ -145,7 +145,7 @@ class SlurmLauncher:
             report = self._report_of(placement, "learner")
             learner.rendezvous = f"{network.learner_host}:{report.port + shards + 1}"
             learner.interface = learner.interface or self._cluster.slurm.interface
-        # Others may use a node at the same time, so that not even its loopback addresses are ours alone.
+        # Other users may share a node, so even its loopback addresses need keys.
         self._addresses.take_keys()
 
     def _report_of(self, placement: Placement, module: str) -> NodeReport:
@@ -167,7 +167,7 @@ class SlurmLauncher:
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
         """Start a role: see `role_process.Start`."""
         self._lead_to_attempt(log_file)
-        # The step itself chooses among those GPUs that it finds, which are all GPUs of the node if Slurm manages none.
+        # The step itself chooses among the GPUs that it sees, which are all GPUs of the node if Slurm manages none.
         others = {name: value for name, value in environment.items() if name != GPU_VARIABLE}
         return _Step(self.role_command(role), self._job.nodes[self._roles[role.name].node].name, log_file, others)
 
@@ -209,7 +209,7 @@ def _reports(command: Sequence[str]) -> Iterator[NodeReport]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise UnavailableError(f"the nodes of the job cannot be asked what they have: {error}") from error
+        raise UnavailableError(f"the nodes of the job do not report their GPUs and CPUs: {error}") from error
     for line in f"{done.stdout}{done.stderr}".splitlines():
         try:
             yield NodeReport(**json.loads(line))
@@ -218,8 +218,8 @@ def _reports(command: Sequence[str]) -> Iterator[NodeReport]:
 
 
 class _Step:
-    """A role at work in a step. Slurm kills the step if its srun is asked to end, so that a role is asked to stop by
-    a signal that srun hands on. All processes of the step get it. The step ends with its srun."""
+    """A role in a step. SIGTERM would make srun kill the step, so a role is asked to stop by another signal, which srun
+    passes on to all processes of the step. The step ends with its srun."""
 
     lease_s = 0.0
 
@@ -234,7 +234,7 @@ class _Step:
         status = self._srun.poll()
         if status is None and self._killed is not None and time.monotonic() - self._killed >= KILL_S:
             kill_group_soon(self._srun)
-        # As a shell, srun adds 128 to the number of a signal.
+        # Like a shell, srun returns 128 plus the number of a signal.
         return 128 - status if status is not None and status > 128 and status != EXIT_STOPPED else status
 
     def terminate(self) -> None:

@@ -1,12 +1,12 @@
 """Ray inside a job of Slurm: `launchers/slurm_launch.sh cluster.launcher=ray KEY=VALUE ...`.
 
-A head on the job's first node and a Ray node on each other one are steps of the job. Together they are a cluster of the
-job's own, which ends with it. The batch script, on the first node, is the run's command as on any Ray cluster. A step
-that ends before the job does is started again, but for the head's: without it there is no cluster.
+Steps of the job start a Ray head on its first node and a Ray node on each other node. This cluster ends with the job.
+The batch script, on the first node, runs the same command as on any Ray cluster. A step that ends early is started
+again, except for the head: without it there is no cluster.
 
-The replay stays on the first node by a custom resource. A requeued job may have other nodes, and the store is in the
-run's folder, which all nodes share. A client of a Ray cluster may run anything there, so this cluster requires a token.
-The token is in a file of the run's folder that its owner alone can read.
+A custom resource keeps the replay on the first node. A requeued job may get other nodes, so the store must be in the
+run's folder, which all nodes share. A client of a Ray cluster can run any code there, so this cluster requires a token.
+The token is in a file of the run's folder that only its owner can read.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ REPLAY_RESOURCE = "asyncrl_replay"
 TOKEN_FILE = "ray-token"
 """The file in the run's folder with the token of its cluster."""
 AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-"""The variables by which Ray and its users restrict who may connect."""
+"""Environment variables of Ray that restrict who may connect."""
 START_S = 300.0
 """The time for all nodes to join: Python may start slowly from a network disk."""
 END_S = 10.0
-"""The time for all nodes to end, however many: the job's time may be nearly over."""
+"""The time for all nodes together to end: the job's time may be nearly over."""
 POLL_S = 1.0
 WATCH_S = 5.0
-"""Between two looks at the steps."""
+"""The pause between two looks at the steps."""
 TOLD_LINES = 5
 OBJECTS_BYTES = 256 << 20
-"""The memory of each node for Ray's objects. A run has small ones only; by default Ray would take a third of all."""
+"""The memory of each node for Ray's objects, which are small in a run. By default Ray would take a third of it all."""
 
 
 def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
-    """True if the job makes the Ray cluster of its run, which names no cluster that exists."""
+    """True if the job must start a Ray cluster: the run wants Ray, and names no existing cluster."""
     named = cluster.ray.address or environment.get(ADDRESS_VARIABLE)
     return cluster.launcher == "ray" and not named
 
 
 def ask_for_token(run_dir: Path, environment: MutableMapping[str, str]) -> None:
-    """Have all Ray nodes and clients that get `environment` require the run's token, which is made if it is missing.
-    Nothing changes if the environment already restricts who may connect."""
+    """Make Ray nodes and clients with this `environment` use the run's token, which is made if it is missing. Nothing
+    changes if the environment already restricts who may connect."""
     if any(name in environment for name in AUTH_VARIABLES):
         return
     file = run_dir.absolute() / TOKEN_FILE
@@ -85,7 +85,7 @@ class RayNodes:
         return f"{head.address}:{head.port}"
 
     def commands(self) -> dict[str, list[str]]:
-        """The steps by the names of their logs; the first is the head's."""
+        """The commands of the steps by the names of their logs, the head's first."""
         reports, commands = self._launcher.reports(), dict[str, list[str]]()
         for number, (report, host) in enumerate(zip(reports, self._launcher.hosts(), strict=True)):
             words = [f"--node-ip-address={report.address}", f"--num-cpus={host.cpus}", f"--num-gpus={host.gpus}"]
@@ -93,7 +93,7 @@ class RayNodes:
             if number:
                 words.append(f"--address={self.address}")
             else:
-                # Jobs may share a node, so that no port may be Ray's usual one.
+                # Jobs may share a node, so Ray's default ports may be taken.
                 words += ["--head", f"--port={report.port}", f"--ray-client-server-port={report.port + 1}"]
                 words += [f"--resources={json.dumps({REPLAY_RESOURCE: 1})}"]
                 words += ["--include-dashboard=false", "--disable-usage-stats"]
@@ -104,8 +104,8 @@ class RayNodes:
 
     @contextmanager
     def running(self, stop: threading.Event) -> Iterator[None]:
-        """Start all nodes, have the configuration name the cluster once they have joined, and end them. Raises
-        StoppedError; UnavailableError: they do not join."""
+        """Start all nodes, and set the cluster's address in the configuration once they have joined. End them with the
+        block. Raises StoppedError; UnavailableError: they do not join."""
         logs = self._run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         ask_for_token(self._run_dir, os.environ)  # Ray reads this when it is imported.
@@ -142,7 +142,7 @@ class RayNodes:
 
 
 class _Steps:
-    """The processes of srun that have a Ray node each, with a log of their own in `logs`."""
+    """The srun processes of the Ray nodes, each with its own log in `logs`."""
 
     def __init__(self, commands: Mapping[str, list[str]], logs: Path) -> None:
         self._commands, self._logs = commands, logs
@@ -165,8 +165,8 @@ class _Steps:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Start a step that ends again, from a thread that lives until this ends."""
-        # The kernel ends a child with the thread that has started it, so that this one stays until all have ended.
+        """Restart steps that end, from a thread, until the block ends."""
+        # The kernel ends a child when the thread that started it ends, so this thread stays until all steps have ended.
         threading.Thread(target=self._keep, name="ray-nodes", daemon=True).start()
         try:
             yield
@@ -187,7 +187,7 @@ class _Steps:
             step.wait()
 
     def end(self) -> None:
-        """End all; srun kills its step when it is asked to end."""
+        """End all steps: srun kills its step when it gets SIGTERM."""
         self._ends.set()
         for step in self._running.values():
             step.terminate()

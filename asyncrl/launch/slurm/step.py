@@ -1,7 +1,7 @@
 """The program of a step of Slurm: a look at the node, or a role with its own part of the node's GPUs.
 
 `python -m asyncrl.launch.slurm.step look ...` prints a line of JSON. `python -m asyncrl.launch.slurm.step role GPUS
-COMMAND ...` becomes the command. Slurm sets CUDA_VISIBLE_DEVICES for each step, so that it can be changed only here.
+COMMAND ...` becomes the command. Slurm sets CUDA_VISIBLE_DEVICES in each step, so only the step itself can change it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import asyncrl
 from asyncrl.machine.numa import GPU_VARIABLE, cpus_near_gpus, format_cpus, visible_gpus
 
 ANY_PORT = 9
-"""A port for a socket that sends nothing: it only tells which way packets would take."""
+"""A port for a socket that sends nothing: it only shows from which address packets would be sent."""
 ALL_GPUS = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node of the job: its name for Slurm, what it has, its address towards the other nodes, the first of some free
-    ports, whether it sees the canary, and its version of asyncrl. `problem` says why it has no address."""
+    """A node of the job: its name in Slurm, its GPUs and CPUs, its address for other nodes, the first of some free
+    ports, if it sees the canary, and its version of asyncrl. `problem` says why it has no address."""
 
     name: str
     gpus: int
@@ -38,8 +38,8 @@ class NodeReport:
 
 
 def look(canary: Path, towards: list[str], interface: str | None, ports: int) -> NodeReport:
-    """A report of this node. `towards` are addresses of nodes, this one may be among them; `interface` is the network
-    interface whose address others use; by default it is the one that leads to another node."""
+    """The report of this node. `towards` are addresses of nodes, perhaps with this node's own. Other nodes use the
+    address of the network `interface`; by default, of the interface that leads to another node."""
     from asyncrl.machine.ports import free_ports
     from asyncrl.machine.shared_folder import sees
 
@@ -82,14 +82,15 @@ def count_gpus() -> int:
 
 
 def become(gpus: str, command: list[str]) -> None:
-    """Become a role's command that sees `gpus`, numbered within the step, or all, on the CPUs near to them."""
+    """Replace this process by a role's command. It sees `gpus`, "all" or numbers within the step, and runs on the CPUs
+    near them."""
     if gpus != ALL_GPUS:
         numbers = [int(number) for number in gpus.split(",") if number]
         names = visible_gpus(os.environ.get(GPU_VARIABLE, ""))
         os.environ[GPU_VARIABLE] = ",".join(names[number] if names else str(number) for number in numbers)
         if near := cpus_near_gpus(os.environ):
             os.sched_setaffinity(0, near)
-            sys.stderr.write(f"asyncrl: bound to the CPUs {format_cpus(near)}, which are near to its GPUs\n")
+            sys.stderr.write(f"asyncrl: bound to the CPUs {format_cpus(near)}, which are near its GPUs\n")
             sys.stderr.flush()
     os.execvp(command[0], command)
 

@@ -10,9 +10,9 @@ Files in reading order:
 
 - `batches.py`: the sources of plans. `fetching.py`: a plan becomes a batch.
 - `local_batch.py` and `packing.py`: the tensors of a batch and of a pass.
-- `schedule.py`, `bins.py`, `bundles.py`: the sequences of each rank and pass.
+- `schedule.py`, `bins.py`, `bundles.py`: assign sequences to ranks and passes.
 - `prefixes.py` and `images.py`: shared prompts and images. `keeping.py`: episodes that are kept for people.
 
-A faster schedule and the choice of kept episodes may change freely. Changes of `packing.py` must pass the parity tests
-in tests/learner.
+The schedule and the choice of kept episodes may change freely. Changes of `packing.py` must pass the parity tests in
+tests/learner.
 """

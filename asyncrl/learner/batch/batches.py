@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class BatchSource(Protocol):
-    """The part of a replay that the learner uses; `asyncrl.replay.client.ReplayClient` is one. Calls wait until the
+    """The learner's interface to a replay, implemented by `asyncrl.replay.client.ReplayClient`. Calls wait until the
     replay answers, and raise StoppedError if this process is asked to stop meanwhile."""
 
     def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]: ...
@@ -29,14 +29,15 @@ class BatchSource(Protocol):
 
     def plan_ahead(self, step: int) -> BatchPlan | None: ...
 
-    # A source without actors inherits the rest: it has no images and no tasks, and no engine waits for its versions.
+    # Defaults for a source that has no images, tasks or engines.
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Have only episodes planned whose labels meet the `needs` of the algorithm: each has its first step."""
+        """Tell the replay to plan only episodes whose labels meet the algorithm's needs. `needs` has them by the first
+        step for which they hold."""
         return None
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        raise RefusedError(f"the image {name.hex()} of {trajectory} is not there")
+        raise RefusedError(f"the image {name.hex()} of {trajectory} does not exist")
 
     def task(self, name: str) -> Task | None:
         return None
@@ -58,15 +59,16 @@ class BatchSource(Protocol):
 
 
 class RecordedReplay(BatchSource):
-    """The plans of the run whose replay folder is `source`, in order: the learner trains them again, without actors.
-
-    Raises StoreError: there is no store, it has fewer plans than `steps`, or it was imported without its images.
+    """The plans of a finished run, which the learner trains again in order and without actors. Raises StoreError: the
+    replay folder `source` has no store, its store has fewer plans than `steps`, or it was imported without its images.
     """
 
     def __init__(self, source: Path, steps: int) -> None:
         self._stored, self._steps = StoredRun(source), steps
         if self._stored.steps() < steps:
-            raise StoreError(f"{source} has {self._stored.steps()} plans; set learner.steps to at most so many")
+            raise StoreError(
+                f"{source} has {(found := self._stored.steps())} plans; set learner.steps to at most {found}"
+            )
         if showing := self._stored.without_images():
             raise StoreError(
                 f"{source} was imported, and {showing} of its trajectories show images, which exported files do not "
@@ -77,7 +79,7 @@ class RecordedReplay(BatchSource):
         self._stored.close()
 
     def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]:
-        """The changes that the recorded run had; nothing is recorded."""
+        """Return the configuration changes of the recorded run. Records nothing."""
         return self._stored.changes()
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
@@ -99,15 +101,15 @@ class RecordedReplay(BatchSource):
         return self._stored.plan(step)
 
     def labels(self, ids: Sequence[str]) -> list[Labels]:
-        """The labels of `ids`. Raises StoreError: they were not kept."""
+        """Return the labels of `ids`. Raises StoreError: they were not kept."""
         return [self._kept(name, self._stored.labels) for name in ids]
 
     def fetch(self, ids: Sequence[str]) -> list[Trajectory]:
-        """The trajectories of `ids`. Raises StoreError: one was not kept."""
+        """Return the trajectories of `ids`. Raises StoreError: a trajectory was not kept."""
         return [self._kept(name, self._stored.trajectory) for name in ids]
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The image of this digest that a trajectory shows. Raises RefusedError: it was not kept."""
+        """Return the image with the digest `name` that a trajectory shows. Raises RefusedError: it was not kept."""
         return self._stored.image(trajectory, name)
 
     def _kept(self, name: str, read: Callable[[str], T | None]) -> T:

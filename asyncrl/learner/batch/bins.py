@@ -1,8 +1,9 @@
-"""Heuristics that divide numbers into parts and bins. `schedule` chooses the best of their results.
+"""Heuristics that divide items into parts of equal cost or into bins of limited length. `schedule` chooses the best of
+their results.
 
-Items are indices into `lengths` and `costs`. A cost grows with its length, and decreasing items come with the costliest
-first. A length is at most the limit of a bin. Comparisons and sums have a fixed order, so that every process gets the
-same result.
+Items are indices into `lengths` and `costs`, and no item is longer than a bin's limit. An item's cost grows with its
+length. "Decreasing" items come with the costliest first. Comparisons and sums have a fixed order, so that every process
+gets the same result.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ import numpy as np
 Bins = list[list[int]]
 
 STEPS = 50
-"""The most exchanges by which bins are evened out."""
+"""The most exchanges that `even_out` makes."""
 ENOUGH = 1.001
-"""Bins are even enough if none costs more than this times the mean."""
+"""`even_out` stops once no bin costs more than this times the mean."""
 
 
 def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
     """Divide `items` into `parts` parts of nearly equal cost.
 
-    The two partitions with the largest differences are merged, the costliest part of one with the cheapest part of the
-    other, until one partition is left.
+    Each item begins as a partition of its own. The two partitions whose parts differ most in cost are merged, the
+    costliest part of the first with the cheapest part of the second, until one partition is left.
     """
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for item in items:
@@ -56,14 +57,14 @@ def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: in
 
 
 def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
-    """Put decreasing `items` into bins of at most `limit`: the longest opens a bin, and others fill it as far as they
-    can."""
+    """Put decreasing `items` into bins of at most `limit`. The first remaining item opens a bin, and the subset of the
+    others with the largest total that fits joins it."""
     left = list(items)
     bins: Bins = []
     while left:
         first, *others = left
         room = limit - lengths[first]
-        # Bit t of an entry: some of the others before it have t tokens together.
+        # Bit t of sums[i]: some subset of others[:i] has t tokens in total.
         sums = [1]
         for item in others:
             sums.append((sums[-1] | sums[-1] << lengths[item]) & ((2 << room) - 1))
@@ -81,8 +82,8 @@ def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bi
 def fill_to_targets(
     lengths: Sequence[int], costs: Sequence[float], items: Sequence[int], targets: Sequence[float], limit: int
 ) -> Bins | None:
-    """Put decreasing `items` into bins of at most `limit`, one for each of the costs `targets`: each item into the bin
-    with room that is farthest below its target. Returns None if an item has no room."""
+    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Each item goes into the bin
+    with room that is farthest below its target. Returns None if an item fits into no bin."""
     bins: Bins = [[] for _ in targets]
     rooms = [limit] * len(targets)
     above = [(-target, index) for index, target in enumerate(targets)]
@@ -107,8 +108,8 @@ def fill_to_targets(
 
 
 def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: int) -> Bins:
-    """Return the bins after exchanges: the costliest gives an item to a cheaper one, perhaps for another, while that
-    helps.
+    """Return the bins after exchanges that lower the largest cost. In each exchange, the costliest bin gives an item to
+    a cheaper bin, or the two swap an item each.
     """
     bins = [list(each) for each in bins]
     for _ in range(STEPS):
@@ -123,7 +124,8 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
 
 
 def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
-    """Move the item, or exchange the two, that most lowers the larger cost of two bins. False if there is none."""
+    """Move an item, or swap an item of each bin, so that the larger cost of the two bins falls most. Returns False if
+    it cannot fall."""
     ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
     own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
     gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)
@@ -131,7 +133,7 @@ def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], c
     allowed = (own.sum() - tokens <= limit) & (other.sum() + tokens <= limit)
     gain = np.where(allowed, np.minimum(moved, gap - moved), 0)
     give, take = divmod(int(gain.argmax()), len(theirs))
-    # Less than this is rounding.
+    # A smaller gain is rounding.
     if not gain[give, take] > 1e-6 * gap:
         return False
     given = dear.pop(give)

@@ -1,11 +1,10 @@
-"""Keeps sequences that share a prefix in one pass, which computes the prefix once, where that saves time.
+"""Puts sequences that share a prefix into one pass, which computes the prefix once, if that saves time.
 
-A bundle is some consecutive sequences of a group. `schedule` takes it as one sequence, with the tokens and the cost
-that are left when prefixes are computed once. Larger bundles save more, and smaller ones spread better over passes and
-ranks, so bundles of several sizes are tried, and the fastest schedule is taken.
+A bundle is a run of consecutive sequences of a group. `schedule` treats it as one sequence, whose tokens and cost count
+shared prefixes once. Larger bundles save more, and smaller ones spread better over passes and ranks, so bundles of
+several sizes are tried, and the fastest schedule is taken.
 
-The promises of `schedule` hold here, too. Only the limit of a pass differs: it counts the tokens that the pass
-computes.
+The properties of `schedule` hold here, too, except that the limit of a pass counts the tokens that the pass computes.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Costs = Callable[[Sequence[int]], NDArray[np.float64]]
 def schedule_shared(
     lengths: Sequence[int], shared: Sequence[int], costs_of: Costs, ranks: int, minibatches: int, limit: int
 ) -> list[list[Passes]]:
-    """Sequence indices, ascending, by [minibatch][rank][pass]. A pass computes the first `shared` tokens of a sequence
-    only if it does not have the sequence before it; 0: nothing is shared."""
+    """Return sequence indices, ascending, by [minibatch][rank][pass]. A pass skips the first `shared` tokens of a
+    sequence if it has the previous sequence, too. 0: the sequence shares nothing with the previous one."""
     costs = costs_of(lengths)
     whole = schedule(lengths, costs.tolist(), ranks, minibatches, limit)
     if not any(shared):
@@ -48,7 +47,7 @@ class _Plan:
     limit: int
 
     def fastest(self, whole: list[Passes]) -> list[Passes]:
-        """The passes of a minibatch by rank: `whole`, or faster ones of the same sequences."""
+        """Return the passes of a minibatch by rank: `whole`, or faster passes of the same sequences."""
         members = sorted(member for passes in whole for each in passes for member in each)
         chains = _split(members, lambda chain, member: bool(chain) and not self.shared[member])
         found, size = [whole], 1
@@ -59,7 +58,7 @@ class _Plan:
         return min(found, key=lambda parts: self._in_lockstep(parts) + a_pass * len(parts[0]))
 
     def _bundles(self, chain: Sequence[int], size: int) -> list[list[int]]:
-        """Sequences of which each shares a prefix with the one before it, at most `size` in a bundle."""
+        """Split a chain, whose sequences each share a prefix with the previous one, into bundles of at most `size`."""
         return _split(
             chain,
             lambda bundle, member: len(bundle) == size or self._tokens([*bundle, member]) > self.limit,
@@ -71,14 +70,14 @@ class _Plan:
         return [[sorted(member for index in each for member in bundles[index]) for each in passes] for passes in parts]
 
     def _tokens(self, members: Sequence[int]) -> int:
-        """The tokens that a pass of `members`, which ascend, computes at most."""
+        """Return an upper bound of the tokens that a pass of `members`, ascending, computes."""
         return sum(self.lengths[each] for each in members) - sum(self.shared[each] for each in _with_former(members))
 
     def _cost(self, members: Sequence[int]) -> float:
         return float(self.costs[list(members)].sum() - self.saved[_with_former(members)].sum())
 
     def _in_lockstep(self, parts: list[Passes]) -> float:
-        """The largest cost on a rank, summed over passes."""
+        """Sum the largest cost on any rank over the passes."""
         return sum(max(map(self._cost, each)) for each in zip(*parts, strict=True))
 
 

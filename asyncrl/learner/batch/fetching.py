@@ -1,7 +1,7 @@
 """Fetches the batch of a plan for this rank. A thread fetches the next batch while a step trains.
 
-The thread takes the next plan if the replay's sampler may already choose it. The replay records a plan before it hands
-it out, so the step trains that same plan (same batch after a crash).
+The thread takes the next plan once the replay's sampler can choose it. The replay records a plan before it hands it
+out, so the step trains that same plan (same batch after a crash).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LOOK_S = 0.2
 
 
 class PackedModel(Protocol):
-    """The properties of a model that its batches depend on."""
+    """The properties of a model that decide how its batches are built."""
 
     @property
     def vocabulary(self) -> int: ...
@@ -49,11 +49,11 @@ class PackedModel(Protocol):
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of the routing that it can replay; None: it routes all tokens itself."""
+        """The shape of the expert routing that the model can replay. None: the model routes all tokens itself."""
 
     @property
     def vision(self) -> VisionShape | None:
-        """The layout of images among its tokens; None: it reads none."""
+        """The layout of images among the tokens. None: the model reads no images."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +71,8 @@ class FetchedBatch:
 class BatchFetcher:
     """Fetches and builds the batches of one rank, in a run of `total_steps`. `settings` returns the settings of a step.
 
-    `reader` reads images for a policy that sees them. Nothing else may use `replay` within `ahead_of`. `spans` get the
-    time of each fetch.
+    `reader` reads images for a policy that sees them. Nothing else may use `replay` within `ahead_of`. `spans` records
+    the time of each fetch.
     """
 
     settings: Callable[[int], BatchSettings]
@@ -87,9 +87,9 @@ class BatchFetcher:
     _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
 
     def take(self, plan: BatchPlan) -> FetchedBatch:
-        """Return the batch of `plan`. Raises the errors of fetching it, also if it was fetched ahead."""
+        """Return the batch of `plan`. Raises the error of the fetch, also if the thread fetched it ahead."""
         ahead, self._next = self._next, None
-        # A step that was skipped meanwhile may have failed to be fetched.
+        # The result for another step is not read: that step was skipped, and its fetch may have failed.
         found = ahead[1].result() if ahead is not None and ahead[0] == plan.step else None
         return found if found is not None and found.plan == plan else self._fetch(plan)
 

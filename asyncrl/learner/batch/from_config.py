@@ -1,4 +1,4 @@
-"""The configuration's way into the room of batches: where they come from, and which episodes are kept."""
+"""Opens the source of batches that the configuration names, and makes the settings of kept episodes."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from asyncrl.replay.shards import ShardedReplay
 def open_batches(
     config: TrainConfig, rank: int, context: zmq.Context[Any], stop: threading.Event, spans: Spans | None = None
 ) -> RecordedReplay | ShardedReplay:
-    """Open the source of batches that `config` names, for one rank. `spans` learn the replay's clock. Raises
-    ConfigError and StoreError: `replay.source` cannot be used."""
+    """Open the source of batches that `config` names, for one rank. `spans` records the offset of the replay's clock.
+    Raises ConfigError and StoreError: `replay.source` cannot be used."""
     if config.replay.source is not None:
         source = Path(config.replay.source)
         if source.resolve().is_relative_to(locations.run_dir(config.run).resolve()):

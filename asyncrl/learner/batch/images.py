@@ -1,7 +1,7 @@
 """The images of packed forward passes.
 
-A pass encodes every image once, also if several of its sequences show it. Its features are gathered at the placeholder
-tokens, and in the backward pass their gradients add up.
+A pass encodes every image once, also if several of its sequences show it. The image's features are copied to all its
+placeholder tokens, and the backward pass adds up their gradients.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class ImageError(InvariantError):
 class PackedImages:
     """The I images of a pass of U tokens. E tokens are placeholders.
 
-    - `rows` int64[E]: the indices of these tokens, ascending. `sources` int64[E]: the index of the feature that each
-      of them gets, among the features of all images in their order.
+    - `rows` int64[E]: the indices of these tokens, ascending. `sources` int64[E]: the index of each placeholder's
+      feature among the features of all images, in their order.
     - `places` int64[3, U]: the rotary positions of all tokens.
     - `patches` float32[P, W]: the patches of all images in their order, with `grids` int64[I, 3].
     """
@@ -42,7 +42,8 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """Return `ids` int64[U] with another number for each feature, since all placeholders have the same id."""
+        """Return `ids` int64[U] with a distinct negative number for each feature, since all placeholders have the same
+        id."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:
@@ -58,7 +59,7 @@ class PackedImages:
         return replace(self, places=torch.nn.functional.pad(self.places, (0, missing)))
 
     def to(self, device: torch.device) -> PackedImages:
-        """Copy the images to `device`; the host does not wait for it."""
+        """Copy the images to `device` asynchronously."""
         return PackedImages(*(send(getattr(self, name), device) for name in self.__slots__))
 
 
@@ -91,10 +92,10 @@ class BatchImages:
 def batch_images(
     trajectories: Sequence[Trajectory], images: Mapping[bytes, ImagePatches], shape: VisionShape
 ) -> BatchImages | None:
-    """Lay out the images of a batch of `trajectories`, which name them by their digests. Returns None if there are
-    none.
+    """Lay out the images of a batch. The `trajectories` refer to `images` by their digests. Returns None if they have
+    no images.
 
-    Raises ImageError: an image takes more or fewer tokens than it has, or other tokens than placeholders."""
+    Raises ImageError: the tokens of an image's span are not exactly its placeholders."""
     names = dict.fromkeys(name for each in trajectories for name in each.image_names)
     if not names:
         return None
@@ -109,7 +110,7 @@ def batch_images(
             if expected != end - start or (trajectory.tokens[start:end] != shape.image_token).any():
                 raise ImageError(
                     f"{trajectory.id}: its tokens [{start}, {end}) are not the {expected} placeholders of its image: "
-                    "the engine's image processor is not that of model.path"
+                    "the image processors of the engine and of model.path differ"
                 )
             found[start:end] = np.arange(starts[name], starts[name] + expected)
         features.append(found)
@@ -132,17 +133,17 @@ def image_encoder(model: Any) -> ImageEncoder | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageEncoder:
-    """The vision tower of a Hugging Face `model`, whose images are of `shape`, as part of the input of its decoder."""
+    """Encodes images by the vision tower of a Hugging Face `model`, for the input of its decoder."""
 
     model: Any
     shape: VisionShape
 
     def inputs(self, ids: Tensor, positions: Tensor, images: PackedImages | None) -> dict[str, Any]:
-        """Return the inputs of the decoder that replace `ids` int64[U] and `positions` int64[U], with the features of
-        `images`.
+        """Return the decoder's input for `ids` int64[U] and `positions` int64[U], with the features of `images` at
+        their placeholders.
         """
-        # A pass without images encodes a blank one, which changes nothing, since all ranks gather the sharded weights
-        # of the tower together.
+        # All ranks gather the tower's sharded weights together. So a pass without images encodes a blank image, and
+        # adds nothing of it.
         given = self._blank(ids.device) if images is None else (images.patches, images.grids)
         output = self.model.model.get_image_features(*given)
         embeddings = self.model.get_input_embeddings()(ids)

@@ -1,8 +1,8 @@
 """Keeps a sample of the episodes of each step for people to read.
 
-All ranks choose the same groups. Rank 0 fetches their trajectories, labels and tasks from the replay. The ranks send it
-the numbers of their own tokens: advantages, importance weights and proximal log-probs. Training does not depend on any
-of this.
+All ranks choose the same groups. Rank 0 fetches their trajectories, labels and tasks from the replay. Each rank sends
+rank 0 the advantages, importance weights and proximal log-probs of its own tokens. Training does not depend on any of
+this.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ some for the turns."""
 
 @dataclass(frozen=True, slots=True)
 class KeptChoice:
-    """The episodes of a plan that are kept: their indices, group by group, and the flags with the reasons. `left_out`
-    counts groups that are too large to be kept."""
+    """The kept episodes of a plan: `members` has their indices, group by group, and `why` the reasons for each as
+    flags. `left_out` counts groups that are too large to be kept."""
 
     members: Sequence[int] = ()
     why: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -57,11 +57,10 @@ class KeptChoice:
 
 
 def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> KeptChoice:
-    """Choose the group with the best episode, the one with the worst, and random ones: `groups` in all, or as many as
-    there are.
+    """Choose the group with the best episode, the group with the worst, and random groups, at most `groups` in total.
 
-    A group is too large if `groups` of its size do not fit into a step's share of `max_bytes`. Of episodes with equal
-    rewards a random one counts as the best or the worst.
+    A group is too large if `groups` of its size do not fit into a step's share of `max_bytes`. A tie for the best or
+    the worst is broken at random.
     """
     largest = LARGEST_STEP * max_bytes / max(1, groups)
     found: dict[str, list[int]] = {}
@@ -78,7 +77,7 @@ def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: in
     rng = np.random.default_rng([seed, plan.step])
     order = rng.permutation([each for members in fitting.values() for each in members]).tolist()
     best, worst = max(order, key=rewards.__getitem__), min(order, key=rewards.__getitem__)
-    # A dictionary keeps the first of two equal names.
+    # The dictionary has one name if one group has both.
     names = dict.fromkeys([plan.group_ids[best], plan.group_ids[worst]])
     ends = len(names)
     names |= dict.fromkeys(rng.permutation(list(fitting)).tolist())
@@ -106,8 +105,8 @@ class Sample:
     tasks: Mapping[str, Task | None] = field(default_factory=dict)
 
     def with_numbers(self, numbers: NDArray[np.float32]) -> KeptStep:
-        """Return the sample with the numbers float32[3, T] of all members' tokens, in their order: a row for each of
-        `ARRAYS`."""
+        """Return the sample with `numbers` float32[3, T]: a row for each of `ARRAYS`, with the tokens of all members in
+        order."""
         plan, ends = self.plan, accumulate(len(each) for each in self.trajectories)
         episodes = []
         for index, trajectory, labels, (start, end) in zip(
@@ -123,8 +122,8 @@ class Sample:
 
 
 class EpisodeKeeper:
-    """Keeps a sample of each step that this run trains, and of each evaluation. Rank 0 alone has a `recorder` of steps,
-    and one of `evaluated` episodes."""
+    """Keeps a sample of each step that this run trains, and of each evaluation. Only rank 0 has recorders: `recorder`
+    for steps, and `evaluated` for held-out episodes."""
 
     def __init__(
         self, settings: KeepSettings, ranks: Ranks, recorder: KeptRecorder | None, evaluated: KeptRecorder | None = None
@@ -148,7 +147,7 @@ class EpisodeKeeper:
         return values
 
     def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
-        """Keep these held-out episodes of the evaluation of a version, after `step` steps. For rank 0."""
+        """Keep the held-out episodes `names` of the evaluation of `version`, after `step` steps. Called by rank 0."""
         if self._evaluated is None or not names:
             return
         try:
@@ -162,8 +161,8 @@ class EpisodeKeeper:
     def sample(
         self, plan: BatchPlan, labels: Sequence[Labels], own: Mapping[int, Trajectory], replay: BatchSource
     ) -> Sample:
-        """Choose the episodes of a plan to keep, and fetch those that rank 0 lacks. `own` are the trajectories that
-        this rank has fetched, by their index in the plan."""
+        """Choose the episodes of a plan to keep. Rank 0 fetches the chosen trajectories that `own` lacks. `own` has the
+        trajectories that this rank trains, by their index in the plan."""
         settings, rewards = self._settings, [each.reward for each in labels]
         choice = choose(plan, rewards, settings.groups, settings.max_bytes, settings.seed)
         if self._recorder is not None and choice.members:
@@ -193,11 +192,12 @@ class EpisodeKeeper:
         )
 
     def seen(self, sample: Sample, batch: LocalBatch) -> Tensor | None:
-        """Return the tensor float32[N] for the policy's log-probs from the training passes; None: nothing is kept."""
+        """Return a tensor float32[N] into which the training passes write the policy's log-probs. None: no episode is
+        kept."""
         return torch.zeros_like(batch.tokens.behaviour) if sample.choice.members else None
 
     def keep(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor | None) -> None:
-        """Keep the sample of a step that was trained, with the log-probs that its passes left. Called by all ranks."""
+        """Keep the sample of a trained step. `seen` has the policy's log-probs from its passes. Called by all ranks."""
         if self._recorder is not None:
             self._recorder.leave_out(sample.choice.left_out)
         if seen is None:
@@ -206,13 +206,13 @@ class EpisodeKeeper:
         if self._recorder is None or not sample.trajectories:
             return
         if numbers[-1] > 0:
-            self._recorder.lose("a rank could not tell what it knows of them")
+            self._recorder.lose("a rank failed to compute the numbers of its tokens")
         else:
             self._recorder.put(partial(sample.with_numbers, numbers[:-1].view(len(ARRAYS), -1).numpy()))
 
     def _numbers(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor) -> Tensor:
-        """Compute this rank's part of the numbers of all T tokens, float32[3 T + 1] on the CPU. The tokens of other
-        ranks are 0, and the last number is 1 if this rank failed."""
+        """Compute this rank's part of the numbers of all T tokens, float32[3 T + 1] on the CPU. The numbers of other
+        ranks' tokens are 0. The last number is 1 if this rank failed."""
         plan, members = sample.plan, sample.choice.members
         ends = list(accumulate(plan.tokens[each] for each in members))
         numbers = torch.zeros(len(ARRAYS) * ends[-1] + 1)
@@ -256,8 +256,8 @@ def _evaluated_step(
 def open_keeper(
     settings: KeepSettings, run_dir: Path, model: ModelConfig, ranks: Ranks, metrics: Sink
 ) -> EpisodeKeeper:
-    """Open the keeper of one rank, for the run in `run_dir`. `metrics` gets the text of the samples where the settings
-    upload them; `model` names the tokenizer."""
+    """Open the keeper of one rank, for the run in `run_dir`. If the settings upload samples, `metrics` gets their text,
+    which the tokenizer of `model` decodes."""
     recorder = evaluated = None
     of_evaluations = settings.max_bytes // EVALUATED_PART if settings.evaluated else 0
     if ranks.rank == 0 and settings.groups:
@@ -269,7 +269,7 @@ def open_keeper(
 
 
 def _upload(model: ModelConfig, metrics: Sink) -> Callable[[KeptStep], None]:
-    """Return a function that gives the text of samples to `metrics`. The tokenizer is loaded for the first one."""
+    """Return a function that gives the text of samples to `metrics`. Its first call loads the tokenizer."""
 
     @cache
     def tokenizer() -> Any:

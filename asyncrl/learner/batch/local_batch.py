@@ -1,4 +1,4 @@
-"""The batch that a rank trains, built from the trajectories of a plan. It gives packed forward passes."""
+"""Builds the batch that a rank trains from the trajectories of a plan, and the batch's packed forward passes."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class LocalBatch:
 
     - `tokens` are on the rank's device. All else stays on the host, so that building a pass never waits for the device.
     - `ids` int64[N] and `mask` bool[N] are the ids and the loss mask of `tokens`.
-    - A forward pass takes every branch of an episode as a sequence: `positions` int64[N] restart with each branch, and
-      `lengths` has the tokens of each branch by the episode's index in the plan, ascending.
-    - A pass computes once the prefixes that its sequences share and `sharing` accepts.
-    - With `routing` uint8[N, W] tokens go to these experts (see `PackedSequences`). `refused` counts the episodes whose
-      recorded experts do not exist in the model.
+    - A forward pass takes every branch of an episode as a sequence: `positions` int64[N] restart with each branch.
+      `lengths` has the lengths of an episode's branches by its index in the plan, ascending.
+    - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
+    - `routing` uint8[N, W] has the experts that tokens go to, if experts are replayed (see `PackedSequences`).
+      `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
     """
 
@@ -93,10 +93,11 @@ def build_local_batch(
 ) -> LocalBatch:
     """Build the batch of `trajectories`, whose indices in the plan are `members`, ascending.
 
-    - Tokens are restricted where a grammar left less than `min_grammar_mass`.
-    - With the model's `routing`, tokens go to the experts that their engine recorded. An episode whose experts do not
-      exist in this model is routed by the policy, and counted as refused.
-    - `vision` is the layout of images for a model that reads them, and `images` has those that the trajectories name.
+    - A token counts as restricted if a grammar left the policy less probability mass than `min_grammar_mass`.
+    - If the model has a `routing` shape, tokens go to the experts that their engine recorded. An episode whose experts
+      do not exist in this model is routed by the policy, and counted as refused.
+    - `vision` is the layout of images for a model that reads them, and `images` has the images that the trajectories
+      name.
 
     Raises ImageError: see `batch_images`.
     """
@@ -137,8 +138,8 @@ def _routed(batch: LocalBatch, trajectories: Sequence[Trajectory], shape: Routin
 def pack_demonstrations(
     members: Sequence[int], rows: Sequence[Rendered], device: torch.device, sharing: Sharing | None = None
 ) -> LocalBatch:
-    """The batch of demonstrations, whose indices in the step's are `members`, ascending. No policy sampled them, so
-    their tokens have neither log-probs nor versions."""
+    """Build the batch of the demonstrations `rows`, whose indices among the step's demonstrations are `members`,
+    ascending. No policy sampled them, so their tokens have neither log-probs nor versions."""
     owners = [np.full(len(ids), member) for member, (ids, _) in zip(members, rows, strict=True)]
     mask = _joined([each for _, each in rows], torch.bool, device)
     positions = [np.arange(len(ids)) for ids, _ in rows]
@@ -161,14 +162,14 @@ def pack_demonstrations(
 
 
 def _demonstrated(trajectories: Sequence[Trajectory], device: torch.device) -> Tensor | None:
-    """bool[N]: the tokens that demonstrations teach; None where none of the trajectories is one."""
+    """Return bool[N], True at the tokens that demonstrations teach, or None if no trajectory is a demonstration."""
     if not any(each.is_demonstration for each in trajectories):
         return None
     return _joined([each.versions == DEMONSTRATED for each in trajectories], torch.bool, device)
 
 
 def _restricted(trajectory: Trajectory, least: float) -> NDArray[np.bool_]:
-    """bool[T]: where a grammar left the policy less than the mass `least`."""
+    """Return bool[T], True at tokens where a grammar left the policy less probability mass than `least`."""
     mass = trajectory.grammar_mass
     found: NDArray[np.bool_] = mass < least if mass.size else np.zeros(len(trajectory), np.bool_)
     return found
@@ -182,7 +183,7 @@ def build_episodes(
     needs: LabelNeeds = NOTHING_NEEDED,
 ) -> Episodes:
     """Build the S episodes of the plan, for an algorithm that `needs` these labels. With `greedy_sibling` the first
-    member of every group in the plan is the greedy one. Raises InvariantError: labels do not meet the needs."""
+    member of every group in the plan was decoded greedily. Raises InvariantError: labels do not meet the needs."""
     if unmet := next((f"{each.trajectory_id}: {why}" for each in labels if (why := needs.unmet(each))), ""):
         raise InvariantError(unmet)
     order = {group: index for index, group in enumerate(dict.fromkeys(plan.group_ids))}

@@ -18,16 +18,16 @@ from asyncrl.modelling.packed_layout import PackedLayout, send
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
-    """Concatenated sequences for one forward pass, in this `layout`. The pass computes U tokens, and their
-    sequences have N tokens before shared prefixes are computed once.
+    """Concatenated sequences for one forward pass, with the `layout` of their attention. The sequences have N tokens.
+    The pass computes U tokens: shared prefixes once, and padding.
 
-    - `ids` int64[U] and `positions` int64[U] in the sequence.
+    - `ids` int64[U], and `positions` int64[U] within the sequences.
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
-    - `before` int64[M]: the token before each of them in its sequence.
-    - `uses` float32[U]: the number of the N tokens that each token is computed for. It is 0 in padding, and in a dummy
-      that only takes part in the other ranks' pass.
-    - `copies` has two int64[K] where sequences share prefixes: the tokens among the N whose log-prob is needed, and
-      the index of each of them in `needed`.
+    - `before` int64[M]: the token before each needed token in its sequence. - `uses` float32[U]: how many of the N
+      tokens each computed token represents. It is 0 in padding, and in a dummy sequence, which is computed only because
+      other ranks have a pass.
+    - `copies` has two int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed, and the
+      index of each of them in `needed`.
     - `routing` uint8[U, W], if experts are replayed: the experts that each token was sampled with, as
       `modelling.routing.RoutingShape` packs them.
     - `count` is N; without shared prefixes and padding N = U.
@@ -100,8 +100,8 @@ class PackedSequences:
 
         - The tokens of `mask` bool[N] are needed. The first token of a sequence never is.
         - Prefixes that `sharing` accepts are computed once. Their tokens go to the experts that `routing` uint8[N, W]
-          has for one of the sequences.
-        - A prefix with `images` is shared if the images are the same.
+          has for one of the sequences that share them.
+        - A prefix with `images` is shared only if the images are the same.
         """
         needed = mask.nonzero()[:, 0]
         keys = ids if images is None else images.keys(ids)
@@ -118,8 +118,8 @@ class PackedSequences:
         return PackedSequences(*tokens, layout, len(ids), uses, (needed, copies), routing, images=images)
 
     def padded(self) -> PackedSequences:
-        """Return the same sequences with padding after the last one, which belongs to no sequence and is not needed."""
-        # One of 16 sizes between a power of two and its double, so that few shapes are compiled for and allocated.
+        """Return the same sequences with padding tokens after the last sequence."""
+        # Pads to one of 16 sizes between a power of two and its double, so that few shapes need kernels and memory.
         return self._padded(1 << max(4, (len(self.ids) - 1).bit_length() - 5))
 
     def _padded(self, step: int) -> PackedSequences:
@@ -130,8 +130,8 @@ class PackedSequences:
         return replace(self, ids=ids, positions=positions, uses=uses, routing=routing, images=images)
 
     def divided(self, group: ContextGroup | None) -> PackedSequences:
-        """Return the same sequences for a rank of `group`, whose ranks divide the tokens; None: this rank has them
-        all."""
+        """Return the same sequences for a rank of `group`, whose ranks divide the tokens. None: this rank has all
+        tokens."""
         if group is None:
             return self
         padded = self._padded(group.size)
@@ -141,7 +141,7 @@ class PackedSequences:
         return replace(padded, layout=self.layout.divided(group, len(padded.ids)), part=part)
 
     def to(self, device: torch.device) -> PackedSequences:
-        """Copy to `device`; the host does not wait for it."""
+        """Copy to `device` asynchronously."""
         ids, positions, needed, before, uses = (
             send(each, device) for each in (self.ids, self.positions, self.needed, self.before, self.uses)
         )
@@ -160,8 +160,8 @@ class PackedSequences:
         return states if self.part is None else self.part.group.gather(states)
 
     def spread(self, values: Tensor) -> Tensor:
-        """Return the values [P] at `sources`, spread to the N tokens: 0 at tokens that need none. If ranks divide the
-        tokens, every rank gets the values of all."""
+        """Spread the values [P] at `sources` to the N tokens, with 0 at tokens that are not needed. If ranks divide the
+        tokens, every rank gets the values of all ranks."""
         rows = self.needed
         if self.part is not None:
             values = self.part.group.collect(values, self.part.needed, len(rows))
@@ -184,14 +184,15 @@ class RankPart:
     before: Tensor
 
     def to(self, device: torch.device) -> RankPart:
-        """Copy to `device`; the host does not wait for it."""
+        """Copy to `device` asynchronously."""
         return replace(self, needed=send(self.needed, device), before=send(self.before, device))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The sequences of a forward pass, the `rows` int64[N] of their tokens in the batch, and the `view` of the N tokens
-    that the policy sampled. A pass without rows has a dummy sequence, since the other ranks have some."""
+    """The sequences of a forward pass, the `rows` int64[N] of their tokens in the batch, and the `view`, which selects
+    the policy's tokens among the N. A pass without rows has a dummy sequence, so that this rank takes part in the
+    collectives of the other ranks."""
 
     packed: PackedSequences
     rows: Tensor
@@ -206,6 +207,6 @@ class ForwardPass:
         return replace(self, packed=self.packed.divided(group))
 
     def to(self, device: torch.device) -> ForwardPass:
-        """Copy to `device`; the host does not wait for it."""
+        """Copy to `device` asynchronously."""
         view = self.view.moved(lambda values: send(values, device))
         return ForwardPass(self.packed.to(device), send(self.rows, device), view)

@@ -2,7 +2,8 @@
 
 The members of a group share their prompt, and the branches of an episode their first turns. A causal model gives a
 token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
-its first token that no earlier sequence shares. The sequence's attention reads the keys of its whole path.
+its first token that no earlier sequence shares. The sequence's attention reads the keys of its whole path: the shared
+tokens and its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Rows = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """The rule for prefixes: one is shared if it has at least `least` tokens, and this `share` of the sequence."""
+    """The rule by which a prefix is shared: it has at least `least` tokens, and at least the fraction `share` of the
+    sequence."""
 
     least: int = 1
     share: float = 0.0
@@ -34,14 +36,14 @@ class Sharing:
 
 EVERY = Sharing()
 WORTHWHILE = {"cpu": Sharing(32, 1 / 8), "cuda": Sharing(32, 1 / 2)}
-"""The rules that save time, by the kind of device. The kernels of GPUs for suffixes are slower than those for whole
+"""The rules that save time, by the kind of device. GPU kernels for suffixes are slower than kernels for whole
 sequences. On an H200 with a 0.6B model, sharing a third of each sequence took 4% longer, and sharing two thirds was 1.3
 to 1.9 times as fast."""
 
 
 def sharing_of(shares: bool | None, is_able: bool, device: str) -> Sharing | None:
-    """Return the rule that `learner.shared_prefixes` gives for a policy that `is_able` to share, on a kind of
-    device."""
+    """Return the rule for prefixes on a kind of `device`. `shares` is learner.shared_prefixes. `is_able`: the policy
+    can share prefixes."""
     if shares is None:
         return WORTHWHILE[device] if is_able else None
     return EVERY if shares else None
@@ -53,7 +55,8 @@ class SharedPrefixes:
 
     - `kept` int64[U]: the tokens among the N that are computed, in the order of the pass.
     - `rows` int64[N]: the row among the U in which each of the N is computed.
-    - `queries` and `keys`: for each sequence with tokens of its own, the number of these and of the tokens of its path.
+    - `queries` and `keys`, for each sequence with tokens of its own: the number of its own tokens, and of all tokens of
+      its path.
     - `paths` int64[sum of keys]: the rows of the paths among the U, concatenated.
     """
 
@@ -65,11 +68,11 @@ class SharedPrefixes:
 
 
 def find_shared(ids: Rows, lengths: Sequence[int], sharing: Sharing) -> SharedPrefixes | None:
-    """Find the shared prefixes of sequences whose token ids int64[N] follow each other. Returns None if no two
-    sequences share a prefix that `sharing` accepts."""
-    # In the order of its tokens' bytes, a sequence shares its longest prefix with a neighbour. So two comparisons for
-    # each sequence find the whole tree. Longer sequences come first: a prefix that is a small part of one of them may
-    # be a large part of those that follow.
+    """Find the shared prefixes of sequences of these `lengths`, whose token ids are concatenated in `ids` int64[N].
+    Returns None if no two sequences share a prefix that `sharing` accepts."""
+    # Once sequences are sorted by the bytes of their tokens, each shares its longest prefix with a neighbour. So two
+    # comparisons for each sequence find the whole tree. Longer sequences come first: a prefix that is a small part of a
+    # long sequence may be a large part of a shorter one.
     spans = list(pairwise(np.cumsum([0, *lengths]).tolist()))
     spans.sort(key=lambda span: ids[slice(*span)].tobytes())
     rows, kept, queries, keys, paths = np.empty_like(ids), [], [], [], []

@@ -1,16 +1,15 @@
-"""Schedules sequences: to each forward pass of each rank.
+"""Assigns sequences to the forward passes of each rank.
 
 `schedule` needs only lengths and costs, so every rank decides the same. These properties are tested:
 - Every sequence is in exactly one pass of one rank of one minibatch; sequences are whole.
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
-- All ranks have the same number of passes in a minibatch, so that their collectives meet; a pass may be empty.
-- A pass has at most `limit` tokens, unless a single longer sequence has it to itself.
-- No schedule of at most `COMPARED` sequences is worse than Karmarkar-Karp by cost followed by first-fit-decreasing. It
-has no more passes, no larger cost in lockstep, and no rank with a larger cost that is also
-  above `EVEN` times the mean.
+- All ranks have the same number of passes in a minibatch, so that their collectives match. A pass may be empty.
+- A pass has at most `limit` tokens, unless it consists of a single longer sequence.
+- For at most `COMPARED` sequences, a schedule has no more passes and no larger cost in lockstep than Karmarkar-Karp by
+  cost followed by first-fit-decreasing. Its costliest rank costs no more, or at most `EVEN` times the mean.
 
-Ranks wait for each other in every layer. So a minibatch takes as long as its passes in lockstep, which is the sum over
-passes of the largest cost on a rank.
+Ranks wait for each other in every layer. So the time of a minibatch is its cost in lockstep: the sum over passes of the
+largest cost on a rank.
 """
 
 from __future__ import annotations
@@ -34,7 +33,8 @@ from asyncrl.learner.batch.bins import (
 Passes = list[list[int]]
 
 COMPARED = 256
-"""Sequences of a minibatch up to which several schedules are compared. With more of them the first is nearly ideal."""
+"""The most sequences of a minibatch for which several schedules are compared. With more sequences the first schedule is
+nearly ideal."""
 EVEN = 1.02
 """Ranks whose costs are at most this much above the mean count as equal."""
 PASS_SHARE = 1 / 64
@@ -124,17 +124,15 @@ class _Minibatch:
         return aligned
 
     def _aligned(self, shards: Bins, count: int) -> list[Passes] | None:
-        """Return a shard for each rank, in `count` passes that cost about the same on all ranks; None if there is no
-        room."""
+        """Divide each rank's shard into `count` passes that cost about the same on all ranks. Returns None if a
+        sequence fits into no pass."""
         targets = self._targets(count)
         parts = [fill_to_targets(self.lengths, self.costs, shard, targets, self.limit) for shard in shards]
         passes = [each for each in parts if each is not None]
         return passes if len(passes) == self.ranks else None
 
     def _dealt(self, bins: Bins) -> list[Passes]:
-        """Assign the bins to the ranks, one each for every pass: the costliest bin to the rank with the least cost so
-        far.
-        """
+        """Assign one bin to each rank in every pass: the costliest bin to the rank with the least cost so far."""
         bins = bins + [[] for _ in range(-len(bins) % self.ranks)]
         parts: list[Passes] = [[] for _ in range(self.ranks)]
         totals = [0.0] * self.ranks
@@ -152,8 +150,8 @@ class _Minibatch:
         return [list(each) for each in zip(*columns, strict=True)]
 
     def _targets(self, count: int) -> list[float]:
-        """Return the target cost of a rank's part of each pass: the costliest first, each no less than its costliest
-        sequence.
+        """Return the target cost of each pass on one rank, the costliest first. A target is no less than the cost of
+        the pass's costliest sequence.
         """
         leads, left, targets = self._all[:: self.ranks], sum(self.costs), []
         for index in range(count):
@@ -163,7 +161,7 @@ class _Minibatch:
         return targets
 
     def _fewest(self) -> int:
-        """Return a lower bound of the passes of any schedule."""
+        """Return a lower bound on the number of passes of any schedule."""
         halves = sum(2 * each > self.limit for each in self.lengths)
         return -(-max(-(-sum(self.lengths) // self.limit), halves) // self.ranks)
 

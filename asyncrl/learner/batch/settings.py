@@ -14,10 +14,10 @@ class BatchSettings:
     """The settings that the batch of one step is built with. They may change when a run resumes.
 
     - A step has `minibatches` updates, and each rank computes passes of at most `micro_tokens`.
-    - `shared_prefixes` and `min_grammar_mass` come from `learner`; None lets the device decide about prefixes.
+    - `shared_prefixes` None: the kind of device decides whether passes share prefixes.
     - With `router_replay` tokens go to the experts that the engine recorded.
-    - `needs` are the labels that the algorithm reads. With `greedy_sibling` the first member of every
-      group is the greedy one.
+    - `needs` are the labels that the algorithm reads. With `greedy_sibling` the first member of every group was decoded
+      greedily.
     """
 
     minibatches: int
@@ -44,8 +44,8 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class KeepSettings:
-    """The settings of the kept episodes: `groups` of each step and `evaluated` held-out episodes of each evaluation,
-    in at most `max_bytes`. Random groups follow from `seed`. With `uploads` the sinks of metrics get them, too."""
+    """The settings of the kept episodes: `groups` of each step and `evaluated` held-out episodes of each evaluation, in
+    at most `max_bytes`. `seed` decides the random groups. With `uploads` the sinks of metrics get the episodes, too."""
 
     groups: int
     evaluated: int

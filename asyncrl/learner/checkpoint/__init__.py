@@ -9,8 +9,8 @@ It keeps its part of two promises:
 Files in reading order:
 
 - `checkpoint.py`: the checkpoints that are kept, restored and removed.
-- `files.py`: one checkpoint on its way to the disk.
-- `state.py`: tensors to files and back, for any number of ranks.
+- `files.py`: writes the files of one checkpoint, and finds damaged files.
+- `state.py`: writes and reads tensors, for any number of ranks.
 - `gathering.py`: whole tensors for a publish.
 - `export.py` and `critic_export.py`: Hugging Face folders.
 

@@ -1,10 +1,10 @@
-"""Checkpoints: any number of ranks may read what any other number wrote.
+"""Checkpoints. The number of ranks that read one may differ from the number that wrote it.
 
 A checkpoint holds the weights, the optimisers' state and the progress. Random numbers need no state, since every
 learner step seeds them. The state is copied to host memory while training continues, and only the next update waits for
 the copy.
 
-Threads write the copy under a hidden name, rename the folder, and mark it as complete. A folder without the mark is no
+Threads write the copy into a hidden folder, rename the folder, and mark it as complete. A folder without the mark is no
 checkpoint. Checksums of all its files show damage later.
 """
 
@@ -40,12 +40,12 @@ from asyncrl.weights.threads import begin
 logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged"
-"""The name of the mark once the checkpoint was found damaged."""
+"""The name of the mark after the checkpoint was found damaged."""
 RATINGS = "ratings.json"
-"""The file in the folder of the checkpoints that has the value of an evaluation by step."""
+"""The file in the checkpoints' folder that has the result of each rated step's evaluation."""
 POLL_S = 0.1
 SAMPLED = 256
-"""Numbers in the first row of a frozen tensor by which it is recognised."""
+"""The most numbers of a frozen tensor's first row that the digest of the base reads."""
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -57,7 +57,7 @@ class Progress:
     - `evaluations` has the version of each pending evaluation, by its step.
     - `algorithm` is the state that the algorithm keeps from step to step.
     - `norms` and `loss_scales` have the latest gradient norms and the loss scale of each model.
-    - `demonstrations` were trained so far, and `demonstrations_digest` is the digest of all demonstrations.
+    - `demonstrations` counts the demonstrations trained so far, and `demonstrations_digest` is the digest of all.
     """
 
     step: int = 0
@@ -90,13 +90,13 @@ class Progress:
         self.updates_overflowed += overflowed
 
     def keep_models(self, models: Models) -> None:
-        """Keep the state of models that is neither weights nor moments."""
+        """Copy the models' gradient norms and loss scales into this progress."""
         self.norms = {name: list(model.norms) for name, model in models.items()}
         scales = {name: model.loss_scale for name, model in models.items()}
         self.loss_scales = {name: each.state() for name, each in scales.items() if each is not None}
 
     def restore_models(self, models: Models) -> None:
-        """Restore the kept state of the models."""
+        """Restore the models' gradient norms and loss scales."""
         for name, model in models.items():
             model.norms.extend(self.norms.get(name, ()))
             if model.loss_scale is not None and name in self.loss_scales:
@@ -109,9 +109,8 @@ class Progress:
 
 
 class Checkpoints:
-    """The checkpoints under `folder`, of which the newest `keep` stay, and the best `keep_best` of those that were
-    rated. All ranks call every method alike, except those for rank 0. A write that waits for room on the disk ends when
-    `stop` is set."""
+    """The checkpoints under `folder`. The newest `keep` stay, and the `keep_best` with the best ratings. All ranks call
+    the methods together, except methods for rank 0. A write that waits for room on the disk ends when `stop` is set."""
 
     def __init__(
         self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None, keep_best: int = 0
@@ -134,9 +133,8 @@ class Checkpoints:
 
     def prepare(self, models: Models) -> None:
         """Find the tensors for `save_prepared`, and begin to get memory for them. Call this after each step."""
-        # Tensors are loaded in place, but optimisers get the moments of a parameter when they first move it. Finding
-        # all
-        # tensors again in each step would take milliseconds, in which a GPU would wait.
+        # The tensors change only when an optimiser gets the moments of a parameter, at its first update. Finding them
+        # in each step would keep a GPU waiting for milliseconds.
         if self._moved != _moved(models):
             self._find(models)
         self._copy.changed()
@@ -154,7 +152,7 @@ class Checkpoints:
         """Begin a checkpoint, once the previous one is complete. Later changes of the models and of `progress` are not
         in it.
 
-        Raises StoppedError on every rank: one was asked to stop while it waited for room on the disk.
+        Raises StoppedError on every rank: a rank was asked to stop while it waited for room on the disk.
         """
         self._find(models)
         self._copy.changed()
@@ -163,8 +161,8 @@ class Checkpoints:
             model.copied = copied
 
     def save_prepared(self, progress: Progress) -> torch.cuda.Event | None:
-        """Begin a checkpoint of the models with which `prepare` was called last. They may be in the middle of a pass if
-        no weight has changed since. No weight may change before the returned event, if there is one."""
+        """Begin a checkpoint of the models of the last `prepare`. A pass may be running, but no weight may have changed
+        since then. Nor may a weight change before the returned event has happened, if there is one."""
         self.wait()
         files = CheckpointFiles(self._path(progress.step))
         identity = {"fingerprint": self._fingerprint, "base": self._base, "ranks": self._ranks.shards}
@@ -214,15 +212,15 @@ class Checkpoints:
             writing.result()
 
     def completed(self) -> int:
-        """Return the steps in a checkpoint that has become complete since the last call, on rank 0; else 0. Does not
-        wait. Raises the errors of `wait`, without agreement of the ranks."""
+        """Return the number of steps in a checkpoint that has become complete since the last call, or 0. Always 0 on
+        other ranks than rank 0. Does not wait. Raises the errors of `wait`, but perhaps not on all ranks."""
         if self._writing is None or not self._writing.done():
             return 0
         written, self._writing = self._writing, None
         return written.result()
 
     def close(self) -> None:
-        """Let the checkpoint that is being written become complete, unless the disk is full."""
+        """Wait until the checkpoint that is being written is complete, unless the disk is full."""
         self._gives_up.set()
         if (writing := self._writing) is None:
             return
@@ -232,8 +230,8 @@ class Checkpoints:
             logger.warning("the last checkpoint was not written: %s", error)
 
     def rate(self, step: int, value: float) -> None:
-        """Record the evaluation of the weights after `step` steps; higher is better. For rank 0. Raises StoppedError,
-        as `save` does."""
+        """Record the result of evaluating the weights after `step` steps. A higher value is better. Called by rank 0.
+        Raises StoppedError, as `save` does."""
         ratings = json.dumps({**self._ratings(), step: value})
         when_there_is_room(lambda: write_whole(self._folder / RATINGS, ratings), self._stop, RATINGS)
 
@@ -249,21 +247,22 @@ class Checkpoints:
             ) from error
 
     def best(self) -> list[Path]:
-        """Return the complete checkpoints that were rated, the best one first, and of equal ones the newest. Raises
-        CheckpointError: the ratings cannot be read."""
+        """Return the complete checkpoints that were rated, the best one first. Of equally rated ones the newest comes
+        first. Raises CheckpointError: the ratings cannot be read."""
         ratings = self._ratings()
         rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
         return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)
 
     def restore(self, models: Models) -> Progress | None:
         """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, if there is none. A
-        damaged one loses its mark, and is not read again.
+        damaged checkpoint loses its mark, and is not read again.
 
         Raises CheckpointError: the checkpoint is of another model or format, or of adapters of another base, or all
-        are damaged.
+        checkpoints are damaged.
         """
         self._base = _base(models)
-        # Rank 0 alone looks for checkpoints, since only it marks them: another rank may see the disk before a mark.
+        # All ranks use rank 0's answer, since it marks checkpoints: other ranks may not see a new mark on a shared disk
+        # yet.
         while step := self._ranks.agree(self._newest()):
             folder = self._path(step)
             damage = self.damage(folder)
@@ -280,14 +279,14 @@ class Checkpoints:
         return None
 
     def covered(self) -> int:
-        """Return the steps that no resumed run will train again: those in the oldest checkpoint that stays. The first
-        weights count as a checkpoint while there are fewer than `keep`."""
+        """Return the number of steps in the oldest of the newest `keep` checkpoints. No resumed run trains these again.
+        With fewer than `keep` checkpoints it is 0, since a run may resume from the first weights."""
         complete = self.complete()
         return step_of(complete[-self._keep]) if len(complete) >= self._keep else 0
 
     def damage(self, folder: Path) -> str | None:
-        """Return the damage of a checkpoint's files, or None, on every rank, if there is none. Each rank reads a part
-        of the files. Raises CheckpointError: the checkpoint has another format."""
+        """Describe the damage of a checkpoint's files. Returns None, on every rank, if they are undamaged. Each rank
+        reads a part of the files. Raises CheckpointError: the checkpoint has another format."""
         try:
             mark = (folder / COMPLETE).read_text(errors="replace")
             if mark != FORMAT and (not mark or mark.isdecimal()):
@@ -314,12 +313,12 @@ class Checkpoints:
             raise CheckpointError(
                 f"{folder} is a checkpoint of another model than model.path now names; choose another run.name"
             )
-        # Checkpoints of earlier versions do not tell.
+        # Checkpoints of earlier versions have no digest of the base.
         base = values.pop("base", self._base)
         if self._ranks.any(self._ranks.rank == 0 and base != self._base):
             raise CheckpointError(
-                f"{folder} has adapters alone, and the model that they belong to has other weights now: restore the "
-                "files of that model (docs/models.md), or choose another run.name"
+                f"{folder} has only adapters, and the weights of their base model have changed: restore the files of "
+                "that model (docs/models.md), or choose another run.name"
             )
         values["evaluations"] = {int(step): version for step, version in values["evaluations"].items()}
         read_state(models, folder, ranks, self._ranks)
@@ -332,7 +331,7 @@ class Checkpoints:
 
     def _newest(self) -> int:
         """Return the step of the newest complete checkpoint; 0 if there is none. Only the newest `keep` count: the
-        replay may have dropped the data that was trained after an older one."""
+        replay may have dropped the data that was trained after an older checkpoint."""
         marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
         return max((step_of(each) for each in marked[-self._keep :] if (each / COMPLETE).exists()), default=0)
 
@@ -341,8 +340,8 @@ class Checkpoints:
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def clean(self, pending: Collection[int] = ()) -> None:
-        """Remove all checkpoints except the newest, the best, and any with a `pending` evaluation. For
-        rank 0, while no checkpoint is being written."""
+        """Remove all checkpoints except the newest, the best, and the ones with a `pending` evaluation. Called by rank
+        0, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:
             keep += [*self.best()[: self._keep_best], *map(self._path, pending)]
@@ -352,7 +351,7 @@ class Checkpoints:
 
 
 def step_of(folder: Path) -> int:
-    """Return the number of steps that a checkpoint has."""
+    """Return the number of trained steps that the name of a checkpoint gives."""
     return int(folder.name.removeprefix("step-"))
 
 
@@ -363,7 +362,7 @@ def read_policy(folder: Path, policy: nn.Module) -> None:
 
 def read_model_of(name: str, folder: Path, module: nn.Module) -> None:
     """Load the weights of the model `name` from a checkpoint into a module that is not sharded. Raises CheckpointError:
-    they cannot be read, or are another model's."""
+    the weights cannot be read, or belong to another model."""
     try:
         ranks = json.loads((folder / PROGRESS).read_text())["ranks"]
     except OSError as error:
@@ -377,7 +376,7 @@ def _moved(models: Models) -> int:
 
 
 def _fingerprint(models: Models) -> str:
-    """Compute a digest of the architecture: of the names and shapes of the parameters."""
+    """Compute a digest of the names and shapes of all parameters."""
     layout = {
         name: [(key, list(parameter.shape)) for key, parameter in model.module.named_parameters()]
         for name, model in models.items()
@@ -386,8 +385,8 @@ def _fingerprint(models: Models) -> str:
 
 
 def _base(models: Models) -> str:
-    """Compute a digest of the base of adapters, whose weights no checkpoint has: on rank 0, which has the first row of
-    each tensor, of the first rows of all frozen tensors."""
+    """Compute a digest of the adapters' base model, whose weights no checkpoint has. Only rank 0's digest is used,
+    since rank 0 has the first row of every frozen tensor."""
     digest = hashlib.sha256()
     for model in models.values():
         frozen = [each for each in model.module.parameters() if not each.requires_grad]

@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 def export_critic(
     critic: Critic, config: CriticConfig, model: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event
 ) -> None:
-    """Write the critic into a new `folder`, with parameters in the compute dtype, as soon as the disk has room. It
-    appears whole, or not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
+    """Write the critic into a new `folder`, with parameters in the compute dtype, as soon as the disk has room. The
+    folder appears whole, or not at all. Raises StoppedError on every rank: `stop` was set while rank 0 waited for
+    room."""
     named = beside(model, config.path)
     classifier = _classifier(critic)
     tensors = gather_all(classifier, WeightFormat(classifier), DTYPES[model.dtype], ranks)
@@ -46,13 +47,13 @@ def export_critic(
 
 
 def shared_critic(policy: Policy) -> Critic:
-    """Return the critic that `policy` is with its value head; both have the same parameters."""
+    """Return the critic that consists of the policy's decoder and value head, and shares their parameters."""
     return Critic(policy.model.get_decoder(), policy.value_head)
 
 
 def export_checkpoint_critic(config: CriticConfig, model: ModelConfig, checkpoint: Path, folder: Path) -> None:
-    """Write the critic of a checkpoint into `folder`, the same files as `export_critic`, on the CPU of this process
-    alone. Raises ConfigError: its model cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError."""
+    """Write the critic of a checkpoint into `folder`, as `export_critic` does, in this process on the CPU. Raises
+    ConfigError: the critic's model cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError."""
     named = beside(model, config.path)
     whole = read_model(named)
     if config.lora.is_used:
@@ -71,7 +72,7 @@ def export_checkpoint_critic(config: CriticConfig, model: ModelConfig, checkpoin
 
 
 class _Plain(torch.nn.Module):
-    """A decoder and a head under the names of transformers' models for classification, for families that have none."""
+    """A decoder and a head with the parameter names of transformers' classifiers, for families without a classifier."""
 
     def __init__(self, critic: Critic) -> None:
         super().__init__()
@@ -81,7 +82,7 @@ class _Plain(torch.nn.Module):
 
 
 def _classifier(critic: Critic) -> Any:
-    """Make transformers' model for the classification of tokens from the critic; both have the same parameters."""
+    """Return transformers' token classifier with the decoder and the head of the critic."""
     config = type(critic.decoder.config).from_dict(critic.decoder.config.to_dict())
     config.num_labels = 1
     try:
@@ -93,7 +94,7 @@ def _classifier(critic: Critic) -> Any:
         ):
             raise ValueError(f"a {type(classifier).__name__} has another decoder or another head")
     except (ValueError, LookupError, ImportError, AttributeError) as error:
-        logger.warning("transformers has no classification of tokens for this critic: %s", error)
+        logger.warning("transformers has no token classifier for this critic: %s", error)
         return _Plain(critic)
     setattr(classifier, base, critic.decoder)
     classifier.score = critic.head

@@ -1,5 +1,5 @@
-"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. Adapters
-alone become a peft folder."""
+"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. Exports
+adapters also as a peft folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from asyncrl.weights.manifest import DTYPES
 
 def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
     """Write the policy into a new `folder`, with parameters in the compute dtype, as soon as the disk has room. The
-    folder appears whole, or not at all. Raises StoppedError on every rank: `stop` was set while it waited."""
+    folder appears whole, or not at all. Raises StoppedError on every rank: `stop` was set while rank 0 waited for
+    room."""
     tensors = gather_all(policy.model, policy.weight_format, DTYPES[config.dtype], ranks)
 
     def write() -> None:
@@ -49,7 +50,7 @@ def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop
 
 
 def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> None:
-    """Write the policy of a checkpoint into `folder`, the same files as `export`, on the CPU of this process alone.
+    """Write the policy of a checkpoint into `folder`, as `export` does, in this process on the CPU.
 
     Raises ConfigError: model.path cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError.
     """
@@ -71,8 +72,8 @@ def export_adapter(policy: Policy, config: ModelConfig, folder: Path, ranks: Ran
 
 
 def export_checkpoint_adapter(config: ModelConfig, checkpoint: Path, folder: Path) -> None:
-    """Write the adapters of the policy of a checkpoint into `folder`, the same files as `export_adapter`. Raises the
-    errors of `export_checkpoint`."""
+    """Write the adapters of a checkpoint's policy into `folder`, as `export_adapter` does. Raises the errors of
+    `export_checkpoint`."""
     policy = _policy_of(config, checkpoint)
     folder.parent.mkdir(parents=True, exist_ok=True)
     _write_adapter(policy.model, gather_adapters(policy.model), config, folder)
@@ -82,7 +83,7 @@ def _policy_of(config: ModelConfig, checkpoint: Path) -> Policy:
     model = read_model(config)
     if config.lora.is_used:
         add_adapters(model, config.lora, "model.lora")
-        # The run merged into weights of this dtype.
+        # The run merged its adapters into weights of this dtype.
         convert(model, DTYPES[config.dtype])
     policy = Policy(model, temperature=1.0)
     read_policy(checkpoint, policy)
@@ -90,8 +91,9 @@ def _policy_of(config: ModelConfig, checkpoint: Path) -> Policy:
 
 
 def merge_adapter(config: ModelConfig, folder: Path) -> None:
-    """Write the model of `config` with the adapters of `config.lora.path` merged into `folder`, the same files as
-    `export`, on the CPU of this process alone. Raises ConfigError: one of the two cannot be loaded; OSError."""
+    """Merge the adapters of `config.lora.path` into the model of `config`, and write the result into `folder`, as
+    `export` does, in this process on the CPU. Raises ConfigError: the model or the adapters cannot be loaded;
+    OSError."""
     stored = with_adapters(StoredModel(read_model(config)), config.lora, "model.lora", seed=0)
     with torch.no_grad():
         stored.start()
@@ -111,24 +113,25 @@ def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfi
 
 
 def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callable[[Path], None], folder: Path) -> None:
-    """Write a Hugging Face `model` into `folder`, which it replaces; it appears whole, or not at all.
+    """Replace `folder` by the folder of a Hugging Face `model`, which appears whole or not at all.
 
     `tensors` are its weights in the format of files. `write_beside` writes the configuration and the tokenizer. A model
     card in the folder stays. Raises OSError.
     """
 
     def write(partial: Path) -> None:
-        # The tensors have the format of files already. Transformers empties the dict, and this may be tried again.
+        # The tensors have the format of files already. Passes a copy of the dict, since transformers empties it and a
+        # retry needs it.
         model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
-        # The model's configuration names the dtype in which the learner keeps its weights.
+        # Replaces the saved configuration, which names the dtype in which the learner keeps its weights.
         write_beside(partial)
 
     write_anew(folder, write)
 
 
 def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
-    """Have `write` fill a folder that replaces `folder`, whose model card stays. If `folder` is a link, the folder to
-    which it leads is replaced."""
+    """Replace `folder` by a folder that `write` fills, and keep its model card. If `folder` is a link, replace its
+    target."""
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone_beside(folder):
@@ -137,10 +140,10 @@ def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
 
 @contextmanager
 def _alone_beside(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing there during the block, so that their files do not mix with these."""
+    """Lock the parent of `folder` during the block, so that two processes never write the same folder at once."""
     handle = os.open(folder.parent, os.O_RDONLY)
     try:
-        # Some network file systems lock no folders.
+        # Some network file systems cannot lock folders.
         with suppress(OSError):
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -167,7 +170,7 @@ def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
 
 def save_code(model: Any, folder: Path) -> None:
     """Write the custom code of a Hugging Face `model`, and the configuration that names it, into `folder`, replacing
-    files there. A model without code of its own writes nothing. Raises OSError.
+    files there. Writes nothing for a model without custom code. Raises OSError.
     """
     if type(model)._auto_class is None:
         return
@@ -181,8 +184,8 @@ def save_code(model: Any, folder: Path) -> None:
 
 
 def folder_writer(config: ModelConfig, change: Callable[[Any], None] = lambda _: None) -> Callable[[Path], None]:
-    """Return a function that writes all files but the weights into a Hugging Face folder. They name the compute dtype,
-    and `change` may change the configuration."""
+    """Return a function that writes all files but the weights into a Hugging Face folder. The configuration names the
+    compute dtype, and `change` may edit it."""
     model = open_config(config)
     model.dtype = config.dtype
     change(model)

@@ -1,8 +1,8 @@
-"""One checkpoint on its way to the disk: a thread of every rank writes while training continues.
+"""Writes the files of one checkpoint, by a thread of every rank while training continues.
 
-The threads agree by files, since collectives belong to the main threads. Each rank of the first copy writes its file,
-then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it as complete. A
-rank that cannot write its part removes the folder, so that rank 0 does not wait for it.
+The threads communicate by files, since collectives belong to the main threads. Each rank that holds a shard of the
+model's first copy writes its file, then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it
+as complete. A rank that cannot write its part removes the folder, so that rank 0 does not wait for it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class CheckpointFiles:
         self.partial.mkdir(parents=True)
 
     def write(self, tensors: Mapping[str, Tensor], progress: str, ranks: Ranks, stop: threading.Event) -> bool:
-        """Write this rank's part, as soon as the disk has room for it. Returns True if the checkpoint is complete, on
-        rank 0, which waits for the other ranks' parts.
+        """Write this rank's part, as soon as the disk has room for it. Rank 0 waits for the parts of the other ranks,
+        and returns True if the checkpoint is complete. Other ranks return False.
 
         Raises StoppedError: `stop` was set while the disk was full; OSError.
         """
@@ -74,16 +74,18 @@ class CheckpointFiles:
         written = partial_name(path)
         written.write_text(json.dumps({"ranks": ranks.shards, "files": checksums}))
         sync(written)
-        # Once the last rank has written its checksums, rank 0 renames the folder, which must not be used after that.
+        # Once every rank has written its checksums, rank 0 renames the folder. So no rank may use the folder after
+        # this.
         written.replace(path)
 
     def _checksums(self, rank: int) -> Path:
         return self.partial / f"{_CHECKSUMS}{rank:05d}.json"
 
     def _complete(self, count: int, stop: threading.Event) -> bool:
-        """Make the checkpoint appear once `count` ranks have written their parts. Returns False if one could not."""
+        """Make the checkpoint appear once `count` ranks have written their parts. Returns False if a rank could not."""
         while not all(self._checksums(rank).exists() for rank in range(count)):
-            # Another rank removes the folder, perhaps while this one wrote its checksums.
+            # A rank that failed has removed the files, but the folder may still exist if a rank wrote its checksums
+            # meanwhile.
             if not (self.partial / PROGRESS).exists():
                 return False
             time.sleep(POLL_S)
@@ -96,7 +98,8 @@ class CheckpointFiles:
 
 
 def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
-    """Return the damage of the files in `folder`, or None. Each of `ranks` reads a part of them. Raises OSError."""
+    """Describe the damage of the files in `folder`. Returns None if they are undamaged. Each of `ranks` reads a part of
+    the files. Raises OSError."""
     try:
         read = [json.loads(path.read_text()) for path in folder.glob(f"{_CHECKSUMS}*.json")]
         checksums = {name: checksum for each in read for name, checksum in each["files"].items()}
@@ -104,13 +107,13 @@ def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         return f"its checksums cannot be read: {error!r}"
     if len(read) != expected:
-        return f"{len(read)} of {expected} files of checksums are there"
+        return f"it has {len(read)} of {expected} files of checksums"
     names = sorted(checksums)[rank::ranks]
     for name in tracked(names, f"checking {folder.name}", len(names), "files"):
         if not (folder / name).is_file():
-            return f"{name} is gone"
+            return f"{name} is missing"
         if _checksum(folder / name) != checksums[name]:
-            return f"{name} is not what was written"
+            return f"{name} has changed since it was written"
     return None
 
 

@@ -1,8 +1,8 @@
 """Gathers a sharded model's whole weights in their published format, one bucket after the other on rank 0.
 
-The device of a rank has at most two buckets of gathered weights at a time. Rank 0 also has one part that is being
-converted (see modelling/weight_format.py), such as the stacked experts of a layer, two or three times. The next bucket
-is gathered while the caller works with the last one.
+The device of a rank has at most two buckets of gathered weights at a time. Rank 0 also has two or three copies of the
+part that is being converted (see modelling/weight_format.py), such as the stacked experts of a layer. The next bucket
+is gathered while the caller works with the previous one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUCKET_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
-    """The tensors that are gathered at once: of one dtype, in whole parts, which become the published `bucket`."""
+    """Tensors of one dtype that are gathered at once: whole `parts`, which become the published `bucket`."""
 
     parts: tuple[ConvertedTensors, ...]
     bucket: Bucket
@@ -39,7 +39,7 @@ class GatherStep:
 
 
 def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = BUCKET_BYTES) -> list[GatherStep]:
-    """Plan the steps in which the weights will be gathered: parameters in `dtype`, buffers in their own."""
+    """Plan the steps in which the weights will be gathered: parameters in `dtype`, and buffers in their own dtype."""
     steps: list[GatherStep] = []
     room = 0
     for part in weights.parts:
@@ -62,7 +62,7 @@ def gather(
     """Yield the published tensors of `model` in the buckets of a plan, on the device of rank 0, and nothing on other
     ranks. Each rank merges adapters into its shards, one at a time.
 
-    Every rank must iterate to the end. On a GPU, the buffer of a bucket is used again for the next one.
+    Every rank must iterate to the end. On a GPU, each bucket overwrites the memory of the bucket before it.
     """
     tensors, updates = model_tensors(model), low_rank_updates(model)
     reuse = ranks.rank == 0 and ranks.device.type != "cpu"
@@ -135,7 +135,7 @@ class _Gathering:
         views = bucket.views(gathered.flat)
         for part in self._step.parts:
             self._publish(part, views)
-        # The buffers of the next bucket are allocated while this object still lives.
+        # This object is still referenced while the buffers of the next bucket are allocated.
         self._received, self._shards, self._work = [], {}, None
         return gathered
 
@@ -149,7 +149,7 @@ class _Gathering:
             views[name].copy_(tensor)
 
     def _next(self, shard: _LocalShard) -> list[Tensor]:
-        """Return the shards that the ranks sent of the next tensor, whose local shard is given."""
+        """Take the shards of the next tensor out of the received buffers. `shard` is its local shard."""
         if not self._received:
             return [shard.local]
         shards = []

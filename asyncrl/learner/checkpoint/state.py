@@ -1,8 +1,9 @@
-"""Weights and optimiser state on disk. Any number of ranks may read the files that any other number wrote.
+"""Weights and optimiser state on disk. The number of ranks that read the files may differ from the number that wrote
+them.
 
-Every rank of the first copy writes its shards into a safetensors file of its own, without communication. The rows of a
-sharded tensor are concatenated from all files in the order of the ranks. A tensor that is not sharded is in the file of
-rank 0.
+Every rank that holds a shard of the models' first copy writes its shards into a safetensors file of its own, without
+communication. The rows of a sharded tensor are concatenated from all files in the order of the ranks. A tensor that is
+not sharded is in the file of rank 0.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ Models = Mapping[str, Trainable[Any]]
 
 
 class HostCopy:
-    """Copies in host memory of the tensors that this rank, on `device`, writes. Each copy uses the memory of the one
-    before it."""
+    """Copies the tensors that this rank writes from `device` to host memory. Each copy overwrites the one before it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -47,12 +47,13 @@ class HostCopy:
         self._changed: torch.cuda.Event | None = None
 
     def find(self, models: Models, ranks: Ranks) -> None:
-        """Find the tensors of this rank's file of `models`, on the ranks of the first copy. Call it again once
-        optimisers have more moments, and never within a pass, in which FSDP replaces some tensors."""
+        """Find the tensors of `models` that this rank's file has. Only for ranks of the first copy of the models. Call
+        it again once optimisers have more moments, and never within a pass, in which FSDP replaces some tensors."""
         self._parts = _own_parts(models, ranks)
 
     def changed(self) -> None:
-        """Say that the kernels that changed the tensors have been launched; a copy begins after them."""
+        """Record that all kernels that change the tensors have been launched. The next copy begins after these
+        kernels."""
         # Without this, a rank that reads nothing back after a step would copy tensors before its optimizer wrote them.
         if self._device.type == "cuda":
             self._changed = torch.cuda.current_stream(self._device).record_event()
@@ -64,8 +65,9 @@ class HostCopy:
 
     @torch.no_grad()
     def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
-        """Begin a copy of the found tensors, as they were when they last `changed`. Within a pass it does not wait for
-        the pass. The copy of a GPU's tensors is whole once the event has happened; they may not change before."""
+        """Begin a copy of the found tensors, as they were at the last call of `changed`. It does not wait for a running
+        pass. On a GPU, the copy is whole once the returned event has happened, and the tensors may not change
+        before."""
         if self._reserving is not None:
             self._reserving.result()
         self._reserve()
@@ -84,19 +86,19 @@ class HostCopy:
         new = [each for name, each in self._buffers.items() if each is not before.get(name)]
         if new:
             size, taken = sum(each.nbytes for each in new) / 1e9, time.monotonic() - started
-            logger.info("%.1f GB of host memory for checkpoints were there after %.1f s", size, taken)
+            logger.info("allocated %.1f GB of host memory for checkpoints in %.1f s", size, taken)
         slow = sum(each.nbytes for each in new if not each.is_pinned()) if self._device.type == "cuda" else 0
         if slow:
             logger.warning(
-                "the GPU's driver pinned no %.1f GB of them: each checkpoint holds up training for longer; more free "
-                "memory on the host, or a higher 'ulimit -l', helps",
+                "the GPU's driver could not pin %.1f GB of this memory, so each checkpoint holds up training for "
+                "longer: more free memory on the host, or a higher 'ulimit -l', helps",
                 slow / 1e9,
             )
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            # The system gives memory where it is first written.
+            # The system allocates memory only when it is written.
             return pinned(tensor) if tensor.is_cuda else torch.zeros_like(tensor)
         return buffer
 
@@ -109,7 +111,8 @@ def _own_parts(models: Models, ranks: Ranks) -> dict[str, Tensor]:
 
 
 def write_state(tensors: Mapping[str, Tensor], folder: Path, rank: int) -> Path:
-    """Write the file of `rank` into `folder`. Returns the file, which need not be on the disk yet. Raises OSError."""
+    """Write the file of `rank` into `folder`. Returns its path. The file is not synced to the disk yet. Raises
+    OSError."""
     path = folder / _file(rank)
     save_tensors(tensors, path)
     return path
@@ -117,7 +120,7 @@ def write_state(tensors: Mapping[str, Tensor], folder: Path, rank: int) -> Path:
 
 @torch.no_grad()
 def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
-    """Load the `count` files of shards in `folder` into `models`. Raises CheckpointError: they are damaged or
+    """Load the `count` files of shards in `folder` into `models`. Raises CheckpointError: the files are damaged or
     incomplete."""
     with _opened(folder, count, ranks, "; remove that folder to resume from an older checkpoint") as stored:
         for name, model in models.items():
@@ -128,14 +131,14 @@ def read_state(models: Models, folder: Path, count: int, ranks: Ranks) -> None:
 @torch.no_grad()
 def read_weights(name: str, module: nn.Module, folder: Path, count: int) -> None:
     """Load only the weights of the model `name`, from `count` files, into a module that is not sharded. Raises
-    CheckpointError, as `read_state` does, or since they are another model's."""
+    CheckpointError: the files are damaged, incomplete, or of another model."""
     with _opened(folder, count, Ranks.alone()) as stored:
         stored.load_weights(name, module)
         unknown = stored.weights(name) - {weight for weight, _ in _weights(module)}
         # A policy that is loaded alone needs no head of a critic that shares its backbone.
         unknown = {weight for weight in unknown if not weight.startswith("weights/value_head.")}
         if unknown:
-            raise CheckpointError(f"it is a checkpoint of another model, which has {min(unknown)} too")
+            raise CheckpointError(f"it is a checkpoint of another model, which also has {min(unknown)}")
 
 
 @contextmanager
@@ -156,7 +159,7 @@ class _StoredTensors:
         self._ranks = ranks
 
     def weights(self, model: str) -> set[str]:
-        """Return the names of a model's weights; rank 0 has a part of each."""
+        """Return the names of a model's weights. The file of rank 0 has a part of each."""
         prefix = f"{model}/"
         return {name.removeprefix(prefix) for name in self._files[0][1] if name.startswith(f"{prefix}weights/")}
 
@@ -188,7 +191,8 @@ class _StoredTensors:
             local.copy_(rows)
 
     def _has_own_parts(self, name: str) -> bool:
-        """True if a file has exactly this rank's shard of a quantized tensor, since as many ranks wrote."""
+        """True if a file has exactly this rank's shard of a quantized tensor, since the number of ranks has not
+        changed."""
         return len(self._files) == self._ranks.shards and f"{name}/codes" in self._files[self._ranks.shard][1]
 
     def _rows(self, name: str, rows: range) -> Tensor:
@@ -222,7 +226,7 @@ def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the parameters, tied ones once, and the buffers that belong to a module's state. A module with adapters
-    yields only trained parameters: the others are in the files that it was loaded from."""
+    yields only trained parameters: the frozen ones are in the files that it was loaded from."""
     every = dict(module.named_parameters(remove_duplicate=False))
     once = dict(module.named_parameters())
     if adapted_layers(module):
@@ -255,7 +259,7 @@ def _is_quantized(local: Tensor) -> bool:
 
 
 def _dequantized(codes: Tensor, scale: Tensor, qmap: Tensor) -> Tensor:
-    """Compute the numbers of a tensor of 8 bits, in which each block of codes has a scale."""
+    """Compute the numbers of an 8-bit tensor, in which each block of codes has a scale."""
     return (qmap[codes.int()].view(len(scale), -1) * scale[:, None]).view(codes.shape)
 
 
@@ -264,7 +268,7 @@ def _file(rank: int) -> str:
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    # Where there are copies, the first placement replicates over them.
+    # If there are several copies of the model, the first placement replicates over them.
     assert not isinstance(tensor, DTensor) or tensor.placements[-1] == Shard(0), tensor
     return isinstance(tensor, DTensor)
 

@@ -2,16 +2,16 @@
 
 It keeps its part of two promises:
 
-- The learner's math is exact: n ranks compute the same as one, however they divide a model (`sharding.py`,
-  `expert_ranks.py`, `tensor_ranks.py`, `optimizer.py`). `packed_check.py` refuses a model that packing would change.
+- The learner's math is exact: n ranks compute the same as one rank, however they divide a model (`sharding.py`,
+  `expert_ranks.py`, `tensor_ranks.py`, `optimizer.py`). `packed_check.py` refuses a model whose results packing would
+  change.
 - A weight update is all or nothing: `canary.py` computes log-probs that an engine must repeat before it serves a
   version.
 
 Files in reading order:
 
-- `policy.py` and `critic.py`: packed tokens to log-probs and values.
-- `loading.py` and `sharding.py`: from files to the shards of each rank.
-- `optimizer.py`: gradients become updates. `activations.py`: memory against time.
+- `policy.py` and `critic.py`: packed tokens to log-probs and values. - `loading.py` and `sharding.py`: from files to
+  the shards of each rank. - `optimizer.py`: gradients to updates. `activations.py`: trades memory for time.
 - `router_balance.py`, `routing_replay.py`, `expert_ranks.py`: mixtures of experts.
 - `tensor_ranks.py` and `tensor_slices.py`: tensor parallelism. `lora.py`: adapters.
 

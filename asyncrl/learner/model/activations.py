@@ -3,9 +3,9 @@
 A layer keeps only its input, or also the output of its attention, or everything. It computes the rest again in the
 backward pass.
 
-Attention is the costliest part to compute again if sequences are long, and its output is small. So a budget
-goes to the outputs of attention first, and the rest of it to whole layers. These are the last layers, whose activations
-are freed before the others compute theirs again.
+Attention is the costliest part to compute again if sequences are long, and its output is small. So a budget goes to the
+outputs of attention first, and the rest of it to whole layers. These are the last layers: the backward pass frees their
+activations before it recomputes those of earlier layers.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Kept(Enum):
 
 
 class Activations:
-    """The activations that the layers of one model keep: `share` of them, from 0 to 1. A token's output of
-    attention has `width` elements.
+    """Decides which activations the layers of one model keep: the fraction `share` of all, from 0 to 1. A token's
+    output of attention has `width` elements.
 
-    The first pass with gradients measures the size of activations: one of its layers keeps everything, and the others
-    their input. If ranks compute a pass together, `agree` gives all of them the largest of their values, since they
-    must compute the same layers again together.
+    The first pass with gradients measures the size of activations: one of its layers keeps everything, and the other
+    layers only their input. Ranks that compute a pass together must recompute the same layers, so `agree` returns the
+    largest of their values.
     """
 
     def __init__(self, share: float, width: int, agree: Callable[[float], float] | None = None) -> None:
@@ -73,7 +73,7 @@ class Activations:
         self._layers += 1
 
     def wrap_tower(self, layer: nn.Module) -> None:
-        """Have a layer that encodes images keep its inputs alone, unless every layer keeps everything."""
+        """Have a layer that encodes images keep only its inputs, unless every layer keeps everything."""
         forward = layer.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -96,7 +96,7 @@ class Activations:
         return run(forward, *args, **kwargs)
 
     def _measure(self, layer: nn.Module, forward: Callable[[], Any], inputs: Any) -> Any:
-        """Run the layer, which keeps everything, and measure its size without its inputs and weights."""
+        """Run the layer, which keeps everything, and measure the kept bytes without inputs and weights."""
         given = [each for each in tree_leaves(inputs) if isinstance(each, Tensor)]
         known = {_storage(each) for each in (*given, *map(_local, layer.parameters()))}
         sizes: dict[int, int] = {}
@@ -126,14 +126,15 @@ class Activations:
 
 
 def attention_width(config: Any) -> int:
-    """Return the elements of a token's attention in a model of this Hugging Face configuration, over all heads."""
+    """Return the number of elements of a token's attention output, over all heads, in a model of this Hugging Face
+    configuration."""
     config = config.get_text_config()
     heads = int(config.num_attention_heads)
     return heads * int(getattr(config, "head_dim", None) or config.hidden_size // heads)
 
 
 def _local(parameter: Tensor) -> Tensor:
-    # FSDP leaves weights sharded that ranks exchange in other ways.
+    # Weights that ranks exchange without FSDP are still sharded here.
     local: Tensor = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     return local
 

@@ -1,4 +1,5 @@
-"""The canary of a version: log-probs of a fixed short sequence, which an engine must repeat before it serves it.
+"""The canary of a version: log-probs of a fixed short sequence, which an engine must repeat before it serves the
+version.
 
 `weights/canary.py` has the check. This file computes the log-probs of the learner, and of a model that is published
 unchanged.
@@ -30,13 +31,13 @@ class CanarySettings:
 
     def tokens(self, vocabulary: int) -> tuple[int, ...]:
         """Return the token ids of the canary, for a policy with `vocabulary` ids."""
-        # A server's context may end with the longest episode, and it must have room for one more token.
+        # A server's context may be as short as the longest episode, and the server samples one more token.
         return canary_tokens(self.seed, vocabulary, min(LENGTH, max(2, self.max_tokens - 1)))
 
 
 @torch.no_grad()
 def canary_of(policy: Policy, version: int, settings: CanarySettings | None, ranks: Ranks) -> Canary | None:
-    """Compute the canary of the weights that `policy` has now, as `version`. None without settings.
+    """Compute the canary of the weights that `policy` has now, as `version`. Returns None without settings.
 
     Raises WeightsError on all ranks: the log-probs are not finite.
     """
@@ -54,14 +55,14 @@ def canary_of(policy: Policy, version: int, settings: CanarySettings | None, ran
     except ValueError as error:
         raise WeightsError(
             f"version {version} is not published, since the learner's own log-probs with it are not finite: look at "
-            "learner/loss and the gradient norms of the last steps; asyncrl trains on from the newest checkpoint, with "
-            "a smaller learner.lr for example"
+            "learner/loss and the gradient norms of the last steps, and continue from the newest checkpoint, for "
+            "example with a smaller learner.lr"
         ) from error
 
 
 @torch.no_grad()
 def canary_of_model(model: Any, path: str, settings: CanarySettings | None) -> Canary | None:
-    """Compute the canary of a Hugging Face `model` that is published as it was read from `path`, in float32. None
+    """Compute the canary of a Hugging Face `model` that is published unchanged from `path`, in float32. Returns None
     without settings.
 
     Raises ConfigError: the log-probs are not finite.
@@ -76,6 +77,6 @@ def canary_of_model(model: Any, path: str, settings: CanarySettings | None) -> C
         return Canary(tokens, tuple(logprobs.tolist()), settings.dtype)
     except ValueError as error:
         raise ConfigError(
-            f"the log-probs of {path!r} are not finite: its files are damaged, or of a training that diverged; "
+            f"the log-probs of {path!r} are not finite: its files are damaged, or its training diverged; "
             "evaluate an earlier checkpoint"
         ) from error

@@ -1,4 +1,4 @@
-"""The critic: packed token ids in, the value of the state before each of them out."""
+"""The critic maps packed token ids to the value of the state before each token."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from asyncrl.modelling.routers import route_in_float32
 
 
 class Critic(nn.Module):
-    """Values of packed tokens: a Hugging Face decoder and a linear head, by default one that is zero."""
+    """Computes values of packed tokens by a Hugging Face decoder and a linear `head`. Without a head it makes one of
+    zeros."""
 
     activations: Activations
-    """The activations that its layers keep for the backward pass; set once it is sharded."""
+    """The activations that the layers keep for the backward pass. `load_critic` sets them."""
 
     def __init__(self, decoder: Any, head: nn.Linear | None = None) -> None:
         super().__init__()
@@ -44,8 +45,8 @@ class Critic(nn.Module):
 
 
 def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int, seed: int = 0) -> Critic:
-    """Load the critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks. New
-    adapters follow from `seed`.
+    """Load the critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `seed`
+    decides the first values of new adapters.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `new_value_head` and `load_sharded`.
     """

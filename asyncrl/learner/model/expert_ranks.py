@@ -1,14 +1,14 @@
-"""Expert parallelism: tokens travel to the ranks that hold their experts, instead of all experts to all ranks.
+"""Expert parallelism: tokens travel to the ranks that hold their experts, so ranks need not gather all experts.
 
-The S ranks of a copy hold the n experts of a layer in S equal parts, in their order, exactly as FSDP would shard them:
-files, checkpoints, pushes and optimizers see no difference.
+The S ranks of a copy hold the n experts of a layer in S equal parts, in their order, exactly as FSDP would shard them.
+So files, checkpoints, pushes and optimizers need no change.
 
-For the computation, E = learner.expert_ranks ranks that have all the experts among them form a group. S / E neighbours
-gather their parts, so that each has n / E whole experts. A token goes to the ranks of its own group that have its
+For the computation, the ranks form groups of E = learner.expert_ranks. S / E neighbours gather their parts, so that
+each rank has n / E whole experts, and each group has all n. A token goes to the ranks of its own group that have its
 experts, and their results come back. With E = S no expert is ever gathered.
 
-The dtypes are the same as FSDP's. Parts are float32, and gathered experts are in the model's dtype.
-Gradients are added up in float32 and divided by the number of ranks.
+The dtypes are the same as FSDP's. Parts are float32, and gathered experts are in the model's dtype. Gradients are added
+up in float32 and divided by the number of ranks.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from asyncrl.modelling.routers import extend
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertGroups:
-    """The process groups of this rank, of the mesh [replicas, E, S / E] of `size` ranks: `exchange` for tokens,
-    `gather` for the parts of its experts, and `copies` for gradients."""
+    """The process groups of this rank in the mesh [replicas, E, S / E] of `size` ranks: `exchange` for tokens, `gather`
+    for the parts of experts, and `copies` for gradients."""
 
     mesh: DeviceMesh
     size: int
@@ -52,14 +52,13 @@ class ExpertGroups:
 
     @property
     def ranks(self) -> int:
-        """The number E of ranks that have all experts among them."""
+        """The number E of ranks in a group that has all experts."""
         return self.mesh["experts"].size()
 
 
 def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn.Parameter]:
     """Spread the stacked experts of a Hugging Face `model`, which is neither compiled nor sharded yet, over the ranks,
-    if learner.expert_ranks says so. They compute in `dtype`. Returns their parameters, which FSDP must leave alone.
-
+    if learner.expert_ranks is more than 1. They compute in `dtype`. Returns their parameters, which FSDP must ignore.
     Raises ConfigError: the model has no such experts, or their number cannot be divided.
     """
     if ranks.expert_mesh is None:
@@ -75,7 +74,7 @@ def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn
         own.__dict__ = {**experts.__dict__, "_parameters": {}, "num_experts": count // groups.ranks}
         for name, parameter in list(experts.named_parameters()):
             experts.register_parameter(name, sharded(parameter, ranks))
-        # A tuple hides the module, which has no parameters of its own, from FSDP and others that list modules.
+        # A tuple hides the module, which has no parameters of its own, from FSDP and other code that lists modules.
         experts.spread = (own, groups, dtype)
     extend(found, _SpreadExperts)
     return {parameter for experts in found for parameter in experts.parameters()}
@@ -85,7 +84,7 @@ def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
     """Return the stacked experts of each layer of a Hugging Face `model`. Raises ConfigError: it has none that
     learner.expert_ranks=`size` could spread."""
     key = f"learner.expert_ranks={size}"
-    # The mark of transformers' decorator, without which experts cannot be computed apart from their routing.
+    # transformers' decorator sets this attribute. Experts without it cannot be computed apart from their routing.
     found: list[Any] = [each for each in model.modules() if hasattr(each, "_is_expert_parallel")]
     if not found and any(_is_stacked(each) for each in model.modules()):
         raise ConfigError(
@@ -96,9 +95,9 @@ def spreadable_experts(model: nn.Module, size: int) -> list[Any]:
         raise ConfigError(f"{key}: a {type(model).__name__} has no stacked experts that could be spread; use 1")
     for experts in found:
         if any(len(each) != experts.num_experts for each in experts.parameters()):
-            raise ConfigError(f"{key}: experts of a {type(model).__name__} have weights that they share; use 1")
+            raise ConfigError(f"{key}: experts of a {type(model).__name__} share weights; use 1")
         if experts.num_experts % size:
-            raise ConfigError(f"{key}: {experts.num_experts} experts cannot be divided equally by so many ranks")
+            raise ConfigError(f"{key}: {experts.num_experts} experts cannot be divided equally by {size} ranks")
     return found
 
 
@@ -109,17 +108,17 @@ def _is_stacked(module: nn.Module) -> bool:
 
 
 class _SpreadExperts:
-    """The experts of a layer, spread over ranks. `spread` has a module of the same kind for the experts of this rank,
-    which gets its weights in each pass, the groups, and the dtype."""
+    """The experts of a layer, spread over ranks. `spread` has a module of the same kind for this rank's experts, the
+    groups, and the dtype. The module gets its weights in each pass."""
 
     spread: tuple[Any, ExpertGroups, torch.dtype]
     num_experts: int
 
-    # Graphs cannot have sizes that come from other ranks.
+    # Compiled graphs cannot have sizes that come from other ranks.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Do the same as the module: from states [T, D], numbers and weights [T, top_k] of experts to the sum [T,
-        D]."""
+        """Return the weighted sum [T, D] of the experts' outputs, given states [T, D] and the numbers and weights [T,
+        top_k] of experts."""
         own, groups, dtype = self.spread
         tokens, top_k = chosen.shape
         order = chosen.flatten().argsort(stable=True)
@@ -149,8 +148,8 @@ class _SpreadExperts:
 
 
 class _Exchanged(torch.autograd.Function):
-    """Sends rows [sum of sent, D], some to each rank of a group, and returns those that they sent,
-    [sum of received, D]. The gradients travel back."""
+    """Sends rows [sum of sent, D], `sent[i]` of them to rank i of a group. Returns the rows [sum of received, D] that
+    the ranks sent to this rank. The gradients travel back."""
 
     @staticmethod
     def forward(

@@ -1,9 +1,9 @@
 """Loading a Hugging Face model shard by shard.
 
 The model is built without weights and sharded, and then each rank reads its rows from the safetensors files. Host
-memory never holds more than the rank's shard and one part (see modelling/weight_format.py): one tensor, or those that
-transformers converts together, such as the experts of a layer. A model whose files cannot be read this way is loaded
-whole on every rank, by transformers.
+memory never holds more than the rank's shard and one part (see modelling/weight_format.py): one tensor, or the tensors
+that transformers converts together, such as the experts of a layer. A model whose files cannot be read this way is
+loaded whole on every rank, by transformers.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class NoSafetensorsError(_LoadWholeError):
 
 
 def open_model(config: ModelConfig, activity: Activity | None = None, with_head: bool = True) -> StoredModel:
-    """Open the causal language model that `config` names; its weights are read once it is sharded.
+    """Open the causal language model that `config` names. Its weights are read after the model is sharded.
 
-    If all of it must be loaded at once, `activity` shows the time. Without `with_head` the files may lack the head of a
-    language model, which a critic does not need. Raises ConfigError: it cannot be loaded.
+    If the whole model must be loaded at once, `activity` shows the time. Without `with_head` the files may lack the
+    head of a language model, which a critic does not need. Raises ConfigError: it cannot be loaded.
     """
     path = config.path
     try:
@@ -75,7 +75,7 @@ def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[
     try:
         source = source_of(config)
         with unmeasured_work(f"loading {config.path}", activity):
-            # With the dtype that its configuration names, float32 files might be rounded.
+            # The dtype that the configuration names might round float32 files.
             opened = open_config(config)
             read: Any = auto_class(opened).from_pretrained(
                 source.path, config=opened, dtype=torch.float32, output_loading_info=True, **source.options
@@ -88,7 +88,8 @@ def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Weights:
-    """The way from the tensors of a model's files to its own. `files` and `shapes` are given by the names in files."""
+    """Reads the tensors of a model's files, and converts them to the model's own tensors. The keys of `files` and
+    `shapes` are the names in files."""
 
     form: WeightFormat
     files: Mapping[str, str]
@@ -119,7 +120,7 @@ class StoredModel:
     """A Hugging Face `model` whose parameters are still on the meta device, and the `weights` in its files. Its buffers
     have their values.
 
-    Without `weights` the model has its values already, except for `missing` tensors, which its files lack. `start`
+    If `weights` is None, the model already has its values, except for `missing` tensors, which its files lack. `start`
     gives values to parameters that are in no file of the model.
     """
 
@@ -130,9 +131,9 @@ class StoredModel:
 
     @torch.no_grad()
     def read(self, root: nn.Module, device: torch.device, activity: Activity | None = None) -> None:
-        """Give the parameters that `root` shares with the model their values: this rank's shards, on `device`. Call
-        this once `root` is sharded. `activity` shows the progress. Raises ConfigError: a file cannot be read, or
-        tensors of `root` are missing."""
+        """Load this rank's shards of the parameters that `root` shares with the model, on `device`. Call this after
+        `root` is sharded. `activity` shows the progress. Raises ConfigError: a file cannot be read, or tensors of
+        `root` are missing."""
         if self.weights is None:
             self._check_whole(root)
         else:
@@ -153,7 +154,8 @@ class StoredModel:
             raise ConfigError(f"the weights of {self.model.name_or_path!r} cannot be read: {error}") from error
 
     def _check_whole(self, root: nn.Module) -> None:
-        # A critic has no head of a language model. Each rank would have random numbers of its own.
+        # A missing tensor would have different random numbers on each rank. Tensors outside of `root` do not matter,
+        # such as the language model's head for a critic.
         own = {id(each) for each in (*root.parameters(), *root.buffers())}
         named = base_parameters(self.model, remove_duplicate=False) | dict(self.model.named_buffers())
         if lacking := sorted(name for name in self.missing if id(named.get(name)) in own):
@@ -176,7 +178,7 @@ def _read(weights: _Weights, part: ConvertedTensors, targets: Mapping[str, Tenso
 
 
 def assign_rows(target: Tensor, whole: Tensor) -> None:
-    """Give `target` the values of `whole`, or this rank's shard of it its rows of them. Use it without gradients."""
+    """Copy `whole` into `target`, or only this rank's rows if `target` is sharded. Use it without gradients."""
     _local(target).copy_(whole if (own := _own_rows(target)) is None else whole[own.start : own.stop])
 
 
@@ -186,7 +188,7 @@ def _local(tensor: Tensor) -> Tensor:
 
 
 def _own_rows(tensor: Tensor) -> range | None:
-    """Return the rows of a sharded tensor that this rank has, or None if it has all."""
+    """Return the rows of a sharded tensor that this rank has. Returns None if it has all rows."""
     if isinstance(tensor, DTensor):
         for dimension, placement in enumerate(tensor.placements):
             if placement.is_shard():
@@ -196,14 +198,14 @@ def _own_rows(tensor: Tensor) -> range | None:
 
 
 def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
-    """Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError, SafetensorError: the model cannot be
-    loaded at all."""
+    """Open a model to read it shard by shard. Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError,
+    SafetensorError: the model cannot be loaded at all."""
     source = source_of(named)
     config = open_config(named)
     if getattr(config, "quantization_config", None):
         raise _LoadWholeError("its weights are quantised")
     files, shapes = stored_tensors(source)
-    # As from_pretrained decides with dtype="auto".
+    # The same choice as from_pretrained with dtype="auto".
     floats = (each for file in dict.fromkeys(files.values()) for each in _float_dtypes(file))
     dtype = config.dtype or next(floats, None)
     if dtype is None:
@@ -211,7 +213,7 @@ def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
     with _parameters_on_meta():
         model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=named.trust_remote_code).eval()
     if model.can_generate():
-        # Without such a file the model has made its own from its configuration.
+        # Without this file the model keeps the generation settings made from its configuration.
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(source.path, revision=source.options["revision"])
     weights = _Weights(WeightFormat(model, files), files, shapes)
@@ -267,8 +269,8 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _check_stored(model: Any, weights: _Weights, with_head: bool) -> None:
-    """Raises _LoadWholeError: transformers does more with the files than to read and convert the tensors that the model
-    would save. A model that needs no head may lack it."""
+    """Raises _LoadWholeError: the files lack tensors that the model would save, or have different values for tied
+    tensors. Without `with_head` they may lack the head."""
     head = None if with_head else model.get_output_embeddings()
     left_out = {name for name, each in model.named_parameters() if head is not None and each is head.weight}
     for name, shape in weights.form.shapes.items():

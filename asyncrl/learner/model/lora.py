@@ -1,7 +1,7 @@
-"""Adapters of a model that is not sharded yet, through peft: new ones, or the adapters of a peft folder.
+"""Adds adapters to a model that is not sharded yet, by peft: new adapters, or the adapters of a peft folder.
 
 New adapters are as peft makes them: `lora_A` is random, and `lora_B` is zero, so that they do not change the model at
-first. The random numbers depend only on the seed and the name of the layer, so every rank has its rows of the same
+first. The random numbers depend only on the seed and the name of the layer, so all ranks have rows of the same
 matrices.
 """
 
@@ -47,8 +47,8 @@ _MAY_DIFFER = frozenset(
 
 
 def with_adapters(stored: StoredModel, config: LoraConfig, key: str, seed: int) -> StoredModel:
-    """Return the model with the adapters of `config`, which is the section `key`. They get their first values when the
-    model is read. All its other parameters are frozen.
+    """Return the model with the adapters of `config`, the section `key` of the configuration. The adapters get their
+    first values when the model is read. All other parameters are frozen.
 
     Raises ConfigError: see `add_adapters`; the folder of adapters does not have the tensors that its configuration
     names.
@@ -72,10 +72,10 @@ def with_adapters(stored: StoredModel, config: LoraConfig, key: str, seed: int) 
 
 def add_adapters(model: Any, config: LoraConfig, key: str) -> int:
     """Put adapters without values into a Hugging Face `model` that is not sharded, and freeze everything else. Returns
-    how many parameters they have.
+    the number of their parameters.
 
     Raises ConfigError: peft is not installed; the model is quantised; no layer that can have adapters matches
-    `config.targets`; the adapters of a folder are of another kind.
+    `config.targets`; the adapters of a folder are not plain LoRA.
     """
     check_installed(key)
     if getattr(model.config, "quantization_config", None):
@@ -102,14 +102,13 @@ def add_adapters(model: Any, config: LoraConfig, key: str) -> int:
 
 @torch.no_grad()
 def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole adapters of a model, sharded or not, by name, as copies on the CPU. All ranks call this
-    alike."""
+    """Return the whole adapters of a model, sharded or not, by name, as copies on the CPU. All ranks call this."""
     return {name: whole_tensor(each).cpu().clone() for name, each in adapter_parameters(model).items()}
 
 
 def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, folder: Path) -> None:
-    """Write the adapters `tensors` of `model`, which `add_adapters` prepared, in peft's files into a new folder, for
-    the model that `base` names. Raises OSError, SafetensorError."""
+    """Write the adapters `tensors` of `model` into a new peft folder. `base` names their base model, and `add_adapters`
+    prepared `model`. Raises OSError, SafetensorError."""
     folder.mkdir(parents=True)
     config = copy(model.peft_config[ADAPTER])
     config.base_model_name_or_path, config.revision = base.path, base.revision
@@ -121,7 +120,8 @@ def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, 
 
 
 def _target_names(model: nn.Module) -> list[str]:
-    """Return the names of the layers with adapters, for peft: short ones unless another module has them, too."""
+    """Return the names of the layers with adapters for peft's configuration: short names such as `q_proj`, unless a
+    module without adapters has the same short name."""
     layers = adapted_layers(model)
     leaves = {name.rpartition(".")[2] for name in layers}
     modules = [name for name, _ in model.named_modules() if ".base_layer" not in name and ".lora_" not in name]
@@ -140,7 +140,7 @@ def check_installed(key: str) -> None:
 
 
 def _new(model: Any, config: LoraConfig, key: str) -> Any:
-    """Return the configuration of new adapters in peft's form, with the whole names of the layers. Raises
+    """Return the configuration of new adapters in peft's form, with the full names of the layers. Raises
     ConfigError."""
     from peft import LoraConfig as PeftLora
 
@@ -168,7 +168,7 @@ def _new(model: Any, config: LoraConfig, key: str) -> Any:
 
 
 def _stored(path: str, key: str) -> Any:
-    """Read the configuration of the adapters in a peft folder. Raises ConfigError: they are of another kind."""
+    """Read the configuration of the adapters in a peft folder. Raises ConfigError: the adapters are not plain LoRA."""
     from peft import LoraConfig as PeftLora
     from peft import PeftConfig
 
@@ -179,7 +179,7 @@ def _stored(path: str, key: str) -> Any:
     plain = PeftLora()
     other = {name for name, value in vars(plain).items() if getattr(found, name, None) != value} - _MAY_DIFFER
     if getattr(found, "init_lora_weights", True) not in (True, False, "gaussian"):
-        # Such a start also changes the model.
+        # Other initialisations also change the base model.
         other.add("init_lora_weights")
     if not isinstance(found, PeftLora) or other:
         raise ConfigError(
@@ -196,7 +196,8 @@ def _stored(path: str, key: str) -> Any:
 
 
 def _read(path: str, key: str) -> dict[str, Tensor]:
-    """Read the tensors in a peft folder. Raises ConfigError: they cannot be read, or are no finite numbers."""
+    """Read the tensors in a peft folder. Raises ConfigError: the tensors cannot be read, or have numbers that are not
+    finite."""
     from peft.utils import load_peft_weights
 
     try:
@@ -205,7 +206,9 @@ def _read(path: str, key: str) -> dict[str, Tensor]:
         raise ConfigError(f"{key}.path={path}: its adapters cannot be read: {error}") from error
     for name, each in found.items():
         if not (each.is_floating_point() and each.float().isfinite().all()):
-            raise ConfigError(f"{key}.path={path}: {name} of these adapters, {each.dtype}, is not of finite numbers")
+            raise ConfigError(
+                f"{key}.path={path}: {name} of these adapters, {each.dtype}, has numbers that are not finite"
+            )
     return found
 
 

@@ -4,8 +4,8 @@ The rule is the same as in torch.amp.GradScaler: the loss is multiplied by a sca
 in float32. A gradient that is not finite has overflowed: its update is left out and the scale halved. After `INTERVAL`
 updates without an overflow the scale doubles.
 
-Scales are powers of two, so scaling rounds only numbers that underflow. All ranks have the same scale, since it follows
-from the norm of the whole gradient alone.
+Scales are powers of two, so scaling rounds only numbers that underflow. All ranks have the same scale, since it depends
+only on the norm of the whole gradient.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass
 
 FIRST = 2.0**16
 LEAST = 1.0
-"""The smallest scale. A smaller one would not save a gradient that overflows without any scale."""
+"""The smallest scale. A gradient that overflows at this scale also overflows without scaling."""
 INTERVAL = 2000
 
 
 @dataclass(slots=True)
 class LossScale:
-    """The scale of one model's loss, and its updates since the last overflow, or since the scale last doubled."""
+    """The scale of one model's loss. `since` counts the updates since the last overflow or the last doubling."""
 
     scale: float = FIRST
     since: int = 0
@@ -43,5 +43,5 @@ class LossScale:
         return [self.scale, float(self.since)]
 
     def restore(self, state: Sequence[float]) -> None:
-        """Continue from the `state` of another."""
+        """Continue from the `state` of another LossScale."""
         self.scale, self.since = state[0], int(state[1])

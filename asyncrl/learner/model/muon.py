@@ -23,7 +23,7 @@ class ShardedMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every matrix that has a gradient. There is no closure."""
+        """Update every matrix that has a gradient. `closure` is ignored."""
         for group in self.param_groups:
             for matrix in group["params"]:
                 if matrix.grad is not None:

@@ -1,4 +1,4 @@
-"""A model that is trained: its gradients become updates, with the learning rate of a schedule.
+"""A trained model: it turns gradients into updates, with the learning rate of a schedule.
 
 An update depends only on the gradient, the optimizer's moments, the configuration and the learner step. So a resumed
 run needs no state of the schedule.
@@ -36,14 +36,14 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 
 NORMS = 64
-"""The latest gradient norms that learner.skip_grad_norm_factor compares with."""
+"""The number of latest gradient norms that learner.skip_grad_norm_factor compares with."""
 FEWEST_NORMS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The result of an update. `norm` is the norm of the gradient before clipping. It made no update if it was
-    `too_large`, or `overflowed` float16, which makes the scale of the loss smaller from now on.
+    """The result of an update. `norm` is the norm of the gradient before clipping. A gradient that is `too_large`, or
+    `overflowed` float16, makes no update. An overflow also lowers the loss scale.
     """
 
     norm: float
@@ -58,8 +58,8 @@ class UpdateResult:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. In
-    each pass they gather the weights of the share `reshard` of the layers twice."""
+    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. A pass
+    gathers the weights of the share `reshard` of the layers twice, and of the other layers once."""
 
     once: bool = False
     reshard: float = 1.0
@@ -81,21 +81,22 @@ class Trainable(Generic[M]):
     def __init__(self, module: M, lr: float, config: LearnerConfig, dtype: str = "float32") -> None:
         self.module = module
         self.loss_scale = LossScale() if dtype == "float16" else None
-        """The scale of its losses before the backward pass; None: its gradients need no scale."""
+        """The scale of the losses before the backward pass. None: the gradients need no scale."""
         self._ranks = _ranks_of(module)
         self._itemsize = DTYPES[dtype].itemsize
         self.fitted = Exchange()
         """The exchange that fits into memory, for learner.exchange=auto and learner.reshard=null."""
         self.norms: deque[float] = deque(maxlen=NORMS)
-        """The latest norms, also of updates that were too large, so that larger gradients may become usual."""
+        """The latest norms. They include gradients that were too large, so that the limit adapts if gradients stay
+        larger."""
         self.copied: torch.cuda.Event | None = None
-        """The event on the GPU that ends a copy of weights and moments, which may not change before."""
+        """The GPU event at the end of a copy of weights and moments, which may not change before it."""
         self._optimizers = list(_optimizers(module, config.optimizer))
         self._states_on_host = config.optimizer_on_host
         self.configure(lr, config)
 
     def configure(self, lr: float, config: LearnerConfig) -> None:
-        """Use these values from the next update on. The moments, their place and the kind of optimizer do not
+        """Use these values from the next update on. The moments, their device and the kind of optimizer do not
         change."""
         self._lr = lr
         self._config = config
@@ -108,12 +109,12 @@ class Trainable(Generic[M]):
         return (group for optimizer in self._optimizers for group in optimizer.param_groups)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return the optimizer's state of each parameter that it has moved, by the parameter's name."""
+        """Return the optimizer's state of each parameter that it has updated, by the parameter's name."""
         states = {each: state for optimizer in self._optimizers for each, state in optimizer.state.items()}
         return {name: states[each] for name, each in self.module.named_parameters() if each in states}
 
     def moment_bytes(self) -> int:
-        """Return the bytes of the device that this rank's moments take once all parameters have them."""
+        """Return the bytes of device memory that this rank's moments take once all parameters have moments."""
         if self._states_on_host:
             return 0
         sizes = {"AdamW": 8, "ShardedMuon": 4, "AdamW8bit": 2}
@@ -125,7 +126,8 @@ class Trainable(Generic[M]):
         )
 
     def begin_moments(self, names: Collection[str]) -> None:
-        """Give the parameters `names` moments to load others into, and the other parameters none. No weight changes."""
+        """Make moments for the parameters `names`, into which stored moments can be loaded, and drop all others. No
+        weight changes."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
         for name, parameter in self.module.named_parameters():
@@ -166,7 +168,7 @@ class Trainable(Generic[M]):
         return self._config.reshard is None
 
     def exchange_bytes(self, exchange: Exchange) -> int:
-        """Return the most bytes of the device that unsharded weights and gradients take, not counting one layer."""
+        """Return the most bytes of device memory that unsharded weights and gradients take, not counting one layer."""
         apart = {each for module in self.module.modules() for each in _gathered_by_itself(module)}
         parameters = [each for each in self.module.parameters() if each not in apart]
         if exchange.once:
@@ -178,7 +180,7 @@ class Trainable(Generic[M]):
         return self._itemsize * sum(each.numel() for each in gathered)
 
     def _units(self) -> list[list[Any]]:
-        """Return the sharded layers, in lists of those that are gathered together."""
+        """Return the sharded layers. Layers that are gathered together form one list."""
         units: dict[int, list[Any]] = {}
         for each in self.module.modules():
             if isinstance(each, FSDPModule) and each is not self.module:
@@ -190,14 +192,14 @@ class Trainable(Generic[M]):
         return units[math.ceil(exchange.reshard * len(units)) :]
 
     def begin_pass(self, is_last: bool) -> None:
-        """Prepare a forward and backward pass of an update. The last one leaves this rank's shard of the gradients,
-        summed over all passes and ranks."""
+        """Prepare a forward and backward pass of an update. After the last pass this rank has its shard of the
+        gradients, summed over all passes and ranks."""
         if isinstance(self.module, FSDPModule):
             exchange = self.exchange
             exchanges = is_last or not exchange.once
             self.module.set_requires_gradient_sync(exchanges)
             self.module.set_reshard_after_forward(not exchange.once)
-            # If any layer keeps its weights, so does the root, whose backward pass is the first.
+            # If any layer keeps its weights, so does the root, whose backward pass comes first.
             if kept := self._gathered(self._units(), exchange):
                 for each in (self.module, *(unit[0] for unit in kept)):
                     each.set_reshard_after_forward(False, recurse=False)
@@ -215,8 +217,8 @@ class Trainable(Generic[M]):
     def update(self, step: int) -> UpdateResult:
         """Clip and apply the gradient, and clear it.
 
-        A gradient that is not finite, too large, or exactly 0, changes nothing: the optimizer would still move the
-        weights by its momentum. The scale of the loss follows the gradient.
+        A gradient that is not finite, too large, or exactly 0 is skipped: even with 0 the optimizer would move the
+        weights by its momentum. The loss scale adapts to the gradient.
         """
         parameters = [each for each in self.module.parameters() if each.grad is not None]
         self._unscale(parameters)
@@ -242,8 +244,8 @@ class Trainable(Generic[M]):
 
     @property
     def loss_factor(self) -> float:
-        """The factor of a rank's loss before the backward pass, which makes a sum of FSDP's mean over the ranks."""
-        # In float16 `update` makes the sum: with this factor, gradients would overflow sooner the more ranks there are.
+        """The factor of a rank's loss before the backward pass. It turns FSDP's mean over the ranks into a sum."""
+        # In float16 `update` multiplies instead: with this factor, gradients on many ranks would overflow sooner.
         return float(self._ranks) if self.loss_scale is None else self.loss_scale.scale
 
     def _unscale(self, parameters: Collection[nn.Parameter]) -> None:

@@ -1,6 +1,6 @@
 """Checks at the start that a model computes the same for packed sequences as for each sequence alone.
 
-The model is sharded by then, so all ranks run these passes alike, as one forward pass of the module that was sharded.
+The model is sharded already, so all ranks run these passes together, within one forward pass of the sharded module.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ from asyncrl.modelling.packed_attention import EXTRAS, PACKED
 from asyncrl.modelling.vision import VisionShape, decoder_attention
 
 LONGEST_PROBE = 256
-"""Tokens of the largest attention window that is checked with longer sequences."""
+"""The largest attention window, in tokens, that is checked with sequences longer than the window."""
 
 
 def attend_packed(
     root: nn.Module, model: Any, attention: str, length: int, ranks: Ranks, dtype: torch.dtype, compiled: bool
 ) -> None:
-    """Give `model` the attention of this name over packed sequences of at most `length` tokens. `root`, the module that
-    was sharded, computes in `dtype` and has at least the model's decoder. All ranks call this alike.
-
-    Raises ConfigError: the model would compute something else than with its own attention.
+    """Give `model` the `attention` of this name over packed sequences of at most `length` tokens. `root` is the sharded
+    module, which computes in `dtype` and has at least the model's decoder. All ranks call this. Raises ConfigError: the
+    results would differ from the model's own attention.
     """
     trial = _Trial(model, attention, ranks, dtype, any(each is model for each in root.modules()))
     # FSDP gathers the weights for a forward pass of the root only.
@@ -49,7 +48,7 @@ def attend_packed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """A comparison of packed and plain passes: of the logits `with_head`, otherwise of the last hidden states."""
+    """Compares packed and plain passes: their logits if `with_head`, otherwise their last hidden states."""
 
     model: Any
     attention: str
@@ -94,14 +93,15 @@ class _Trial:
         return states
 
     def _probes(self, window: int) -> list[Tensor]:
-        """Return two sequences of different tokens and lengths, longer than the window where that is not expensive."""
+        """Return two sequences of different tokens and lengths, longer than the window unless that is expensive."""
         lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
         ids = torch.arange(sum(lengths)) * 7 % self.model.config.get_text_config().vocab_size
         return list(ids.split(lengths))
 
 
 def _with_image(sequences: Sequence[Tensor], shape: VisionShape) -> tuple[list[Tensor], PackedImages]:
-    """Return the sequences without placeholders, except for one image in the first, and this image."""
+    """Put one image into the first sequence, and return all sequences and the image. Other placeholder ids are
+    replaced."""
     grid = (1, shape.merge, 2 * shape.merge)
     count, another = shape.features(grid), int(shape.image_token == 0)
     first, *others = (each.masked_fill(each == shape.image_token, another) for each in sequences)
@@ -120,8 +120,8 @@ def logit_cap(config: Any) -> float | None:
 
 
 def hidden_states(decoder: Any, packed: PackedSequences, encoder: ImageEncoder | None = None) -> Tensor:
-    """Compute the last hidden states [U, D], or this rank's part of them. The states of a sequence depend only on that
-    sequence, and on its images with the `encoder` of a model that reads images.
+    """Compute the last hidden states [U, D], or this rank's part of them. The states of a sequence depend only on its
+    tokens, and on its images if the model has an `encoder`.
     """
     ids, positions = packed.computed
     inputs: dict[str, Any] = {"input_ids": ids[None], "position_ids": positions[None]}

@@ -1,4 +1,4 @@
-"""The policy: packed token ids in, their log-probs out.
+"""The policy maps packed token ids to their log-probs.
 
 It is a Hugging Face causal language model, loaded, checked, and sharded with FSDP2. The critic is loaded in the same
 way.
@@ -48,14 +48,14 @@ class Policy(nn.Module):
     not sharded yet.
 
     `weight_format` converts its weights to their published form, and `loads` has the loads of its experts. With
-    `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is also the critic, over
-    one backbone.
+    `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is also the critic, on
+    the same backbone.
 
     Raises ConfigError: see `WeightFormat`, `RoutingReplay` and `image_encoder`.
     """
 
     activations: Activations
-    """The activations that its layers keep for the backward pass; set once it is sharded."""
+    """The activations that the layers keep for the backward pass. `load_policy` and `load_reference` set them."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Policy(nn.Module):
 
     @property
     def vision(self) -> VisionShape | None:
-        """The layout of images among its tokens; None: it reads none."""
+        """The layout of images among the tokens. None: the model reads no images."""
         return None if self._images is None else self._images.shape
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of the routing that it can replay; None: it routes all tokens itself."""
+        """The shape of the expert routing that the model can replay. None: the model routes all tokens itself."""
         return None if self._replay is None else self._replay.shape
 
     def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class Policy(nn.Module):
 
     @property
     def pads_passes(self) -> bool:
-        """True if passes should be padded: fewer sizes are faster for compiled layers."""
+        """True if passes should be padded: compiled layers are faster if passes have few sizes."""
         return self.is_compiled and self.shares_prefixes
 
     def forward(
@@ -112,11 +112,10 @@ class Policy(nn.Module):
         temperature: float | None = None,
         with_collisions: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probs float32[N] of tokens given those before them in their sequence, and the entropies
-        float32[N] of the distributions that they were drawn from, or None.
-
-        With collisions, sums of squared probabilities replace the entropies, without gradient. All are 0 on
-        tokens that are not needed. `temperature` replaces the policy's if it is given.
+        """Return the log-probs float32[N] of tokens, given the earlier tokens of their sequence. Also return the
+        entropies float32[N] of the tokens' distributions, or None without `with_entropy`. With `with_collisions`, sums
+        of squared probabilities replace the entropies, without gradient. All values are 0 at tokens that are not
+        needed. `temperature` replaces the policy's if it is given.
         """
         return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
 
@@ -167,12 +166,12 @@ class Policy(nn.Module):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BaseOfPolicy:
-    """The model under the adapters of a `policy`: a reference that takes no memory."""
+    """The model under the adapters of a `policy`: a reference that takes no additional memory."""
 
     policy: Policy
 
     def __call__(self, packed: PackedSequences) -> tuple[Tensor, Tensor | None]:
-        """Call the policy without its adapters, which routes all tokens itself. Use it without gradients."""
+        """Call the policy without its adapters and without replayed experts. Use it without gradients."""
         with without_adapters(self.policy):
             result: tuple[Tensor, Tensor | None] = self.policy(replace(packed, routing=None))
             return result
@@ -190,8 +189,8 @@ def load_policy(
 ) -> Policy:
     """Load the policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
-    `section` is the section that `config.freeze` and `config.lora` come from. New adapters follow from `seed`.
-    `replays_routing` is as for Policy, which has a value head `with_values`.
+    `section` is the section that `config.freeze` and `config.lora` come from. `seed` decides the first values of new
+    adapters. `replays_routing`: see `Policy`. With `with_values` the policy has a value head.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
     `load_sharded`.
@@ -212,7 +211,8 @@ def load_policy(
 def reference_of(
     policy: Policy, config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool
 ) -> Policy | BaseOfPolicy:
-    """Return the reference of a run's `policy`: the policy without its adapters, or a model of its own if it has none.
+    """Return the reference of a run's `policy`: the policy without its adapters, or a separate model if the policy has
+    no adapters.
 
     Raises ConfigError: see `load_reference`.
     """
@@ -221,7 +221,7 @@ def reference_of(
 
 def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length: int, on_host: bool) -> Policy:
     """Load the policy that `config` names as `load_policy` does, but in `config.dtype` and never trained. With
-    `on_host` its weights stay in host memory, and a layer's are on the device only for its forward pass.
+    `on_host` its weights stay in host memory, and a layer's weights are on the device only during its forward pass.
 
     Raises ConfigError: see `open_decoder` and `load_sharded`.
     """
@@ -232,10 +232,8 @@ def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length
 
 
 def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool = True) -> StoredModel:
-    """Open the causal language model that `config` names, for sequences of at most `length` tokens. `with_head` is as
-    for `open_model`.
-
-    Raises ConfigError: it cannot be loaded, or encodes positions otherwise for shorter sequences.
+    """Open the causal language model that `config` names, for sequences of at most `length` tokens. `with_head`: see
+    `open_model`. Raises ConfigError: the model cannot be loaded, or encodes positions of shorter sequences differently.
     """
     if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")
@@ -288,7 +286,7 @@ def load_sharded(
 
 
 def _check_range(root: nn.Module, path: str, ranks: Ranks) -> None:
-    """Raises ConfigError on all ranks: a weight of one is beyond the range of float16."""
+    """Raises ConfigError on all ranks: a weight on some rank is beyond the range of float16."""
     largest = torch.finfo(torch.float16).max
     shards = (each.to_local() if isinstance(each, DTensor) else each for each in root.parameters())
     if ranks.any(any(bool((each.detach().abs() > largest).any()) for each in shards)):
@@ -299,7 +297,7 @@ def _check_range(root: nn.Module, path: str, ranks: Ranks) -> None:
 
 @contextmanager
 def _advice(path: str, config: ModelConfig) -> Iterator[None]:
-    """Add advice to an error: which options may be changed."""
+    """Extend an error by advice on the options to change."""
     try:
         yield
     except ConfigError as error:

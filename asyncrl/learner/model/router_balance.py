@@ -1,15 +1,15 @@
 """Counts how evenly the routers of a mixture use its experts, and balances them by a loss or by biases.
 
-The counts are of tokens of sequences: a prefix that several sequences share counts once for each of them, and padding
-does not count. They are sums over passes and ranks, divided at the end.
+Tokens are counted by sequence: a prefix that several sequences share counts once for each sequence, and padding does
+not count. The counts are sums over passes and ranks, divided at the end.
 
 The loss follows the Switch Transformer (Fedus et al., 2021), with several experts a token as in transformers. In a
-layer it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens that go to expert e, and P_e the mean of
-their probabilities. The loss is the mean over the layers.
+layer it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens that go to expert e, and P_e is the mean
+probability of expert e over these tokens. The loss is the mean over the layers.
 
-The f_e are constants, which passes of their own compute before the first one. The rest is a sum over tokens, so any
-split into passes and ranks gives the same gradient. A layer adds this gradient to its router's in its own backward
-pass, so the layer may be computed again there.
+The f_e are constants, which additional passes compute before the passes that train. The rest is a sum over tokens, so
+any split into passes and ranks gives the same gradient. A layer adds this gradient to the gradient of its router in its
+own backward pass, so the layer may be recomputed there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ number of tokens."""
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The means that balance the experts: the `weight` of the loss, and `bias_rate`. By this rate an update moves the
-    bias of each expert that was chosen more or less often than the mean of its layer (DeepSeek-V3, 2024)."""
+    """The settings by which experts are balanced. `weight` is the weight of the loss. Each update lowers the bias of an
+    expert by `bias_rate` if it got more tokens than the mean of its layer, and raises it if it got fewer (DeepSeek-V3,
+    2024)."""
 
     weight: float = 0.0
     bias_rate: float = 0.0
@@ -42,7 +43,7 @@ class Balance:
     @staticmethod
     def from_config(config: AlgorithmConfig, model: Any) -> Balance:
         """Read the balance of a Hugging Face `model` from `config`. Raises ConfigError: its routers cannot be balanced
-        so."""
+        in this way."""
         weight = config.balance_weight
         if weight is None:
             found = getattr(model.config.get_text_config(), "router_aux_loss_coef", None)
@@ -60,12 +61,12 @@ class Balance:
         if config.balance_bias_rate and not (routers and all(_bias(router) is not None for router in routers)):
             raise ConfigError(
                 f"algorithm.balance_bias_rate={config.balance_bias_rate}: routers of a {family} model have no bias of "
-                "this kind; those of deepseek_v3 and glm4_moe have; use algorithm.balance_weight"
+                "this kind, as those of deepseek_v3 and glm4_moe do; use algorithm.balance_weight"
             )
         if config.balance_bias_rate and any(_is_frozen(router) for router in routers):
             raise ConfigError(
-                f"algorithm.balance_bias_rate={config.balance_bias_rate} model.freeze: routers are frozen, and the "
-                "first would move their biases; set it to 0, or leave routers to train"
+                f"algorithm.balance_bias_rate={config.balance_bias_rate} would move the biases of routers, which "
+                "model.freeze freezes; set it to 0, or do not freeze the routers"
             )
         return Balance(weight, config.balance_bias_rate)
 
@@ -91,8 +92,8 @@ class RouterLoads:
             each.uses = packed.computed_uses
 
     def sums(self) -> dict[str, Tensor]:
-        """Return the sums of the last pass; empty without routers. If ranks divide the tokens, each gets the sums of
-        all."""
+        """Return the sums of the last pass, empty without routers. If ranks divide the tokens, each gets the sums over
+        all ranks."""
         if not self._watched or self._packed is None:
             return {}
         seen = torch.stack([each.seen for each in self._watched if each.seen is not None]).double()
@@ -101,8 +102,8 @@ class RouterLoads:
         return {SEEN: seen, TOKENS: self._packed.uses.sum().double()}
 
     def push(self, sums: Mapping[str, Tensor] | None, weight: float = 0.0) -> None:
-        """Have backward passes from now on add the gradient of the balance loss times `weight`. `sums` are over all
-        passes and ranks of the minibatch; None: they add nothing."""
+        """Have later backward passes add the gradient of the balance loss times `weight`. `sums` are over all passes
+        and ranks of the minibatch. None: later passes add nothing."""
         if sums is None:
             for each in self._watched:
                 each.push = None
@@ -116,7 +117,7 @@ class RouterLoads:
     @torch.no_grad()
     def move_biases(self, sums: Mapping[str, Tensor], rate: float) -> None:
         """Raise by `rate` the bias of each expert that got fewer tokens than the mean of its layer, and lower the bias
-        of those that got more."""
+        of each expert that got more."""
         for each, seen in zip(self._watched, sums[SEEN], strict=True):
             counts, bias = seen[: len(seen) // 2], _bias(each)
             assert bias is not None
@@ -142,8 +143,8 @@ def load_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 class _Watched:
-    """A router that counts its last pass in `seen` float32[2 experts + 1]. A layer that is computed again counts the
-    same. `push` float32[experts] is the gradient that each of a token's probabilities gets."""
+    """A router that counts its last pass in `seen` float32[2 experts + 1]. A recomputed layer gives the same counts.
+    `push` float32[experts] is the gradient that each of a token's probabilities gets."""
 
     uses: Tensor | None
     seen: Tensor | None
@@ -166,7 +167,7 @@ class _Watched:
 
 
 class _WithGradientOf(torch.autograd.Function):
-    """Returns `values` unchanged; the backward pass also goes through the scalar `term`, whose gradient is 1."""
+    """Returns `values` unchanged. The backward pass also goes through the scalar `term`, whose gradient is 1."""
 
     @staticmethod
     def forward(_: Any, values: Tensor, term: Tensor) -> Tensor:

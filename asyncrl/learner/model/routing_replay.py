@@ -1,11 +1,12 @@
 """Has the routers of a mixture send tokens to the experts that the rollout used.
 
 A router's own forward gives its logits and its choice of experts. If the engine's experts are known, they replace that
-choice. The weights of the experts are always computed from the router's own logits, as its family does it, so that
-gradients reach the router. With the router's own choice nothing changes, bit for bit.
+choice. The weights of the experts are always computed from the router's own logits, by the family's rule, so that
+gradients reach the router. If both choices are equal, the results are the same bit for bit.
 
-Each router keeps the experts of a pass until the next one, so that a layer which is computed again in the backward pass
-uses them again. They are no arguments of the layers, since torch.compile would make a graph for each number of them.
+Each router keeps the experts of a pass until the next one, so that a layer that is recomputed in the backward pass uses
+them again. The experts are not arguments of the layers, since torch.compile would make a graph for each number of
+arguments.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class RoutingReplay:
         extend(routers, _Replaying)
 
     def begin(self, packed: PackedSequences) -> None:
-        """Begin the pass `packed`, whose tokens go to the experts that it names."""
+        """Begin the pass `packed`, whose tokens go to the experts that its `routing` names."""
         rows, shape = packed.computed_routing, self.shape
         if rows is None:
             for router in self._routers:
@@ -65,8 +66,8 @@ class RoutingReplay:
     def sums(self, packed: PackedSequences) -> dict[str, Tensor]:
         """Count the last forward pass, whose tokens were `packed`.
 
-        The counts are its tokens, the tokens and the pairs (token, layer) that were replayed, and the pairs for which
-        the engine's experts differ from the router's. If ranks divide the tokens, each gets the counts of all.
+        The counts are all tokens, the replayed tokens, the replayed pairs (token, layer), and the pairs for which the
+        engine's experts differ from the router's. If ranks divide the tokens, each gets the counts over all ranks.
         """
         count = int(packed.layout.bounds[0, -1])
         tokens = packed.ids.new_tensor(count)
@@ -104,13 +105,13 @@ class _Replaying:
     weigh: Callable[[Any, Tensor, Tensor], Tensor]
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Do the same as the router: return logits [T, experts], and weights and numbers [T, top_k] of the experts."""
+        """Return logits [T, experts], and the weights and numbers [T, top_k] of the experts, as the router does."""
         logits, own_weights, own = super().forward(*args, **kwargs)  # type: ignore[misc]
         replayed = self.replayed
         if replayed is None:
             return logits, own_weights, own
         known = replayed[:, :1] >= 0
         experts = torch.where(known, replayed.to(own.dtype), own)
-        # Layers that are computed again find the same number again.
+        # A recomputed layer finds the same number.
         self.changed = (experts.sort(-1).values != own.sort(-1).values).any(-1).sum().detach()
         return logits, self.weigh(self, logits, experts).to(own_weights.dtype), experts

@@ -1,4 +1,4 @@
-"""Shards models over the ranks with FSDP2: in which units and dtypes, and which of them are compiled."""
+"""Shards models over the ranks with FSDP2, and compiles their layers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from asyncrl.modelling.freezing import in_tower
 from asyncrl.weights.manifest import DTYPES
 
 UNIT_BYTES = 100e6
-"""The least bytes of layers that ranks gather at once on GPUs. The work of the host for each gathering takes longer
-than a GPU needs for a smaller layer."""
+"""The least bytes of layers that ranks gather at once on GPUs. For a smaller layer, the host's work for the gathering
+takes longer than the GPU's."""
 
 
 def compiles(config: ModelConfig, device: torch.device) -> bool:
@@ -32,7 +32,7 @@ def compiles(config: ModelConfig, device: torch.device) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """A model that is not trained; `on_host`: its weights stay in the memory of the host."""
+    """The settings of a model that is not trained. `on_host`: its weights stay in host memory."""
 
     on_host: bool = False
 
@@ -48,23 +48,23 @@ def shard(
     """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. Returns the
     activations that the layers keep.
 
-    - A unit is gathered at once. It has consecutive layers of together `unit_bytes` in `config.dtype`; None: UNIT_BYTES
-    on a GPU, and single layers on the CPU. It gathers the weights of the next unit before it runs.
-    - Master weights are float32. Gathered weights and the computation are in `config.dtype`, and a frozen model, or the
-      part that adapters leave frozen, has no other weights.
-    - A layer is compiled and computed again without the hooks of FSDP, which stay outside.
+    - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. None:
+      UNIT_BYTES on a GPU, and single layers on the CPU. A unit begins to gather the next unit before it runs.
+    - Master weights are float32. Gathered weights and the computation are in `config.dtype`. A frozen model, and the
+      frozen part of a model with adapters, has only weights of this dtype.
+    - The hooks of FSDP stay outside of a layer's compiled and recomputed part.
     """
     compiled = compiles(config, ranks.device)
     precision = MixedPrecisionPolicy(param_dtype=DTYPES[config.dtype], reduce_dtype=torch.float32)
     share = 1.0 if config.activations is None else config.activations
-    # Ranks that compute a pass together, or to which tokens or slices travel, must compute the same layers again.
+    # Ranks that compute a pass together, or exchange tokens or slices, must recompute the same layers.
     agree = None if ranks.context is None else ranks.context.largest
     divides_layers = ranks.context is not None and ranks.context.divides_layers
     agree = ranks.largest if divides_layers or ranks.expert_mesh is not None else agree
     activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
-    # Parameters frozen by patterns keep the dtype of the rest, in which they are published.
+    # Parameters that patterns freeze have the dtype of the trained ones.
     keeps_masters = frozen is None and not adapted_layers(root)
     convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
@@ -78,7 +78,8 @@ def shard(
         _allow_graphs()
     divided = divide_layers(model, decoding, ranks)
     options["ignored_params"] = spread_experts(model, ranks, DTYPES[config.dtype]) | divided
-    # The tower's layers split images by their sizes, which no graph can. Its rotary angles stay float32.
+    # The vision tower's layers are not compiled: they split images by size, which a graph cannot. Their rotary angles
+    # stay float32.
     for layer in towers:
         activations.wrap_tower(layer)
         fully_shard(layer, **options | {"mp_policy": replace(precision, cast_forward_inputs=False)})
@@ -100,8 +101,8 @@ def shard(
 def units_of(
     layers: Mapping[str, nn.Module], ignored: Collection[nn.Parameter], largest: float
 ) -> Iterator[list[nn.Module]]:
-    """Yield the layers in lists of neighbours. A list ends once it has `largest` numbers or more, not counting the
-    parameters `ignored`.
+    """Yield lists of neighbouring layers. A list ends once its parameters, except `ignored` ones, have `largest`
+    elements or more.
     """
     unit: list[nn.Module] = []
     size, before = 0, ""
@@ -123,21 +124,21 @@ def _allow_graphs() -> None:
     from torch._inductor import config as kernels
     from torch.fx.experimental import _config as shapes
 
-    # Models have kinds of layers, and each is compiled with and without gradients and shared prefixes. Beyond torch's
-    # limit, which is 8 for all models together, layers would not be compiled.
+    # Each kind of layer is compiled with and without gradients, and with and without shared prefixes. Beyond torch's
+    # limit, 8 graphs for all models together, layers would not be compiled.
     compiler.recompile_limit = max(compiler.recompile_limit, 64)
-    # Otherwise, if two sizes happen to be equal in a graph's first pass, as with a single sequence, the graph takes
-    # only such passes.
+    # Otherwise two sizes that are equal in a graph's first pass, as with a single sequence, must be equal in all its
+    # passes.
     shapes.use_duck_shape = False
-    # Otherwise kernels of norms are fused only where tokens are many, and each layer has graphs for up to four ranges
-    # of tokens. Fused, they cost a little more where tokens are few. Torch 2.11 has the name, others may not.
+    # Otherwise the kernels of norms are fused only for many tokens, and each layer has graphs for up to four ranges of
+    # tokens. Fused kernels are a little slower for few tokens. Torch 2.11 has this option, other versions may not.
     if hasattr(kernels.triton, "mix_order_reduction_non_strict_mode"):
         kernels.triton.mix_order_reduction_non_strict_mode = True
 
 
 def convert(root: nn.Module, frozen: torch.dtype) -> None:
-    """Give the weights that are not trained the dtype `frozen`. All others are float32, and so are buffers, such as the
-    frequencies of rotary embeddings."""
+    """Convert weights that are not trained to the dtype `frozen`. All other weights, and buffers such as rotary
+    frequencies, become float32."""
     root.float()
     for parameter in root.parameters():
         if not parameter.requires_grad:

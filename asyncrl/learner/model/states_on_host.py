@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from asyncrl.learner.ranks.ranks import local_size
 
 PART = 1 << 26
-"""The most numbers of a rank's parameters that have their states on the device together: 0.5 GB with AdamW."""
+"""The most parameter elements of a rank whose states are on the device at once: 0.5 GB with AdamW."""
 
 
 @torch.no_grad()
 def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART) -> None:
     """Do the same as `optimizer.step()`, for optimizers that update each parameter by its own state.
 
-    States are in the memory of the host before and after. Meanwhile the device holds states of at most `part` numbers
-    of this rank, or of one parameter. Counters do not move.
+    States are in host memory before and after. During the step the device holds the states of at most `part` elements
+    of this rank, or of one parameter. Scalar states do not move.
     """
     groups = [(group, group["params"]) for group in optimizer.param_groups]
     try:
@@ -33,7 +33,7 @@ def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART)
         for group, parameters in groups:
             group["params"] = parameters
     if torch.cuda.is_available():
-        # The next reader of the states does not wait for the copies.
+        # Later readers of the states do not wait for these copies.
         torch.cuda.synchronize()
 
 
@@ -65,7 +65,7 @@ def _on_device(value: Tensor, device: torch.device) -> Tensor:
 
 
 def _on_host(state: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copy the state to the memory of the host, into the tensors that are `stored` there."""
+    """Copy the state to host memory, into the `stored` tensors if they exist."""
     return {
         key: stored.get(key, _host_memory(value)).copy_(value, non_blocking=True) if value.dim() else value
         for key, value in state.items()

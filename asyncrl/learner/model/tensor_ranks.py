@@ -1,5 +1,5 @@
 """Tensor parallelism: T = learner.tensor_ranks neighbours divide the matrices of each layer, and no rank ever has a
-whole one.
+whole matrix.
 
 Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
 Outside of these blocks it has the t-th part of the tokens, as with context parallelism. A block gathers its tokens, and
@@ -7,12 +7,12 @@ multiplies by rows of its first matrices and by columns of its last one. Each ra
 own tokens.
 
 This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
-transformers' plan of the model says how each matrix is divided. The head and the embedding are gathered for each rank's
-own tokens, so log-probs cover the whole vocabulary.
+The model's plan in transformers tells how each matrix is divided. The head and the embedding are gathered for each
+rank's own tokens, so log-probs cover the whole vocabulary.
 
-The gradient by any parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In memory all
-ranks of a copy have their rows of every matrix, as without T. So files, checkpoints, pushes, norms of gradients and
-optimizers see no difference.
+The gradient with respect to a parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In
+memory all ranks of a copy have their rows of every matrix, as without tensor parallelism. So files, checkpoints,
+pushes, norms of gradients and optimizers need no change.
 """
 
 from __future__ import annotations
@@ -31,26 +31,27 @@ from asyncrl.modelling.context import ContextGroup
 from asyncrl.modelling.routers import extend
 
 BY_ROWS, BY_COLUMNS, WHOLE = "colwise", "rowwise", "replicated_with_grad_allreduce"
-"""Names in transformers' plans for the ways to divide a matrix. They count the columns of the transposed matrix."""
+"""Names in transformers' plans for the ways to divide a matrix. The names refer to the transposed matrix: `colwise`
+divides the rows."""
 
 
 @dataclass(slots=True, eq=False)
 class _Tokens:
-    """The state that all blocks of a model share: true if the ranks of `group` divide the tokens of the current
+    """The state that all blocks of a model share. `are_divided`: the ranks of `group` divide the tokens of the current
     pass."""
 
     group: ContextGroup
     are_divided: bool = False
 
     def see(self, _: nn.Module, __: tuple[Any, ...], options: dict[str, Any]) -> None:
-        """Look at the pass that begins: a hook that the decoder calls before each pass."""
+        """Update the state for the pass that begins. The decoder calls this hook before each pass."""
         layout = options.get("layout")
         self.are_divided = layout is not None and layout.group is not None
 
 
 def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[nn.Parameter]:
     """Divide the matrices in the `layers` of a Hugging Face `model`, which are neither compiled nor sharded yet, if
-    learner.tensor_ranks says so. Returns their parameters, which FSDP must leave alone.
+    learner.tensor_ranks is more than 1. Returns their parameters, which FSDP must ignore.
 
     Raises ConfigError: transformers has no plan for the model that divides all matrices of its layers, or the heads or
     neurons cannot be divided.
@@ -79,7 +80,7 @@ def check_division(model: Any, size: int) -> None:
 
 
 def _checked_blocks(model: Any, layers: Iterable[nn.Module], size: int) -> list[_Found]:
-    """Return the blocks of layers that `size` ranks can divide. Raises ConfigError: they cannot."""
+    """Return the blocks of the layers. Raises ConfigError: `size` ranks cannot divide them."""
     try:
         styles = _styles(model.base_model)
         blocks = [block for layer in layers for block in _blocks(layer, styles)]
@@ -105,8 +106,8 @@ def _styles(decoder: Any) -> dict[nn.Module, str]:
 
 
 def _blocks(layer: nn.Module, styles: Mapping[nn.Module, str]) -> list[_Found]:
-    """Return the blocks of a layer, which have all of its matrices. Raises ConfigError: the layer has other
-    matrices."""
+    """Return the attention and MLP blocks of a layer. Raises ConfigError: the layer has matrices outside of these
+    blocks."""
     blocks = []
     for module in layer.modules():
         linear = [each for each in module.children() if isinstance(each, nn.Linear)]
@@ -118,7 +119,7 @@ def _blocks(layer: nn.Module, styles: Mapping[nn.Module, str]) -> list[_Found]:
     within = {each: block for block in blocks for each in block.module.modules()}
     for name, module in layer.named_modules():
         for parameter in module.parameters(recurse=False) if module not in known else ():
-            # Norms of tokens, and within attention of heads, are the same for all ranks.
+            # Norms over a token, or within attention over a head, are the same on all ranks.
             is_norm = parameter.dim() == 1 and (module not in within or len(parameter) == within[module].width)
             if not is_norm or styles.get(module, WHOLE) != WHOLE:
                 raise ConfigError(f"has layers of which transformers' plan does not divide {name}")
@@ -127,8 +128,8 @@ def _blocks(layer: nn.Module, styles: Mapping[nn.Module, str]) -> list[_Found]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Found:
-    """Attention or an MLP: it multiplies tokens by rows of the matrices `first`, and the result by columns of the
-    `last`."""
+    """A block, which is attention or an MLP. It multiplies tokens by rows of the matrices `first`, and the result by
+    columns of `last`."""
 
     module: Any
     first: Sequence[nn.Linear]
@@ -136,7 +137,7 @@ class _Found:
 
     @property
     def width(self) -> int:
-        """The numbers that belong together: of a head, or of a neuron."""
+        """The elements of one head, or 1 for a neuron."""
         return int(getattr(self.module, "head_dim", 1))
 
     @property
@@ -195,8 +196,8 @@ class _Block:
 
 
 class _First:
-    """A matrix, and a bias, of whose rows this rank has a slice: it computes heads or neurons [1, U, out] from states
-    [1, U, D]."""
+    """A first matrix with its bias. This rank's slice of the rows computes heads or neurons [1, U, out] from states [1,
+    U, D]."""
 
     weight: Any
     bias: Any
@@ -211,8 +212,8 @@ class _First:
 
 
 class _Last:
-    """A matrix of whose columns this rank has a slice: from heads or neurons [1, U, in] it computes the sum over ranks
-    [1, U / T, D] for this rank's tokens, or for all."""
+    """A last matrix. This rank multiplies heads or neurons [1, U, in] by its slice of the columns. The sum over ranks
+    is [1, U / T, D] for this rank's tokens, or [1, U, D] for all tokens."""
 
     weight: Any
     bias: Tensor | None

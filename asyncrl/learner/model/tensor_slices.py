@@ -6,9 +6,9 @@ For the computation rank r has slice r % T of one dimension. The ranks exchange 
 at a time, and drop them afterwards. The backward pass gets the slice again, and sends its gradient back to the ranks
 that have the rows. Slices may overlap: the gradients of all ranks that have an element are added up.
 
-The dtypes are the same as FSDP's: rows are float32, and slices have the dtype of the computation. Gradients
-are added up in float32 or better, and divided by the number of ranks. torch.compile sees operators, which keep no
-slice.
+The dtypes are the same as FSDP's: rows are float32, and slices have the dtype of the computation. Gradients are added
+up in float32 or better, and divided by the number of ranks. torch.compile sees custom operators, which keep no slice
+for the backward pass.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Slices(NamedTuple):
     - In a computation rank r has bounds[2t] to bounds[2t + 1] of dimension `dim`, with t = r % (len(bounds) / 2).
     - This rank is number `shard` of `shards`. A gradient is divided by `ranks`.
     - `copy` is torch's name of the process group of the copy. `copies` names the group of the ranks with the same rows
-    in all copies; it is empty for one copy.
+      in all copies; it is empty if there is only one copy.
     """
 
     rows: int
@@ -70,7 +70,7 @@ class Slices(NamedTuple):
 
 def sliced_product(values: Tensor, own: Tensor, slices: Slices) -> Tensor:
     """Multiply values [..., in] by the transpose of this rank's slice [out, in] of a matrix, of which this rank stores
-    the rows `own`. The ranks of a copy call this alike."""
+    the rows `own`. All ranks of a copy call this."""
     product: Tensor = _product(values, own, True, *slices.flat())
     return product
 
@@ -121,8 +121,9 @@ _product.register_autograd(_back, setup_context=_save)
 
 
 class _Plan(NamedTuple):
-    """The exchange of a rank for its slice: the part of its own rows that is `sent` to each rank, as a slice of the
-    dimension, and the rows that are `received` from each. `moves` is false if every rank already has its slice."""
+    """The exchange of rows by which a rank gets its slice. `sent` has the part of its own rows for each rank, as a
+    slice of the dimension. `received` has the number of rows from each rank. `moves` is false if every rank already has
+    its slice."""
 
     sent: tuple[slice, ...]
     received: tuple[int, ...]
@@ -149,7 +150,7 @@ def _overlap(left: range, right: range) -> range:
 
 def gather_slice(own: Tensor, slices: Slices) -> Tensor:
     """Return this rank's slice of a matrix of which it stores the rows `own`, in their dtype. Returns `own` itself if
-    every rank stores its slice. The ranks of a copy call this alike."""
+    every rank stores its slice. All ranks of a copy call this."""
     plan = _plan(slices.rows, slices.dim, slices.shard, slices.shards, slices.bounds)
     if not plan.moves:
         return own
@@ -179,7 +180,7 @@ def _part(rows: Tensor, dim: int, part: slice) -> Tensor:
 
 
 def _exchange(parts: Sequence[Tensor], counts: list[int], slices: Slices) -> Tensor:
-    """Send a part to each rank of the copy, and return the numbers that they send, `counts` of each."""
+    """Send a part to each rank of the copy, and return the elements that the ranks send: `counts[i]` from rank i."""
     sent = torch.cat([each.reshape(-1) for each in parts])
     received = sent.new_empty(sum(counts))
     sizes = [each.numel() for each in parts]

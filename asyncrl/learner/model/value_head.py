@@ -31,7 +31,7 @@ def values_of(head: nn.Linear, states: Tensor) -> Tensor:
 
 
 def new_value_head(model: ModelConfig, hidden: int) -> nn.Linear:
-    """Make the head of the critic that begins as `model`, whose states have `hidden` numbers. Raises ConfigError: the
+    """Make the head of a critic that starts from `model`, whose states have `hidden` elements. Raises ConfigError: the
     files cannot be read."""
     head = nn.Linear(hidden, 1)
     nn.init.zeros_(head.weight)

@@ -3,15 +3,15 @@
 It keeps its part of two promises:
 
 - The learner's math is exact: sums over ranks do not depend on their number (`ranks.py`).
-- Closed by default: hosts meet with the run's keys, and nothing is unpickled (`rendezvous.py`, `host_store.py`).
+- Closed by default: hosts connect with the run's keys, and nothing is unpickled (`rendezvous.py`, `host_store.py`).
 
 Files in reading order:
 
 - `ranks.py`: the collective operations, and how ranks join.
-- `launcher.py`: starts and watches the ranks of one machine. `activity.py` finds the one that is stuck.
+- `launcher.py`: starts and watches the ranks of one machine. `activity.py` finds a stuck rank.
 - `stopping.py`: a stop in the middle of a long pass.
 - `hosts.py` and `rendezvous.py`: several machines.
 
-Limits, texts and heartbeats may change freely. All ranks call every method of `Ranks` alike: one call more on one rank
-is a deadlock.
+Limits, texts and heartbeats may change freely. All ranks call the methods of `Ranks` in the same order: an additional
+call on one rank is a deadlock.
 """

@@ -20,14 +20,14 @@ from asyncrl.machine.activity import Activity
 END = "end"
 """The phase in which a rank closes its resources, and exits."""
 END_S = 60.0
-"""Seconds that this phase may take, also where other phases have a shorter limit."""
+"""Seconds that this phase may take, even if other phases have a shorter limit."""
 
 COLLECTIVES = str(Path("torch", "distributed"))
 """The folder of the code in which a rank waits for other ranks."""
 FRAMES = 4
 """The number of a thread's innermost calls that are searched for a collective."""
 SHOWN_PARTS = 3
-"""The number of parts of a file's path that are shown."""
+"""The number of parts of a file's path in messages."""
 
 
 class RankState(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class RankState(msgspec.Struct, frozen=True):
     - `waits`: it waits for the replay, the disk or its start. `in_collective`: it waits for other ranks.
     - `unfinished`: the work that a stop should wait for.
     - `still_s`: the seconds since it last advanced.
-    - `work`: its long work, with the part that is left.
+    - `work`: its long work, with the part that remains.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class RankState(msgspec.Struct, frozen=True):
     work: str = ""
 
     def limit_s(self, limit_s: float) -> float:
-        """Return the limit of this rank in seconds, given the limit of a rank that has not ended its work."""
+        """Return the limit of this rank in seconds, given the limit for all phases except the end."""
         return max(limit_s, END_S) if self.phase == END else limit_s
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def _innermost(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def find_stuck(states: Sequence[RankState], limit_s: float) -> str | None:
-    """Say which rank is stuck, and where the others are. Returns None if no rank is stuck.
+    """Name the rank that is stuck, and describe the other ranks. Returns None if no rank is stuck.
 
     A rank is stuck if its work has not advanced for `limit_s`. All ranks are stuck if they wait for each other that
     long.

@@ -1,4 +1,4 @@
-"""Training that repeats bit for bit on the same GPUs (`learner.deterministic`); on the CPU it always does."""
+"""Training that repeats bit for bit on the same GPUs (`learner.deterministic`). On the CPU training always repeats."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ VARIABLES = {
 
 
 def be_deterministic(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let torch use only kernels that repeat their result; an operation without one raises RuntimeError with its name.
-
-    Call this before the first work on a GPU. A value that the environment has already stays. Attention then takes the
-    flash kernel, also where cuDNN's would be faster, since that has no deterministic backward pass.
+    """Let torch use only kernels that repeat their result. An operation without such a kernel raises RuntimeError with
+    its name. Call this before the first work on a GPU. Variables that are already set keep their values. Attention then
+    takes the flash kernel even if cuDNN's is faster, since cuDNN has no deterministic backward pass.
     """
     from torch._inductor import config as compiler
 
@@ -27,5 +26,5 @@ def be_deterministic(environment: MutableMapping[str, str] = os.environ) -> None
         environment.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    # Otherwise the compiler chooses between kernels, which round differently, by how fast they happen to be.
+    # Otherwise the compiler chooses between kernels, which round differently, by their measured speed.
     compiler.deterministic = True

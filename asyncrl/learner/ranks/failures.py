@@ -29,8 +29,8 @@ class StepFailures:
 
     @contextmanager
     def __call__(self, step: int) -> Iterator[None]:
-        """Count the errors of the block. From the third one of the same type in a row on the same step, raises
-        StepFailedError instead, whose message says how to skip the plan."""
+        """Count the errors of the block. The third error of the same type in a row at the same step, and each one after
+        it, becomes a StepFailedError, whose message tells how to skip the plan."""
         try:
             yield
         except StoppedError:
@@ -43,9 +43,9 @@ class StepFailures:
             raise StepFailedError(
                 f"step {step} has failed {times} times, at last with {type(error).__name__}: {error}\n"
                 "The recorded plan of a step never changes. If its data are the cause, `asyncrl inspect skip-plan "
-                f"{step} --reason TEXT --run RUN` has it train nothing; then start the run again."
+                f"{step} --reason TEXT --run RUN` makes the step train nothing; then start the run again."
             ) from error
-        # A learner that resumes trains earlier steps first: their success says nothing about this one.
+        # A resumed learner trains earlier steps first, and their success does not end the count of the failed step.
         if self._last().get("step") == step:
             self._path.unlink(missing_ok=True)
 

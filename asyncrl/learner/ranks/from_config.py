@@ -1,4 +1,4 @@
-"""The configuration's way into the room of ranks: the hosts that they are on."""
+"""Makes the settings of the learner's hosts from the configuration."""
 
 from __future__ import annotations
 

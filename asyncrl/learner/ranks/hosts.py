@@ -1,7 +1,7 @@
 """The learner's hosts: they start their ranks together, watch each other, and end their ranks together.
 
 Each host has one launcher. The launcher of host 0 waits until all hosts have joined, and checks that they share the
-run's folder and configuration. Every other launcher tells it every second what its ranks do.
+run's folder and configuration. Every other launcher sends it the states of its ranks every second.
 
 If a rank or a whole host dies or hangs, the ranks of all hosts end with the reason, and each launcher fails. When the
 launchers are started again, the next round begins.
@@ -53,8 +53,8 @@ class HostSettings:
     """The settings of host `node` of the learner's `nodes`, which have `ranks` each.
 
     Host 0 listens at `rendezvous`, an address with a port. All hosts share the run's `folder` and the folder of `keys`,
-    and agree on `digests`, which has a digest of the value of each key. None as `interface` chooses the one on the way
-    to host 0.
+    and must have equal `digests` of the configuration's values. `interface` None: the network interface that leads to
+    host 0.
     """
 
     node: int
@@ -67,7 +67,7 @@ class HostSettings:
     digests: Mapping[str, str]
 
     def meeting(self, round_name: str) -> Meeting:
-        """Return where and how the ranks of this host meet the others in a round."""
+        """Return the meeting of this host's ranks with all other ranks in a round."""
         host, _, port = self.rendezvous.rpartition(":")
         interface = self.interface or interface_towards(host, int(port))
         first, size = self.node * self.ranks, self.nodes * self.ranks
@@ -75,7 +75,7 @@ class HostSettings:
 
 
 def open_host(settings: HostSettings, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
-    """Open this host's part in the meeting of all hosts.
+    """Open this host's end of the connections between all hosts.
 
     Raises ConfigError: its keys or its network interface are missing, or the address of the first host is taken or not
     this machine's. Raises StoppedError.
@@ -127,7 +127,8 @@ class FirstHost:
         self._thread.start()
 
     def meet(self, stop: threading.Event) -> Meeting:
-        """Wait for all hosts. Raises StoppedError; ConfigError: they cannot train together, with every reason."""
+        """Wait for all hosts. Raises StoppedError; ConfigError: they cannot train together. Its message has every
+        reason."""
         shown: list[int] = []
         while True:
             with self._lock:
@@ -135,7 +136,7 @@ class FirstHost:
                 self._begun = not absent and not problems
                 self._refused = "\n".join(problems) if not absent else ""
             if self._begun:
-                logger.info("all hosts of the learner are there")
+                logger.info("all hosts of the learner have joined")
                 return self._meeting
             if self._refused:
                 self._linger(ANSWER_S)
@@ -147,7 +148,7 @@ class FirstHost:
                 raise StoppedError("stopped while it waited for other hosts")
 
     def _absent(self) -> list[int]:
-        """The hosts that have not joined, or still look for a file."""
+        """Return the hosts that have not joined, or do not see host 0's file in the run's folder yet."""
         tries = self._timeouts.folder / RETRY_S
         seen = (node for node, each in self._members.items() if each.join.sees_folder or each.tries >= tries)
         return sorted(set(self._others) - set(seen))
@@ -248,7 +249,7 @@ class FirstHost:
     def _join(self, join: Join) -> Joined:
         if join.node not in self._others:
             return Joined("", f"learner.nodes={len(self._others) + 1} has no host {join.node}", False, [])
-        twice = f"another host has learner.node={join.node} too; give each host its own"
+        twice = f"another host has learner.node={join.node} too; give each host a different number"
         if join.process in self._replaced:
             return Joined("", twice, False, [])
         known = self._members.get(join.node)
@@ -282,7 +283,7 @@ class FirstHost:
 
 
 class OtherHost:
-    """Every other host, for one round."""
+    """A host other than host 0, for one round."""
 
     several = True
 
@@ -303,8 +304,8 @@ class OtherHost:
     def meet(self, stop: threading.Event) -> Meeting:
         """Join, and wait for all hosts.
 
-        Raises StoppedError; ConfigError: they cannot train together, with every reason; RanksError: host 0 has not
-        answered for longer than a start may take and a rank may be stuck.
+        Raises StoppedError; ConfigError: they cannot train together. Its message has every reason. Raises RanksError:
+        host 0 has not answered for longer than the limits `start` and `stuck`.
         """
         process, joined, absent = uuid.uuid4().hex, Joined("", "", False, []), Throttled(logger, "waiting for hosts")
         heard = time.monotonic()

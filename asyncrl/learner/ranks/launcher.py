@@ -39,23 +39,23 @@ VARIABLE = "ASYNCRL_RANK"
 """The environment variable in which a rank gets its membership, as JSON."""
 ENDED = "; all ranks were ended"
 CAUSES = (-signal.SIGKILL, EXIT_USAGE, EXIT_HOPELESS)
-"""Statuses that no failure of another rank explains."""
+"""Exit statuses that the failure of another rank cannot cause."""
 PIPE_BYTES = 1 << 16
 """The bytes that a pipe holds."""
 SILENT_BEATS = 5
 """The number of missed heartbeats after which a rank is shown as silent."""
 BEGUN_S = 10.0
-"""Seconds to wait for a thread's first heartbeat. If none comes, the rank runs without heartbeats."""
+"""Seconds that a rank waits for its first heartbeat. If none comes, it runs without heartbeats."""
 KILLED_S = 10.0
 """Seconds to wait for a process that was killed: one that hangs in the kernel may never end."""
 
 
 class RanksError(AsyncrlError):
-    """A rank died, hung or did not stop, and all ranks were ended; the message says which and how."""
+    """A rank died, hung or did not stop, and all ranks were ended. The message names the rank and the reason."""
 
 
 def all_ended(reason: str, final: bool = False) -> AsyncrlError:
-    """The error of a launcher that ended all its ranks for `reason`, which may come from another launcher."""
+    """Return the error of a launcher that ended all its ranks for `reason`, which may come from another launcher."""
     message = f"{reason.removesuffix(ENDED)}{ENDED}"
     return ConfigError(message) if final else RanksError(message)
 
@@ -74,15 +74,16 @@ class Timeouts:
     stuck: float = 1800.0
     """The time without progress of its main thread after which a rank counts as hung."""
     others: float = 5.0
-    """The time that the other ranks have to end once one has failed: one of them may have the true reason."""
+    """The time that other ranks have to end by themselves after one has failed: another rank may have the true
+    reason."""
     stop: float = 30.0
-    """The time that all ranks have to end once they are asked to, and none has a checkpoint to finish."""
+    """The time that all ranks have to end after a stop request, not counting the time to finish a checkpoint."""
     folder: float = 10.0
-    """The time until a host sees the other's file in the run's folder: a network disk may show it late."""
+    """The time until a host sees another host's file in the run's folder: a network disk may show it late."""
 
     @staticmethod
     def within(limit_s: float) -> Timeouts:
-        """Return the limits that find a rank which hangs within about `limit_s`, once it has started."""
+        """Return the limits that find a hanging rank after about `limit_s`, if the rank has started."""
         return Timeouts(silence=min(Timeouts().silence, limit_s), stuck=limit_s)
 
 
@@ -91,10 +92,9 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The meeting of `size` ranks; the ranks of this host begin with number `first`.
-
-    One machine's ranks meet at a file, its `place`. Several hosts meet at the address of the first one, in a named
-    `round`, over a network `interface`.
+    """The meeting of `size` ranks. The ranks of this host begin with number `first`. The ranks of one machine meet at
+    the file `place`. Several hosts meet at `place`, the address of the first host, in a named `round`, over a network
+    `interface`.
     """
 
     first: int
@@ -110,14 +110,14 @@ class Hosts(Protocol):
     several: bool
 
     def meet(self, stop: threading.Event) -> Meeting:
-        """Wait until the ranks can start, and return where they meet."""
+        """Wait until the ranks can start, and return their meeting."""
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
         """Take the states of this host's ranks, and return True if all ranks must stop. Called at every poll. Raises
-        RanksError: they must end."""
+        RanksError: all ranks must end at once."""
 
     def finish(self, reason: str, final: bool) -> None:
-        """Take note that the ranks of this host have ended, with a reason if they failed. `final`: another start would
+        """Record that the ranks of this host have ended, with a reason if they failed. `final`: another start would
         fail, too."""
 
 
@@ -145,8 +145,8 @@ class OneHost:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """A rank's place among the ranks: its number over all hosts, its `local` number on this host, and their meeting. It
-    writes a heartbeat into `pipe` every `interval_s`; None: no process watches it."""
+    """The membership of a rank: its number over all hosts, its `local` number on this host, and its meeting. The rank
+    writes a heartbeat into `pipe` every `interval_s`. None: no process watches it."""
 
     rank: int
     local: int
@@ -156,14 +156,14 @@ class Membership:
 
     @staticmethod
     def of_this_process() -> Membership | None:
-        """Return the membership that `run_ranks` gave this process, or None if it was started otherwise."""
+        """Return the membership that `run_ranks` gave this process, or None if `run_ranks` did not start it."""
         given = os.environ.get(VARIABLE)
         return msgspec.json.decode(given, type=Membership) if given else None
 
     def start_heartbeat(self, activity: Activity) -> None:
         """Write heartbeats from now on, if there is a pipe. Kills this process once the pipe has no reader."""
         if self.pipe is not None:
-            # Returns after the first heartbeat, so that a later hang of the main thread is found by its silence.
+            # Returns after the first heartbeat: from then on the launcher finds a hang by missing heartbeats.
             begun = threading.Event()
             arguments = [self.pipe, activity, begun]
             threading.Thread(target=self._write_heartbeats, args=arguments, name="heartbeat", daemon=True).start()
@@ -180,7 +180,7 @@ class Membership:
 
 
 class _Rank:
-    """A rank, whose process runs from the start of this object."""
+    """A rank. Its process starts with this object."""
 
     def __init__(self, command: Sequence[str], local: int, meeting: Meeting, timeouts: Timeouts) -> None:
         rank = meeting.first + local
@@ -265,11 +265,11 @@ def run_ranks(
     hosts: Hosts | None = None,
     activity: Activity | None = None,
 ) -> None:
-    """Run `command` as `count` ranks on this machine, together with the ranks of the other `hosts`, until all ended
-    with status 0. `activity` is this process's. All ranks have ended when this returns or raises.
+    """Run `command` as `count` ranks on this machine, together with the ranks of the other `hosts`, until all have
+    ended with status 0. `activity` is the activity of this process. All ranks have ended when this returns or raises.
 
     Raises StoppedError: `stop` was set before all were done. Raises RanksError: a rank died, hung, was asked to stop
-    alone, or did not stop in time. Raises ConfigError: a rank cannot be configured, or hosts do not fit together.
+    alone, or did not stop in time. Raises ConfigError: a rank cannot be configured, or the hosts cannot train together.
     """
     hosts = hosts or OneHost(count, timeouts)
     reason, final = "its launcher ended", False
@@ -299,7 +299,7 @@ def _watch(ranks: Sequence[_Rank], stop: threading.Event, timeouts: Timeouts, ho
             raise _failure(ranks, timeouts, hosts)
         if all(rank.status == 0 for rank in ranks):
             return
-        # If a rank fails while all are stopping, the others would never stop waiting for it.
+        # If a rank fails while all are stopping, the other ranks would wait for it forever.
         if failed is not None or all(rank.status is not None for rank in ranks):
             raise StoppedError("the ranks were asked to stop before they were done")
         states = [rank.state for rank in ranks if rank.state is not None]
@@ -332,8 +332,8 @@ def _show(first: RankState, activity: Activity) -> None:
 
 
 def _failure(ranks: Sequence[_Rank], timeouts: Timeouts, hosts: Hosts) -> AsyncrlError:
-    """Return the reason why the ranks must end, after others had time to end by themselves. Raises RanksError: another
-    host has the reason."""
+    """Return the error for which the ranks must end, after other ranks had time to end by themselves. Raises
+    RanksError: another host reports the reason."""
     first = min((rank for rank in ranks if rank.status), key=lambda rank: rank.status not in CAUSES)
     left = 0.0 if first.status in CAUSES else timeouts.others
     while left > 0 and (hosts.several or any(rank.status is None for rank in ranks)):

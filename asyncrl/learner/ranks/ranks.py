@@ -45,12 +45,13 @@ ends the ranks first.
 """
 EXPERT_MESH = ("replicas", "experts", "parts")
 WAIT = timedelta(days=365)
-"""The time that ranks wait for one that waits for the replay."""
+"""The time that ranks wait for a rank that waits for the replay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank among `size`, and their collective operations. Every method is called by all ranks alike."""
+    """This rank of `size`, and the collective operations of all ranks. All ranks call every method in the same
+    order."""
 
     rank: int
     size: int
@@ -58,23 +59,23 @@ class Ranks:
     mesh: DeviceMesh | None = None
     """The ranks as [shards] or [replicas, shards]; None only if there is one rank without communication."""
     waiting: DeviceMesh | None = None
-    """The same ranks, without a time limit; None only if there is one rank."""
+    """A mesh of the same ranks, whose collectives have no time limit. None only if there is one rank."""
     activity: Activity = field(default_factory=Activity)
     stopping: Stopping = field(default_factory=Stopping)
     context: ContextGroup | None = None
-    """The ranks that divide the tokens of a pass among them, and the layers if it says so, with this one; None: each
-    rank has passes of its own."""
+    """This rank's group of ranks that divide the tokens of a pass, and in some groups the layers. None: each rank has
+    its own passes."""
     expert_mesh: DeviceMesh | None = None
-    """The same ranks with the dimensions EXPERT_MESH; None: no tokens travel to experts (see `expert_ranks`)."""
+    """The same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see `expert_ranks`)."""
 
     @staticmethod
     def alone() -> Ranks:
-        """This process on its CPU, without communication."""
+        """Return the only rank of a process, on the CPU and without communication."""
         return Ranks(0, 1, torch.device("cpu"))
 
     @property
     def shards(self) -> int:
-        """The number of ranks that hold a model together. The ranks from 0 on hold the first copy."""
+        """The number of ranks that hold one copy of a model. Ranks 0 to `shards` - 1 hold the first copy."""
         return self.size if self.mesh is None else self.mesh.size(-1)
 
     @property
@@ -84,7 +85,7 @@ class Ranks:
 
     @property
     def is_in_first_copy(self) -> bool:
-        """True if this rank is one of those that hold the first copy of a model."""
+        """True if this rank holds a shard of the first copy of a model."""
         return self.rank < self.shards
 
     @property
@@ -94,7 +95,7 @@ class Ranks:
 
     @property
     def pass_groups(self) -> int:
-        """The number of pass groups: groups of ranks that have passes of their own."""
+        """The number of pass groups. The ranks of a pass group compute the same passes together."""
         return self.size // self.context_size
 
     @property
@@ -104,7 +105,7 @@ class Ranks:
 
     @property
     def is_first_of_pass_group(self) -> bool:
-        """True if values that all ranks of its pass group have are counted on this rank."""
+        """True if this rank counts the values that all ranks of its pass group have."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -117,12 +118,12 @@ class Ranks:
         return total
 
     def sum_pass_groups(self, values: Tensor) -> Tensor:
-        """Return the elementwise sum over pass groups of `values`, which all ranks of a group have."""
+        """Return the elementwise sum over pass groups of `values`, which are equal on all ranks of a group."""
         return self.sum(values if self.is_first_of_pass_group else torch.zeros_like(values))
 
     def merge(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the sum over pass groups of each named tensor, on the CPU. All ranks of a group have the same, and
-        a group may lack names that others have."""
+        """Return the sum over pass groups of each named tensor, on the CPU. All ranks of a group have the same tensors.
+        A group may lack names that other groups have."""
         own = {name: tensor.detach().cpu().clone() for name, tensor in sums.items() if self.is_first_of_pass_group}
         gathered = [own]
         if self.size > 1:
@@ -131,7 +132,7 @@ class Ranks:
         return {name: torch.stack([each[name] for each in gathered if name in each]).sum(0) for name in names}
 
     def _gather_bytes(self, own: bytes) -> list[bytes]:
-        """The bytes of every rank, in their order."""
+        """Return the bytes of every rank, in the order of the ranks."""
         sizes = self.sum(torch.eye(self.size, dtype=torch.int64)[self.rank] * len(own)).tolist()
         sent = torch.zeros(max(sizes), dtype=torch.uint8)
         sent[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
@@ -140,10 +141,9 @@ class Ranks:
         return [each[:size].numpy().tobytes() for each, size in zip(received, sizes, strict=True)]
 
     def stop_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
-        """Raises StoppedError on every rank if `stopped` is true on any, so that no rank waits for one that ended.
-
-        `updating` says if weights change from here on; None: as before. `within_pass`: the helper thread of `stopping`
-        calls this, since the main thread of this rank is in the middle of a pass.
+        """Raises StoppedError on every rank if `stopped` is true on any rank, so that no rank waits for a rank that
+        ended. `updating`: weights change after this call. None: `is_updating` does not change. `within_pass`: the
+        helper thread of `stopping` calls this, since the main thread of this rank is in the middle of a pass.
         """
         with self.stopping.lock:
             self.activity.advance()
@@ -159,8 +159,8 @@ class Ranks:
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
-        """Return this rank's answer to a request that may wait for as long as the replay or the disk does. Raises
-        StoppedError on every rank if the request of one does."""
+        """Make `request` and return its result. It may wait for the replay or the disk for any time. Raises
+        StoppedError on every rank if the request of one rank raises it."""
         answers: list[T] = []
         with suppress(StoppedError), self.activity.waiting():
             answers.append(request())
@@ -178,7 +178,7 @@ class Ranks:
         return bool(self.sum(torch.tensor(int(value))))
 
     def agree(self, value: int) -> int:
-        """Return the value that rank 0 gives."""
+        """Return the value of rank 0."""
         return int(self.sum(torch.tensor(value if self.rank == 0 else 0, dtype=torch.int64)))
 
     def barrier(self) -> None:
@@ -187,7 +187,7 @@ class Ranks:
 
 
 def shard_of(rows: int, rank: int, ranks: int) -> range:
-    """Return the rows of a sharded tensor that are on `rank`, as FSDP deals them out."""
+    """Return the rows of a sharded tensor that FSDP puts on `rank`."""
     share = -(-rows // ranks)
     return range(min(rows, rank * share), min(rows, (rank + 1) * share))
 
@@ -205,9 +205,9 @@ def sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
 
 
 def _waiting_mesh() -> DeviceMesh:
-    """Return the mesh of all ranks over which they wait for each other for a long time."""
+    """Return a mesh of all ranks, whose collectives wait for up to WAIT."""
     group = dist.new_group(timeout=WAIT, backend="gloo")
-    # torch returns a number to a rank that is not in the group. Here all are.
+    # torch returns a number to a rank that is not in the group. Here every rank is.
     assert isinstance(group, dist.ProcessGroup)
     return DeviceMesh.from_group(group, "cpu")
 
@@ -220,7 +220,8 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
 
 
 def context_group(rank: int, size: int, together: int, limit: timedelta, divides_layers: bool = False) -> ContextGroup:
-    """Make the group of `rank`: `together` neighbours, which are on one host if that number divides its ranks."""
+    """Make the group of `rank`: `together` neighbours. They are on one host if `together` divides the number of a
+    host's ranks."""
     # All ranks take part in making every group.
     groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
     own = groups[rank // together]
@@ -247,16 +248,17 @@ def joined(
     expert_ranks: int = 1,
     tensor_ranks: int = 1,
 ) -> Iterator[Ranks]:
-    """Join the ranks of which this process is `member`: those that `launcher.run_ranks` started, or this process alone.
-    They disconnect at the end of the block.
+    """Join the ranks of which this process is `member`. None: the ranks that `launcher.run_ranks` started, or this
+    process alone. The ranks disconnect at the end of the block.
 
-    - The ranks hold `replicas` copies of a model. Of each copy, `expert_ranks` have all experts of a layer among them.
-    - `context_ranks` divide the tokens of a pass. `tensor_ranks`, which exclude them, divide the layers as well.
-    - A collective fails after `limit_s` and a minute, except those that may wait for the replay.
-    - Ranks of several hosts find each other at host 0 with `keys`.
-    - `activity` and `stopping` are this process's.
+    - The ranks hold `replicas` copies of a model. Groups of `expert_ranks` ranks of a copy have all experts of a layer.
+    - Groups of `context_ranks` divide the tokens of a pass. Groups of `tensor_ranks` divide the layers as well. At most
+      one of the two is more than 1.
+    - A collective fails after `limit_s` and a minute, unless it may wait for the replay.
+    - Ranks of several hosts connect to host 0 with `keys`.
+    - `activity` and `stopping` belong to this process.
 
-    Raises ConfigError: the ranks of a copy cannot be dealt out to groups of `context_ranks`, `expert_ranks`, or
+    Raises ConfigError: the ranks of a copy cannot be divided into groups of `context_ranks`, `expert_ranks`, or
     `tensor_ranks`.
     """
     activity, stopping = activity or Activity(), stopping or Stopping()
@@ -269,11 +271,11 @@ def joined(
                 f"learner.{key}={count} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks on each host) "
                 f"are no multiple of {replicas * count}; change one of the three"
             )
-    # gloo listens even with one rank. Ranks on one machine need no more than loopback.
+    # gloo listens even with one rank. Ranks on one machine need only loopback.
     os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
     if size > 1:
         member.start_heartbeat(activity)
-    # torch keeps no reference to a store in Python, and uses it until the end.
+    # This variable keeps the store alive: torch uses it until the end, but keeps no reference in Python.
     store, caller = _open_store(meeting, limit_s, keys)
     cuda = torch.cuda.is_available()
     if cuda:
@@ -301,13 +303,13 @@ def joined(
                 ranks.stop_if(False)
                 exit_now(EXIT_STOPPED)
             if cuda:
-                # All ranks left at the same point, so queued operations finish; NCCL would warn of them otherwise.
+                # Queued operations finish, since all ranks left at the same point. NCCL would warn of unfinished ones.
                 torch.cuda.synchronize(device)
             raise
     finally:
         stopping.end()
-        # A reference to a gloo group keeps its threads alive, and those abort a process that exits. Sharded models have
-        # such references in circles, which no collection looks at that come from before `freeze_heap`.
+        # A reference to a gloo group keeps its threads alive, which abort a process that exits. Sharded models have
+        # such references in cycles, and the collector ignores cycles from before `freeze_heap`.
         gc.unfreeze()
         gc.collect()
         activity.enter(END)
@@ -317,5 +319,5 @@ def joined(
 
 
 def local_size(parameter: nn.Parameter) -> int:
-    """Return how many numbers of a parameter this rank has."""
+    """Return the number of elements of a parameter that this rank has."""
     return (parameter.to_local() if isinstance(parameter, DTensor) else parameter).numel()

@@ -1,8 +1,8 @@
-"""The meeting of the learner's hosts: the messages between them, and a connection to the first host.
+"""The messages between the learner's hosts, and a connection to the first host.
 
 The first host answers on one ZeroMQ socket, with the run's keys if there are any. Other hosts join there, send the
-states of their ranks, and learn whether all must stop. The ranks of all hosts also keep there the values that torch
-needs to connect them. A round is one start of all ranks, and only hosts that joined know its name.
+states of their ranks, and learn whether all must stop. The first host also stores the values by which torch connects
+the ranks of all hosts. A round is one start of all ranks, and only hosts that joined know its name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ MAX_MESSAGE_BYTES = 1 << 20
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A host joins. `process` is new at each of its starts. `sees_folder`: it found the file that the first host wrote
-    for `round` into the run's folder, and wrote its own. `settings` are the digests that all hosts must share."""
+    """A host joins. `process` is new at each start of the launcher. `sees_folder`: the host found the file that the
+    first host wrote for `round` into the run's folder, and wrote its own file. `settings` are the digests that all
+    hosts must share."""
 
     node: int
     process: str
@@ -45,7 +46,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """The states of a host's ranks. `stopping`: it was asked to stop."""
+    """The states of a host's ranks. `stopping`: the host was asked to stop."""
 
     round: str
     node: int
@@ -54,7 +55,7 @@ class Alive(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """The ranks of a host have ended. `reason` says why, if they failed. `final`: another start would fail, too."""
+    """The ranks of a host have ended. `reason` is the reason if they failed. `final`: another start would fail, too."""
 
     round: str
     node: int
@@ -83,7 +84,7 @@ class StoreCall(msgspec.Struct, frozen=True, tag=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """The value of a key after the call; None where it has none."""
+    """The value of a key after the call. None: the key has no value."""
 
     value: bytes | None
 
@@ -110,8 +111,8 @@ class Caller:
         return socket
 
     def call(self, request: Request, kind: type[Any], timeout_s: float) -> Any:
-        """Send a request and wait for the first host's answer, a `kind`. Raises UnavailableError: no answer came in
-        time; ConfigError: the answer is of another version."""
+        """Send a request and wait for the first host's answer, of the type `kind`. Raises UnavailableError: no answer
+        came in time; ConfigError: the answer comes from another version of asyncrl."""
         with self._lock:
             self._number += 1
             number, deadline = str(self._number).encode(), time.monotonic() + timeout_s

@@ -1,12 +1,12 @@
 """Stops a rank whose main thread is in the middle of a long pass.
 
 Before each pass and each update, the main threads of all ranks agree whether one of them was asked to stop
-(`Ranks.stop_if`). A pass of a large model, or the compilation of its layers, may take longer than a stop may. So a
-helper thread waits for a while after a stop request, and then takes part in that agreement for the main thread, which
-never continues from there.
+(`Ranks.stop_if`). A pass of a large model, or the compilation of its layers, may take longer than a stop is allowed to
+take. So a helper thread waits for a while after a stop request, and then takes part in that agreement for the main
+thread, which never continues from there.
 
-All ranks stop at the same agreement, whichever thread takes part, so they know the same steps as done. Weights change
-only between an update's agreement and the end of its step, and the helper thread waits for that end.
+All ranks stop at the same agreement, whichever thread takes part, so they count the same steps as finished. Weights
+change only between an update's agreement and the end of its step, and the helper thread waits for that end.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from asyncrl.errors import StoppedError
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 4.0
-"""Seconds that the main thread has after a stop request to get to its next agreement. The rest of STOP_S is for the
-end."""
+"""Seconds that the main thread has after a stop request to get to its next agreement. The rest of STOP_S is for ending
+the process."""
 POLL_S = 0.1
 
 
@@ -35,33 +35,33 @@ class StopIf(Protocol):
 
 
 class Stopping:
-    """The state of this rank on its way to a stop, which the main thread and the helper thread share."""
+    """The state of this rank's stop, which the main thread and the helper thread share."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         """Held by the thread that takes part in an agreement. A helper thread that does so never releases it."""
         self.is_stopping = False
         self.is_updating = False
-        """True if weights change, or the step that changed them is not yet counted as done."""
+        """True if weights change, or the step that changed them is not yet counted as finished."""
         self.is_abrupt = False
         """True if the main thread of a rank is still within a pass, so that no rank can end its communication."""
         self.stop_if: StopIf | None = None
-        """`Ranks.stop_if`; None until this rank has met the others."""
+        """`Ranks.stop_if`. None until this rank has joined the other ranks."""
         self.save: Callable[[], None] = lambda: None
         """Saves the finished steps without reading the models, which are in the middle of a pass."""
 
     def updated(self) -> None:
-        """Say that the step is counted as done."""
+        """Record that the step is counted as finished."""
         with self.lock:
             self.is_updating = False
 
     def end(self) -> None:
-        """Note that the main thread can end without help from here on. Never returns if the helper thread ends the
+        """Record that the main thread can end without help from here on. Never returns if the helper thread ends the
         process.
         """
         with self.lock:
             self.is_stopping = True
-            # These would keep the models and the communication of the ranks alive in the helper thread.
+            # These references would keep the models and the communication of the ranks alive in the helper thread.
             self.stop_if, self.save = None, lambda: None
 
     @contextmanager
@@ -75,7 +75,7 @@ class Stopping:
 
     def _watch(self, stop: threading.Event, patience_s: float) -> None:
         stop.wait()
-        # The main thread may be within a call that keeps it from waking up.
+        # Gives the main thread time to stop by itself.
         threading.Event().wait(patience_s)
         while not self._ends_process():
             threading.Event().wait(POLL_S)
@@ -91,7 +91,7 @@ class Stopping:
             try:
                 self._stop_within_pass()
             except Exception:
-                logger.exception("the steps that were done are not saved")
+                logger.exception("the finished steps are not saved")
                 status = EXIT_FAILURE
             exit_now(status)
         return True
@@ -102,13 +102,13 @@ class Stopping:
         try:
             self.stop_if(True, within_pass=True)
         except StoppedError:
-            logger.info("the step in work is left, and is done again by the next start")
+            logger.info("the running step is dropped, and the next start trains it again")
             self.save()
             self.stop_if(False)
 
 
 def exit_now(status: int) -> None:
-    """End the process at once, with all its threads. It waits for no GPU, and tells no other rank."""
+    """End the process at once, with all its threads. Does not wait for the GPU, and does not tell other ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

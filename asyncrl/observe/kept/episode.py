@@ -20,7 +20,7 @@ TRUNCATED, GRAMMAR, DEMONSTRATION = "truncated", "grammar", "demonstration"
 HELD_OUT = "held_out"
 """The flag of episodes of an evaluation, which are never trained."""
 PENALTIES = ("overlong", "incorrect_answer")
-"""Parts of the reward that are flags where they are not 0."""
+"""Parts of the reward that are flags if they are not 0."""
 ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
 
 
@@ -30,8 +30,8 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     `step` is the learner step that trained it, under the policy `version`; `lag` is the lag of its oldest token then,
     -1 for a demonstration. Of a held-out episode, `step` is the number of learner steps after which the policy
     `version` was evaluated. `source` is the task's data source. `tokens` counts all tokens, `sampled` the policy's,
-    `turns` the policy's turns, and `tool_calls` its calls of the `tools`, whose different names are in order. `flags`
-    are those above.
+    `turns` the policy's turns, and `tool_calls` its calls of tools, whose names are in `tools` in alphabetical order.
+    `flags` are some of the constants above.
     """
 
     step: int
@@ -59,9 +59,9 @@ class KeptEpisode:
     """An episode as a learner step trained it.
 
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
-    sample. The weights are those with which the loss counted the tokens in their first update: 0 where a correction or
-    a grammar dropped a token, 1 without corrections; in a demonstration what `algorithm.demonstration.weight` gives.
-    All three are 0 in held-out episodes. `task` is None where the run's data does not have it.
+    sample. The importance weights are the weights of the tokens in the loss of their first update: 0 for a token that a
+    correction or a grammar dropped, 1 without corrections, and `algorithm.demonstration.weight` in a demonstration. All
+    three are 0 in held-out episodes. `task` is `None` if the run's data does not have it.
 
     Raises InvariantError: an array has another shape or dtype.
     """

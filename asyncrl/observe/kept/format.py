@@ -112,4 +112,4 @@ class StepFile:
             raise self._damaged(error) from error
 
     def _damaged(self, reason: object) -> StoreError:
-        return StoreError(f"{self._path} is damaged ({reason}): delete it, nothing but a sample of episodes is lost")
+        return StoreError(f"{self._path} is damaged ({reason}): delete it; only a sample of episodes is lost")

@@ -1,10 +1,11 @@
 """The index of all kept episodes: `index.jsonl`, so that a table of 10^5 of them opens at once.
 
-The first line has the format, and an id that each writing of the whole file gets. Each further line has the rows of one
-step and the bytes of its file. A step's last line counts, and one without rows says that the step is no longer kept.
+The first line has the format, and an id that changes whenever the whole file is written. Each further line has the rows
+of one step and the bytes of its file. The last line of a step is valid. A line without rows means that the step is no
+longer kept.
 
-So the writer only appends, and a reader that comes again reads only new lines. Now and then the file is written again
-without the lines that no longer count, with another first line.
+So the writer only appends, and a reader that returns reads only new lines. Now and then the file is written again
+without outdated lines, and with another id.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def encode_line(line: IndexLine) -> bytes:
 
 
 def encode_index(writing: str, lines: Iterable[IndexLine]) -> bytes:
-    """A whole index; `writing` is a text that no other writing of it has."""
+    """A whole index; `writing` is its id."""
     return b"".join([_encoded(_First(FORMAT, writing)), *map(_encoded, lines)])
 
 
@@ -55,7 +56,7 @@ def _encoded(value: Any) -> bytes:
     except UnicodeEncodeError:
         encoded = msgspec.json.encode(encodable(msgspec.to_builtins(value)))
     if b":null" in encoded:
-        # A reward may be NaN or infinite. Like all JSON lines of a run, the index then has what only Python reads.
+        # A reward may be NaN or infinite. Only Python reads such JSON lines, as in the metrics of a run.
         encoded = json.dumps(encodable(msgspec.to_builtins(value))).encode()
     return encoded + b"\n"
 
@@ -77,7 +78,7 @@ class IndexReader:
         self.steps: dict[int, IndexLine] = {}
         """The steps that are kept, with their lines, in any order."""
         self.dead_bytes = 0
-        """Bytes of lines that no longer count."""
+        """Bytes of outdated lines."""
         self.size = 0
         """Bytes that were read: whole lines."""
         self._first = b""

@@ -1,4 +1,4 @@
-"""Keeps episodes on a thread of its own: training never waits for a disk, and no fault of a disk ends the run."""
+"""Keeps episodes from another thread: training never waits for a disk, and an error of the disk never ends the run."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ CLOSE_S = 5.0
 
 
 class KeptRecorder:
-    """Writes samples into `folder` of the run's folder `run_dir`, within `max_bytes`, and then gives each to `then`, on
-    its thread.
+    """Writes samples into `folder` of the run's folder `run_dir`, within `max_bytes`, in a thread. The thread then
+    calls `then` with each sample.
+
     Failures are counted, and logged the first time. `KeptWriter` opens the folder at the first sample, and again after
-    a failure."""
+    a failure.
+    """
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class KeptRecorder:
         self._thread.start()
 
     def put(self, make: Callable[[], KeptStep]) -> None:
-        """Keep the sample that `make` gives, which the thread calls. Returns at once, and raises nothing."""
+        """Keep the sample that `make` returns when the thread calls it. Returns at once, and raises nothing."""
         try:
             self._queue.put_nowait(make)
         except queue.Full:
@@ -58,7 +60,7 @@ class KeptRecorder:
     def lose(self, reason: object) -> None:
         """Count a step whose sample is lost."""
         if not self._lost:
-            logger.warning("the episodes of a step are not kept: %s; kept/lost counts on", reason)
+            logger.warning("the episodes of a step are not kept: %s; kept/lost counts further steps", reason)
         self._lost += 1
 
     def values(self) -> dict[str, float]:
@@ -102,6 +104,6 @@ class KeptRecorder:
         self._bytes = float(self._writer.bytes)
 
     def _failed(self, error: Exception) -> None:
-        # The folder may be another one when there is room again.
+        # The folder may have been replaced when the disk has room again.
         self._writer = None
         self.lose(error)

@@ -1,8 +1,8 @@
-"""Chooses the step that a full folder gives up, so that all of the run stays visible, and its end stays whole.
+"""Chooses the step to delete from a full folder, so that the kept steps cover the whole run, and its end completely.
 
-The newest steps, a quarter of the bytes, are spared. Of the others the step goes whose neighbours are nearest to each
-other, the oldest of several. So older steps stay spread evenly over the run, with gaps that grow with its length. The
-first step always stays.
+The newest steps, with a quarter of the bytes, are never deleted. Of the older steps it deletes the one whose neighbours
+are nearest to each other, and of several such steps the oldest. So older steps stay evenly spread over the run, with
+gaps that grow with its length. The first step always stays.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ SPARED = 0.25
 
 
 def expendable(steps: Sequence[int], sizes: Sequence[int]) -> int:
-    """The index of the step to give up, of at least one: `steps` ascend, and their files have these sizes in bytes."""
+    """The index of the step to delete. `steps`, at least one, ascend, and `sizes` are the bytes of their files."""
     older = _older(sizes)
-    # Both neighbours of a step count, and the one after the last older step is the first of the newest.
+    # Each candidate has two neighbours. The neighbour after the last older step is the first of the newest steps.
     candidates = range(1, min(older, len(steps) - 1))
     return min(candidates, key=lambda index: steps[index + 1] - steps[index - 1], default=0)
 

@@ -1,7 +1,7 @@
 """Writes the kept episodes of a run, within a bound on their bytes. One process writes, others may read meanwhile.
 
-A step's file gets its name once it is whole, and then its line in the index. A kill between the two leaves a file that
-the index does not name, which the next writer removes. A step that is given up loses its line first.
+A step's file gets its name once it is complete, and then its line in the index. A kill between the two leaves a file
+without a line, which the next writer removes. A step that is deleted loses its line first.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from asyncrl.observe.kept.thinning import expendable
 logger = logging.getLogger(__name__)
 
 LARGEST_STEP = 0.5
-"""Share of the bound that one step may have."""
+"""The largest share of the bound that one step may take."""
 DEAD_SHARE = 1 / 32
-"""The index is written again when lines that no longer count have more than this share of the bound."""
+"""The index is written again when its outdated lines take more than this share of the bound."""
 
 
 class KeptWriter:
-    """Adds to the kept episodes of `run_dir` in its `folder`, of at most `max_bytes`, and removes files that were not
-    written to their end. `thinned` counts the steps given up since.
+    """Adds to the kept episodes of `run_dir` in its `folder`, of at most `max_bytes`. Opening it removes unfinished
+    files. `thinned` counts the steps that were deleted since, to make room.
 
-    An index that is lost, damaged, or of another version of asyncrl is made again from the files that can be read.
+    An index that is missing, damaged, or of another version of asyncrl is made again from the files that can be read.
     Raises OSError.
     """
 
@@ -57,7 +57,7 @@ class KeptWriter:
     def add(self, kept: KeptStep) -> None:
         """Keep a step's sample, replacing an earlier one of the same step.
 
-        Raises StoreError: it has more than `LARGEST_STEP` of the bound; OSError, and nothing of it is left; WireError:
+        Raises StoreError: the sample takes more than `LARGEST_STEP` of the bound; OSError: it was not kept; WireError:
         it has no encoding.
         """
         content = encode_step(kept)
@@ -109,7 +109,7 @@ def _opened(folder: Path) -> IndexReader:
 
 
 def _read(folder: Path) -> IndexReader:
-    """The index of a folder, made from the files of the steps where it cannot be read. Raises OSError."""
+    """The index of a folder, made from the files of the steps if it cannot be read. Raises OSError."""
     index = IndexReader(folder)
     try:
         if index.refresh():
@@ -135,7 +135,7 @@ def _line(path: Path) -> IndexLine | None:
 
 
 def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: True) -> None:
-    """Write the index again, with the lines of those steps that still count. Raises OSError."""
+    """Write the index again, with the lines of the steps for which `counts` is true. Raises OSError."""
     partial = partial_name(index.path)
     lines = [index.steps[step] for step in sorted(index.steps) if counts(step)]
     partial.write_bytes(encode_index(uuid.uuid4().hex, lines))
@@ -144,7 +144,7 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
 
 
 def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str = FOLDER) -> None:
-    """Remove the steps that will be trained, or evaluated, again. A disk without room for the new index keeps them
+    """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, they stay
     until then, with a warning."""
     try:
         index = _read(run_dir / folder)

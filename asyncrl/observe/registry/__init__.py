@@ -1,5 +1,5 @@
-"""Every metric that asyncrl writes, once. docs/metrics.md is made from it (`make docs`); sinks, the dashboard and the
-report ask it for units and meanings. A role may also log its users' metrics."""
+"""Describes every metric that asyncrl writes. docs/metrics.md is made from it (`make docs`), and sinks, the dashboard
+and the report read units and meanings here. A role may also log metrics of a user's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BY_WRITER = {
 
 
 def describe(writer: str, name: str) -> Metric | None:
-    """Find the description of a metric; None: the metric is not one of asyncrl's. `writer` is the name of a file
+    """Find the description of a metric; `None`: the metric is not one of asyncrl's. `writer` is the name of a file
     without its ending, such as `learner` or `actor-0`."""
     fitting = [metric for metric in (*BY_WRITER.get(writer.partition("-")[0], ()), *EVERY_FILE) if metric.fits(name)]
     return max(fitting, key=lambda metric: (not metric.is_family, metric.fixed_characters), default=None)

@@ -48,7 +48,7 @@ _SURROUNDINGS = (
     counter("python_started", "sessions", "sessions that began, since the start"),
     counter("python_start_failures", "tries", "starts of sessions that failed, since the start"),
     counter("python_late", "calls", "calls that took too long and ended their session, since the start"),
-    counter("python_ended", "calls", "calls that ended their session otherwise, such as by a crash, since the start"),
+    counter("python_ended", "calls", "calls that ended their session in another way, such as a crash, since the start"),
     counter(
         "python_ran_in_pause",
         "calls",
@@ -56,9 +56,9 @@ _SURROUNDINGS = (
     ),
     counter("python_states_lost", "episodes", "episodes whose session ended because of this machine, since the start"),
     counter("environment_resets", "episodes", "episodes that an environment began, since the start"),
-    counter("environment_errors", "calls", "calls that raised in an environment and were answered so, since the start"),
+    counter("environment_errors", "calls", "calls that an environment answered with an error, since the start"),
     counter("environment_failures", "calls", "calls with which an environment failed its episode, since the start"),
-    gauge("environment_stuck", "threads", "threads with a call of an environment that took too long and goes on"),
+    gauge("environment_stuck", "threads", "threads with a call of an environment that took too long and still runs"),
     counter("tool_failures", "tries", "tries of a tool that failed, since the start"),
     counter("interaction_responses", "responses", "responses of [simulated users](environments.md) since the start"),
     counter("interaction_ended", "responses", "responses of simulated users that ended the episode, since the start"),
@@ -70,25 +70,27 @@ _SURROUNDINGS = (
     counter("chat_api_answered", "requests", "requests of agents that were answered, since the start"),
     counter("chat_api_refused", "requests", "requests of agents that were refused, since the start"),
     counter("chat_api_abandoned", "requests", "requests whose agent did not wait for the answer, since the start"),
-    counter("chat_api_branches", "branches", "sequences that agents made of their histories, since the start"),
+    counter("chat_api_branches", "branches", "token sequences of agents that rewrote their history, since the start"),
     counter(
         "chat_api_overridden",
         "requests",
         "requests with a temperature, a seed or other settings of sampling, which had no effect, since the start",
     ),
-    counter("chat_api_wanted_calls", "completions", "completions that should call a tool, since the start"),
-    counter("chat_api_unmet_calls", "completions", "completions of these that called none, since the start"),
+    counter("chat_api_wanted_calls", "completions", "completions that had to call a tool, since the start"),
+    counter("chat_api_unmet_calls", "completions", "completions that had to call a tool and did not, since the start"),
     counter("agent_programs_started", "programs", "programs of `actor.agent_command` that were started"),
     counter("agent_programs_failed", "episodes", "episodes whose program ended without an answer, since the start"),
     gauge("agent_sessions_waiting", "episodes", "episodes that no agent elsewhere has taken yet"),
     counter("agent_sessions_started", "episodes", "episodes that agents elsewhere took, since the start"),
     counter("agent_sessions_failed", "episodes", "episodes that agents elsewhere gave up, since the start"),
-    counter("agent_sessions_silent", "episodes", "episodes whose agent elsewhere was heard no more, since the start"),
+    counter("agent_sessions_silent", "episodes", "episodes whose agent elsewhere fell silent, since the start"),
     counter("agent_sessions_refused", "requests", "rewards and ends of agents elsewhere that were refused"),
     counter("agent_server_started", "episodes", "episodes that began at the server of openenv or nemo_gym"),
-    counter("agent_server_unavailable", "tries", "tries to begin one at which the server was not there, or full"),
-    counter("agent_server_lost", "episodes", "episodes that failed because the server was lost or made no sense"),
-    counter("agent_server_errors", "calls", "refusals and errors of that server that the policy read"),
+    counter(
+        "agent_server_unavailable", "tries", "tries to begin one while the server could not be reached or was full"
+    ),
+    counter("agent_server_lost", "episodes", "episodes that failed because the server was lost or answered nonsense"),
+    counter("agent_server_errors", "calls", "refusals and errors of the server that the policy read"),
     gauge("agent/NAME", "", "mean of a metric that agents returned, over the episodes since the last row"),
 )
 
@@ -102,11 +104,13 @@ _WEIGHTS = (
     gauge(
         "canary_difference",
         "nats",
-        "mean difference of the engine's log-probs from the learner's over the newest version's canary; of several "
-        "servers the one with the largest difference ([weights.md](weights.md))",
+        "mean difference of the engine's log-probs from the learner's over the newest version's canary; the largest "
+        "one if there are several servers ([weights.md](weights.md))",
     ),
     gauge("canary_allowed", "nats", "the limit of canary_difference"),
-    counter("canary_failures", "versions", "versions that an engine took and did not serve, since the start"),
+    counter(
+        "canary_failures", "versions", "versions that an engine did not serve: their canary failed, since the start"
+    ),
 )
 
 _SERVERS = (
@@ -122,24 +126,26 @@ _SERVERS = (
     counter(
         "grammar_tokens_unmeasured",
         "tokens",
-        "tokens sampled under a grammar without a record of what it left of the policy, since the start "
-        "([engines.md](engines.md))",
+        "tokens sampled under a grammar without a record of the policy's probability of the allowed tokens, since the "
+        "start ([engines.md](engines.md))",
     ),
     counter("grammar_restarts", "turns", "turns under a grammar that were cut and started over, since the start"),
     counter(
-        "routed_tokens", "tokens", "tokens whose experts servers told since the start (engine.return_routed_experts)"
+        "routed_tokens",
+        "tokens",
+        "tokens whose experts servers reported since the start (engine.return_routed_experts)",
     ),
-    counter("routed_bytes", "bytes", "what these experts take in trajectories, since the start"),
+    counter("routed_bytes", "bytes", "bytes of these experts in trajectories, since the start"),
     counter(
         "routed_refused",
         "segments",
-        "requests since the start to which servers told experts that are none of the model's: their tokens have none",
+        "requests since the start whose reported experts do not fit the model: their tokens have no experts",
     ),
     counter(
         "recomputed_tokens",
         "tokens",
-        "tokens of episodes that servers computed again since the start, since their weights had changed or another "
-        "server had computed them. `tokens_per_s` does not have them",
+        "tokens of episodes that servers computed again since the start, because their weights had changed or another "
+        "server had computed them. `tokens_per_s` does not count them",
     ),
     counter(
         "push_pauses",
@@ -150,7 +156,7 @@ _SERVERS = (
         "push_pause_s",
         "s",
         "the sum of all stops since the start. A stop lasts from telling a server to stop until it may "
-        "sample again, without what it does before while it serves on",
+        "sample again; the time in which it still serves requests does not count",
     ),
     gauge("push_pause_last_s", "s", "the last stop of a server by a push"),
     gauge("push_pause_max_s", "s", "the longest stop of a server by a push since the start"),
@@ -158,12 +164,13 @@ _SERVERS = (
     counter(
         "gpu_release_s",
         "s",
-        "with `cluster.colocated`, since the start: from the learner's asking until all servers have freed the GPUs",
+        "with `cluster.colocated`: time from the learner's request until all servers have freed the GPUs, since the "
+        "start",
     ),
     counter(
         "gpu_resume_s",
         "s",
-        "with `cluster.colocated`, since the start: from the beginning of a turn until a server is ready",
+        "with `cluster.colocated`: time from the beginning of a turn until a server is ready, since the start",
     ),
 )
 

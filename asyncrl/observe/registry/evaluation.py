@@ -7,7 +7,7 @@ from asyncrl.observe.registry.metric import made_by
 gauge, _, _ = made_by("evaluation")
 
 _MEASURED = (
-    gauge("eval/outcome", "outcome", "mean outcome of the held-out tasks: what the first rule gave"),
+    gauge("eval/outcome", "outcome", "mean outcome of the held-out tasks: the score of the first rule"),
     gauge("eval/accuracy", "share", "held-out tasks with an outcome of 1 or more"),
     gauge("eval/reward", "reward", "mean reward of the held-out tasks"),
     gauge("eval/process", "process score", "mean process score of the attempts that a process model scored"),
@@ -15,8 +15,8 @@ _MEASURED = (
     gauge(
         "eval/pass@K",
         "share",
-        "with `learner.eval_attempts` above 1, for K = 2, 4 and so on: tasks that one of K attempts would solve "
-        "([evaluate.md](evaluate.md))",
+        "with `learner.eval_attempts` above 1, for K = 2, 4 and so on: tasks that at least one of K attempts would "
+        "solve ([evaluate.md](evaluate.md))",
     ),
     gauge("eval/best@K", "outcome", "as eval/pass@K: the outcome of the best of K attempts"),
     gauge("eval/maj@K", "outcome", "as eval/pass@K: the outcome of the answer that most of K attempts give"),
@@ -37,12 +37,11 @@ METRICS = (
     gauge(
         "eval/loss",
         "nats",
-        "of `asyncrl sft` alone: mean negative log-likelihood of the held-out demonstrations, whose learned tokens are "
-        "`eval/tokens`",
+        "only of `asyncrl sft`: mean negative log-likelihood of the held-out demonstrations, over `eval/tokens` tokens",
     ),
     gauge("eval/failed", "episodes", "episodes that failed"),
     gauge("eval/version", "version", "the version to be measured"),
-    gauge("eval/newest_version", "version", "the newest version that sampled a token: an engine may be ahead"),
+    gauge("eval/newest_version", "version", "the newest version that sampled a token: an engine may have a newer one"),
     gauge("eval/tokens", "tokens", "sampled tokens"),
     gauge("eval/newer_tokens", "tokens", "sampled tokens from versions newer than eval/version"),
     *_OF_A_SOURCE,

@@ -7,8 +7,8 @@ from asyncrl.observe.registry.metric import made_by
 gauge, counter, _ = made_by("any")
 
 METRICS = (
-    gauge("step", "", "what the row is about: see each file below"),
-    gauge("time", "s", "when the row was written, since 1970"),
+    gauge("step", "", "the position of the row, in the unit of each file below"),
+    gauge("time", "s", "seconds from 1970 until the row was written"),
     counter("metrics/lost", "rows", "rows that a sink could not take, since the start; only if there are any"),
     gauge(
         "usage/cpu_cores",
@@ -19,13 +19,13 @@ METRICS = (
     gauge(
         "usage/memory_gb",
         "GB",
-        "resident memory of the role's process and its children now. Pages that several of them share count for each, "
-        "and pages of files, such as the replay's store, count as well",
+        "resident memory of the role's process and its children now. Shared pages count for each of them, and pages of "
+        "files, such as the replay's store, count, too",
     ),
-    gauge("usage/gpu_memory_gb", "GB", "memory that is taken on the GPUs that the process sees, by whomever"),
+    gauge("usage/gpu_memory_gb", "GB", "memory that all processes together use on the GPUs that this process sees"),
     gauge(
         "usage/gpu_utilisation",
         "share",
-        "time since the last row in which a kernel ran, a mean over the GPUs that the process sees",
+        "share of the time since the last row in which a kernel ran, a mean over the GPUs that the process sees",
     ),
 )

@@ -11,11 +11,11 @@ _TRAINED = (
     gauge("reward/std", "reward", "standard deviation of the trained trajectories' rewards"),
     gauge("reward/min", "reward", "smallest reward of a trained trajectory"),
     gauge("reward/max", "reward", "largest reward of a trained trajectory"),
-    gauge("outcome/mean", "outcome", "mean outcome of the trained trajectories: what the first rule gave"),
+    gauge("outcome/mean", "outcome", "mean outcome of the trained trajectories: the score of the first rule"),
     gauge(
         "groups/zero_variance",
         "share",
-        "groups without a difference, by their rewards or the score of zero_variance: they teach nothing",
+        "groups whose members are equal, by their rewards or the score of zero_variance: they teach nothing",
     ),
     gauge("length/mean", "tokens", "mean number of sampled tokens of a trajectory"),
     gauge("length/max", "tokens", "the most sampled tokens of a trajectory"),
@@ -28,10 +28,10 @@ _TRAINED = (
     gauge(
         "lag/LAG",
         "trajectories",
-        "trained trajectories with that lag; the one above replay.max_lag holds the rest",
+        "trained trajectories with this lag; LAG = replay.max_lag + 1 counts all larger lags",
     ),
     gauge("token_lag/mean", "versions", "mean lag of the sampled tokens"),
-    gauge("token_lag/LAG", "share", "sampled tokens with that lag; 16: 16 or more"),
+    gauge("token_lag/LAG", "share", "sampled tokens with this lag; 16: 16 or more"),
 )
 
 _UPDATES = (
@@ -41,7 +41,7 @@ _UPDATES = (
     gauge("loss/entropy", "", "the loss's term of the entropy, mean over the step's minibatches"),
     gauge("loss/demonstration", "", "the loss's term of demonstrations in groups, mean over the step's minibatches"),
     gauge("loss/STREAM", "", "the loss's term of another stream of advantages, mean over the step's minibatches"),
-    gauge("grad_norm", "", "mean norm of the policy's gradients before clipping, without those that are not finite"),
+    gauge("grad_norm", "", "mean norm of the policy's finite gradients before clipping"),
     gauge("lr", "", "the policy's learning rate"),
     counter("updates_empty", "updates", "updates since the run's start that were left out: nothing to learn from"),
     counter("updates_skipped", "updates", "updates since the run's start that were left out: gradient not finite"),
@@ -56,16 +56,18 @@ _UPDATES = (
         "updates",
         "updates of any model since the run's start that were left out: gradient beyond float16, loss scale halved",
     ),
-    gauge("loss_scale", "", "by what the policy's loss is multiplied for its gradient in float16 (model.dtype)"),
+    gauge("loss_scale", "", "the factor of the policy's loss that its gradient in float16 needs (model.dtype)"),
     counter("steps_skipped", "steps", "steps since the run's start that trained nothing, since their plan was skipped"),
 )
 
 _MEMBERS = (
     gauge(
-        "demonstration/episodes", "trajectories", "of the step that are demonstrations of tasks (data.demonstration)"
+        "demonstration/episodes",
+        "trajectories",
+        "trajectories of the step that are demonstrations of tasks (data.demonstration)",
     ),
-    gauge("demonstration/reward", "", "their mean reward; reward/ has that of the other trajectories"),
-    gauge("demonstration/tokens", "tokens", "that they teach, over the step's updates"),
+    gauge("demonstration/reward", "", "mean reward of these demonstrations, which reward/ leaves out"),
+    gauge("demonstration/tokens", "tokens", "tokens of these demonstrations that the step's updates learn"),
     gauge("demonstration/probability", "", "mean probability that the policy gives to these tokens"),
     gauge("demonstration/nll", "nats", "mean negative log-likelihood of these tokens"),
     gauge("demonstration/advantage", "", "mean advantage of these tokens"),
@@ -73,8 +75,8 @@ _MEMBERS = (
 
 _ROUTING = (
     gauge("routing/replayed", "share", "tokens that went to the experts which the engine used (learner.router_replay)"),
-    gauge("routing/changed", "share", "(token, layer) at which these are others than the policy would choose itself"),
-    gauge("routing/refused", "trajectories", "of the step, whose recorded experts are none of the model's"),
+    gauge("routing/changed", "share", "pairs of token and layer at which the policy itself would choose other experts"),
+    gauge("routing/refused", "trajectories", "trajectories of the step whose recorded experts do not fit the model"),
 )
 
 _EXPERTS = (
@@ -83,8 +85,8 @@ _EXPERTS = (
         "ratio",
         "tokens of a layer's busiest expert, divided by the mean of its experts; the mean over the policy's layers",
     ),
-    gauge("experts/imbalance_max", "ratio", "the same in the layer where it is largest"),
-    gauge("experts/dead", "share", "experts of all layers that no token of the step went to"),
+    gauge("experts/imbalance_max", "ratio", "experts/imbalance of the layer where it is largest"),
+    gauge("experts/dead", "share", "experts of all layers that got no token of the step"),
     gauge("experts/entropy", "nats", "mean entropy of a router's distribution over the experts"),
     gauge(
         "experts/balance_loss", "", "the balance loss of the experts, without its weight; top_k if they are balanced"
@@ -97,7 +99,7 @@ _DEMONSTRATIONS = (
     gauge("sft/weight", "", "weight of this loss, relative to the policy's"),
     gauge("sft/epoch", "epochs", "passes of the run through its demonstrations"),
     gauge("sft/cut", "demonstrations", "demonstrations that were cut: longer than algorithm.sft.max_tokens"),
-    gauge("sft/left_out", "demonstrations", "demonstrations that were left out, since they were longer"),
+    gauge("sft/left_out", "demonstrations", "demonstrations that were left out: longer than algorithm.sft.max_tokens"),
 )
 
 _POLICIES = (
@@ -148,7 +150,7 @@ _OTHER_MODELS = (
     gauge(
         "return/mean",
         "",
-        "mean return of the sampled tokens; only of an advantage that has returns, such as those with a critic",
+        "mean return of the sampled tokens; only with an advantage that has returns, such as one with a critic",
     ),
     gauge("return/std", "", "standard deviation of the sampled tokens' returns"),
     gauge("value/bias", "", "mean error of the critic's values"),
@@ -156,16 +158,16 @@ _OTHER_MODELS = (
     gauge("value/clipped", "share", "tokens whose value the critic's loss clips"),
     gauge("value/grad_norm", "", "the critic's gradient norm before clipping"),
     gauge("value/warmup", "", "1 while the critic is trained alone (critic.warmup_steps), then 0"),
-    gauge("value/loss_scale", "", "as loss_scale, of the critic"),
+    gauge("value/loss_scale", "", "loss_scale of the critic"),
     gauge("implicit/loss", "", "loss of the implicit process model"),
     gauge("implicit/grad_norm", "", "gradient norm of the implicit process model before clipping"),
-    gauge("implicit/loss_scale", "", "as loss_scale, of the implicit process model"),
-    gauge("implicit/accuracy", "share", "outcomes, right if above 0.5, that the implicit process model predicts"),
+    gauge("implicit/loss_scale", "", "loss_scale of the implicit process model"),
+    gauge("implicit/accuracy", "share", "outcomes (right if above 0.5) that the implicit process model predicts"),
     gauge(
         "implicit/pairwise_accuracy",
         "share",
         "pairs of a group's members that the implicit process model puts in the order of their outcomes, a mean over "
-        "groups; 0.5 where all outcomes of a group are equal",
+        "groups; 0.5 if all outcomes of a group are equal",
     ),
 )
 
@@ -175,9 +177,11 @@ _WEIGHTS = (
     counter("kept/episodes_evaluated", "episodes", "held-out episodes kept since the start (observe.keep_evaluated)"),
     gauge("kept/bytes_evaluated", "bytes", "bytes of kept held-out episodes"),
     counter("kept/lost_evaluated", "evaluations", "evaluations whose sample of episodes is lost"),
-    counter("kept/thinned", "steps", "steps whose episodes were given up since the start: observe.keep_episodes_mb"),
+    counter(
+        "kept/thinned", "steps", "steps whose episodes were deleted for room since the start: observe.keep_episodes_mb"
+    ),
     counter("kept/left_out", "groups", "groups that are too large to be kept, since the learner's start"),
-    counter("kept/lost", "steps", "steps whose episodes could not be kept, since the learner's start: a full disk"),
+    counter("kept/lost", "steps", "steps whose episodes could not be kept since the learner's start: a full disk"),
     gauge("weights/bytes", "bytes", "size of the newest version"),
     gauge("weights/delta_bytes", "bytes", "size of the newest version as a delta"),
     gauge("weights/density", "share", "numbers that the newest delta changes"),
@@ -198,29 +202,34 @@ _TIMES = (
     gauge(
         "seconds/fetch",
         "s",
-        "fetching the batch; it is fetched while the one before trains, if the sampler may choose it by then "
+        "fetching the batch. This happens while the batch before it trains, if the sampler may choose it that early "
         "(`oldest`, `fifo`)",
     ),
     gauge("seconds/proximal", "s", "forward passes before the updates"),
     gauge("seconds/train", "s", "the updates"),
-    gauge("seconds/keep", "s", "gathering what is kept of the step's episodes"),
+    gauge("seconds/keep", "s", "gathering the kept episodes of the step"),
     gauge("seconds/publish", "s", "publishing weights"),
     gauge(
         "seconds/checkpoint",
         "s",
-        "waiting for checkpoints: for the one before, if it is still being written, and for the copy of the state",
+        "waiting for the checkpoint before, if it is still being written, and for the copy of the state",
     ),
     gauge("seconds/release", "s", "with `cluster.colocated`: waiting for servers to free the GPUs"),
     gauge("seconds/onload", "s", "with `cluster.colocated`: copying models and moments to the GPUs"),
     gauge("seconds/offload", "s", "with `cluster.colocated`: copying models and moments back to the host"),
-    gauge("idle", "share", "of seconds/step: seconds/wait, seconds/fetch, and the three with `cluster.colocated`"),
+    gauge(
+        "idle",
+        "share",
+        "share of seconds/step in seconds/wait and seconds/fetch, and in release, onload and offload with "
+        "`cluster.colocated`",
+    ),
     gauge("tokens_per_s", "tokens/s", "tokens / seconds/step"),
     gauge("mfu/train", "share", "model FLOPs utilisation in seconds/train; only on GPUs"),
     gauge("mfu/step", "share", "model FLOPs utilisation in seconds/step; only on GPUs"),
     gauge(
         "memory/peak_gb",
         "GB",
-        "most memory of a rank: on a GPU what tensors took since the last row, on the CPU the process since its start",
+        "most memory of a rank: on a GPU the tensors since the last row, on the CPU the process since its start",
     ),
 )
 

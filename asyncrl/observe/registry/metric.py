@@ -19,7 +19,7 @@ _VARIABLE = re.compile(r"[A-Z]+")
 class Metric:
     """A metric, or a family of them: words in capital letters in `name` stand for any text, so that `lag/LAG` is
     `lag/0`, `lag/1` and so on. `writer` names the files that have it: `learner`, `evaluation`, `actor`, `scoring`,
-    `replay`, or `any`. `unit` is empty where there is none."""
+    `replay`, or `any`. `unit` is empty for a metric without a unit."""
 
     writer: str
     kind: Kind
@@ -29,7 +29,7 @@ class Metric:
     _pattern: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # A slot of a frozen dataclass is set only so.
+        # A frozen dataclass allows no other way to set a field.
         object.__setattr__(self, "_pattern", re.compile(_VARIABLE.sub(".+", re.escape(self.name))))
 
     @property
@@ -38,8 +38,8 @@ class Metric:
 
     @property
     def fixed_characters(self) -> int:
-        """The characters of the name that are not variable: of several families that fit, the one with the most is
-        meant."""
+        """The number of characters of the name that are not variable. If several families fit a name, the family with
+        the most is meant."""
         return len(_VARIABLE.sub("", self.name))
 
     def fits(self, name: str) -> bool:

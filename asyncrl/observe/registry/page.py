@@ -11,8 +11,8 @@ from asyncrl.observe.registry.metric import Metric
 
 HEAD = """# Metrics
 
-Each role writes its metrics into `runs/NAME/metrics/` as JSON lines, a row a line. The columns are numbers, and a few
-texts. With pandas, which asyncrl does not install (`pip install pandas`):
+Each role writes its metrics into `runs/NAME/metrics/` as JSON lines, one row per line. The columns are numbers, and a
+few texts. With pandas, which asyncrl does not install (`pip install pandas`):
 
 <!-- not run here: it needs pandas and a run -->
 ```python
@@ -22,16 +22,16 @@ steps = pandas.read_json("runs/demo/metrics/learner.jsonl", lines=True)
 steps.plot("step", ["reward/mean", "lag/mean"])
 ```
 
-A learner that resumes removes the rows of the steps that it trains again, so that each step has one row. The other
+A learner that resumes removes the rows of the steps that it trains again, so that each step has one row. All other
 roles append. `observe.sinks` sends the same values to other tools
 ([watching.md](watching.md)).
 
-A *gauge* is a value of its row: it goes up and down. A *counter* only grows. "Since the start" means since its process
-started, so that it is 0 again after a restart; the replay's counters are those of the whole run where nothing else is
-said. *Text* is for people.
+A *gauge* goes up and down. A *counter* only grows. "Since the start" means since the process started: after a restart
+the counter begins at 0. The replay's counters are for the whole run, unless their meaning says "since the start".
+*Text* is for people.
 
-An *outcome* is what the first rule gave, mostly 0 or 1. A *reward* is what the algorithm sees: the weighted sum of all
-parts ([scoring.md](scoring.md)). Words in capital letters stand for a name or a number.
+An *outcome* is the score of the first rule, mostly 0 or 1. A *reward* is the value that the algorithm uses: the
+weighted sum of all parts ([scoring.md](scoring.md)). Words in capital letters stand for a name or a number.
 
 This page is generated from `asyncrl/observe/registry/`; `make docs` writes it. In Python,
 `asyncrl.observe.registry.describe("learner", "lag/3")` gives a metric's row.
@@ -39,18 +39,21 @@ This page is generated from `asyncrl/observe/registry/`; `make docs` writes it. 
 
 USAGE = """The columns `usage/` are the use of the machine by the role's process and its children, sampled once a
 second. The servers that an actor started are children. The learner measures its rank 0, and all GPUs that rank 0 sees
-on its host. A scorer for several shards of the replay writes them to the file of the first shard alone. The GPUs are
-those in CUDA_VISIBLE_DEVICES, or all of the machine. `evaluation.jsonl` has none of these columns, and a replay none of
-a GPU. NVIDIA's driver does not tell the utilisation of a part of a GPU (MIG)."""
+on its host. A scorer for several shards of the replay writes them only to the file of the first shard. The GPUs are
+the ones in CUDA_VISIBLE_DEVICES, or all GPUs of the machine. `evaluation.jsonl` has none of these columns, and a replay
+has no GPU columns. NVIDIA's driver does not report the utilisation of a part of a GPU (MIG)."""
 
 SECTIONS = {
-    "learner": ("learner.jsonl", "This file has one row a learner step. `step` is learner steps, from 0."),
+    "learner": ("learner.jsonl", "This file has one row per learner step. `step` is the learner step, from 0."),
     "evaluation": (
         "evaluation.jsonl",
-        "This file has one row an evaluation. `step` is learner steps that trained the measured weights.",
+        "This file has one row per evaluation. `step` is the number of steps that trained the measured weights.",
     ),
     "actor": ("actor-N.jsonl", "This file has one row every 5 s. `step` is the version that the engine serves."),
-    "scoring": ("scoring-N.jsonl", "This file has one row every 5 s. `step` is trajectories labelled so far."),
+    "scoring": (
+        "scoring-N.jsonl",
+        "This file has one row every 5 s. `step` is the number of trajectories labelled so far.",
+    ),
     "replay": (
         "replay.jsonl, or replay-SHARD.jsonl",
         "This file has one row every 5 s. `step` is the newest published version.",

@@ -8,11 +8,11 @@ gauge, counter, text = made_by("replay")
 
 _FLOW = (
     gauge("version", "version", "the newest published version"),
-    gauge("committed", "trajectories", "trajectories admitted so far, without those whose group was thrown away"),
+    gauge("committed", "trajectories", "trajectories admitted so far, except in groups that were thrown away"),
     gauge(
         "capacity",
         "trajectories",
-        "trajectories that may be admitted now: age_bound, or fewer by `ahead`",
+        "trajectories that may be admitted now: age_bound, or fewer because of `ahead`",
     ),
     gauge("age_bound", "trajectories", "trajectories that replay.max_lag allows to be admitted at this version"),
     gauge("ahead", "trajectories", "trajectories that may be admitted and in no batch yet (replay.spare_batches)"),
@@ -28,8 +28,8 @@ _FLOW = (
         "trajectories",
         "trajectories that could not be scored, or were left out by hand, and were not requeued since",
     ),
-    counter("late", "trajectories", "trajectories that came after their work was given to others"),
-    counter("late_labels", "labels", "labels that came after their work was given to others"),
+    counter("late", "trajectories", "trajectories that came after their ticket was given to another actor"),
+    counter("late_labels", "labels", "labels that came after their trajectory was given to another scorer"),
     counter("duplicates", "trajectories", "trajectories that were sent twice; stored once"),
     counter("failures", "attempts", "episodes that failed"),
     counter("scoring_failures", "attempts", "scorings that failed"),
@@ -61,7 +61,7 @@ _STORED = (
     gauge(
         "depth_waiting",
         "trajectories",
-        "trajectories that wait for a scorer, also those that a manager judges once their group is complete",
+        "trajectories that wait for a scorer, or for a manager that judges them once their group is complete",
     ),
     gauge("depth_plans", "plans", "plans that are stored"),
     gauge("depth_dead", "dead letters", "dead letters that are stored"),
@@ -76,7 +76,7 @@ _PEERS = (
     gauge("scorers", "processes", "scorers that are known"),
     counter("failed_handshakes", "handshakes", "handshakes of clients without the right keys, since the start"),
     counter("dead_readers", "processes", "processes that died while they read the store, since the start"),
-    gauge("lingering_readers", "processes", "processes that stay while they read the store"),
+    gauge("lingering_readers", "processes", "processes that read one snapshot of the store for too long"),
     counter(
         "learner_waited_for_episodes_s",
         "s",
@@ -90,7 +90,7 @@ _PEERS = (
         "s",
         "time that the learner waited since the start while the store was full: a larger replay.max_store_gb helps",
     ),
-    text("failing", "text", "what fails and why, while few tickets are given since everything fails"),
+    text("failing", "text", "the reason why everything fails, while few tickets are issued because of that"),
     text("newest_failure", "text", "the newest failure, with the id of its episode"),
 )
 

@@ -8,11 +8,13 @@ gauge, counter, text = made_by("scoring")
 
 METRICS = (
     counter("labelled", "trajectories", "trajectories, also of evaluations, with final labels, since the start"),
-    counter("handed_on", "trajectories", "trajectories with labels for a next kind, since the start"),
+    counter(
+        "handed_on", "trajectories", "trajectories that got labels and need another kind of scores, since the start"
+    ),
     counter("failed", "trajectories", "trajectories whose scoring failed, since the start"),
     counter("refused", "trajectories", "trajectories whose labels the replay refused, since the start"),
     counter("waited", "trajectories", "trajectories that went back because a service was unavailable, since the start"),
-    text("unavailable", "text", "each kind of scores whose service is unavailable, and why; only while there is one"),
+    text("unavailable", "text", "each kind of scores whose service is unavailable now, and the reason"),
     gauge("tokens_per_s", "tokens/s", "tokens of scored trajectories a second, since the last row"),
     gauge("idle", "share", "time since the last row without a trajectory to score"),
     gauge("reward_mean", "reward", "mean reward since the last row"),
@@ -22,7 +24,7 @@ METRICS = (
         "share",
         "episodes whose first rule or manager gave more than 0.5, since the last row",
     ),
-    gauge("rule/RULE_mean", "", "mean of what a rule gave"),
+    gauge("rule/RULE_mean", "", "mean score of a rule"),
     gauge("manager/NAME_mean", "", "mean of a number that a reward manager gave as extra information"),
     gauge("rules_mean", "", "mean of the rules' part of the reward, unweighted"),
     gauge("manager_mean", "", "mean of the manager's part of the reward, unweighted"),
@@ -32,9 +34,9 @@ METRICS = (
     gauge("steps_per_answer", "steps", "mean number of steps of an episode"),
     gauge("length_mean", "tokens", "mean number of sampled tokens of an episode"),
     gauge("first_step_share", "share", "sampled tokens that are in the first step"),
-    gauge("repeated_steps", "share", "steps that repeat another one"),
+    gauge("repeated_steps", "share", "steps that repeat another step"),
     gauge("prm_agreement", "share", "episodes on which the aggregated step score and the rules agree"),
     gauge("step_scores/POSITION/BIN", "share", "scores of first, inner or last steps in each bin, before shaping"),
     gauge("hack_alarm", "0 or 1", "1 while the mean reward rises, outcomes do not, and prm_agreement falls"),
-    counter("hack_alarms", "alarms", "how often hack_alarm became 1, since the start"),
+    counter("hack_alarms", "alarms", "times that hack_alarm became 1, since the start"),
 )

@@ -1,4 +1,4 @@
-"""A sink in a thread of its own, so that a service which is slow or away holds up no role."""
+"""Runs a sink in another thread, so that a service that is slow or cannot be reached delays no role."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from asyncrl.observe.metrics import Failures, Histogram, LoggedEpisode, Sink, Va
 logger = logging.getLogger(__name__)
 
 WAITING_CALLS = 1000
-"""A role logs a row every few seconds: these last for an hour without a service."""
+"""The most calls that wait. With a row every few seconds they bridge an hour without the service."""
 WAITING_TEXT = 50
-"""An episode is lost while more calls than these wait, since its text is long."""
+"""Episodes are lost while more calls than this wait, since their texts are long."""
 CLOSE_S = 8.0
 UPLOAD_S = 3600.0
-"""The end of the learner waits for so long, if the sink has a model to upload."""
+"""The longest wait at the end of the learner if the sink has a model to upload."""
 
 _Call = Callable[[Sink], None]
 
@@ -27,9 +27,9 @@ _Call = Callable[[Sink], None]
 class Background(Sink):
     """Passes calls on to `sink` in their order, from a thread.
 
-    At most `limit` calls wait. `lost` counts the further ones, which are dropped, and the calls that the sink raised.
+    At most `limit` calls wait, and further ones are dropped. `lost` counts these, and the calls that the sink raised.
     `close` waits `close_s` for all waiting calls, and `upload_s` if a model is among them. Then it abandons the sink,
-    and counts the calls that were left.
+    and counts the remaining calls as lost.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Background(Sink):
         self._dropped = 0
         self._ends_at: float | None = None
         self._closed = False
-        # A daemon, since a call that never returns must not keep the process alive.
+        # A daemon, so that a call that never returns does not keep the process alive.
         self._thread = threading.Thread(target=self._work, name=f"sink-{type(sink).__name__}", daemon=True)
         self._thread.start()
 
@@ -79,7 +79,7 @@ class Background(Sink):
         self.end()
         self._thread.join(max(0.0, (self._ends_at or 0.0) - time.monotonic()))
         if self._thread.is_alive():
-            # What waits, and the call that hangs.
+            # The waiting calls, and the call that hangs.
             left = self._calls.qsize()
             self._dropped += left
             name = type(self._sink).__name__
@@ -91,7 +91,7 @@ class Background(Sink):
             self._calls.put(call)
             return
         if not self._dropped:
-            logger.warning("metrics are lost: %s is slow; metrics/lost counts on", type(self._sink).__name__)
+            logger.warning("metrics are lost: %s is slow; metrics/lost counts further calls", type(self._sink).__name__)
         self._dropped += 1
 
     def _work(self) -> None:
@@ -101,7 +101,7 @@ class Background(Sink):
 
 
 def _staying(call: _Call) -> _Call:
-    """The call, of which an attempt to end the process is an error like others: it would end the thread alone."""
+    """The call, but with SystemExit turned into a common error: it would end only the thread."""
 
     def made(sink: Sink) -> None:
         try:

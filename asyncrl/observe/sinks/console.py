@@ -1,4 +1,4 @@
-"""Metrics for people: one log line a step."""
+"""Metrics for people: one log line per step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.observe.metrics import Sink, Value
 
 
 class Console(Sink):
-    """One log line a step, with the numbers only."""
+    """One log line per step, with the numbers only."""
 
     def __init__(self, role: str) -> None:
         self._log = logging.getLogger(f"asyncrl.{role}")

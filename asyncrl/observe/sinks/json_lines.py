@@ -18,7 +18,7 @@ from asyncrl.observe.metrics import Sink, Value
 logger = logging.getLogger(__name__)
 
 LONGEST_LINE = 16 << 20
-"""A longer line is not searched for its end."""
+"""The end of a longer line is not searched for."""
 _STEP = re.compile(rb'\{"step": (\d+), ')
 """The beginning of a line, as `JsonLines` writes it."""
 
@@ -29,10 +29,10 @@ def metrics_file(run_dir: Path, name: str) -> Path:
 
 
 class JsonLines(Sink):
-    """One JSON object a line: `step`, `time` (seconds since the epoch) and the values. Appends to what is there.
+    """One JSON object per line: `step`, `time` (seconds since the epoch) and the values. Appends to an existing file.
 
-    `log` raises OSError, and then removes the part of its line that was written. The file is opened by the first call
-    that can.
+    `log` raises OSError, after removing the part of its line that was written. If it cannot open the file, the next
+    call tries again.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
@@ -55,7 +55,7 @@ class JsonLines(Sink):
 
 
 def _open_to_append(path: Path) -> FileIO:
-    """A file of lines, without one that a killed process left unfinished."""
+    """Open a file of lines, and remove a last line that a killed process left unfinished."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = FileIO(path, "a+")
     size = file.seek(0, os.SEEK_END)
@@ -65,8 +65,8 @@ def _open_to_append(path: Path) -> FileIO:
 
 
 def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
-    """Remove the lines of the steps that will be logged again, before the sink of `path` is used. Readers of the file
-    see the old one or the new one. A disk without room for it keeps the lines, with a warning."""
+    """Remove the lines of the steps that will be logged again, before the sink of `path` is used. Readers see the old
+    or the new file. If the disk has no room for the new file, the lines stay, with a warning."""
 
     def stays(line: bytes) -> bool:
         step = _STEP.match(line)
@@ -81,7 +81,7 @@ def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """The lines of a file, without one that a killed process left unfinished; none where there is no file."""
+    """The lines of a file, without a last one that a killed process left unfinished; none if there is no file."""
     if path.is_file():
         with path.open("rb") as file:
             yield from (line for line in file if line.endswith(b"\n"))

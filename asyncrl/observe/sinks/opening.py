@@ -1,4 +1,4 @@
-"""The sinks of a role's process, as `observe.sinks` names them."""
+"""Opens the sinks of a role's process: JSON lines, and the sinks that `observe.sinks` names."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def open_metrics(source: Source, options: ObserveConfig, console: bool = True) -
 
 
 def open_learner_metrics(source: Source, options: ObserveConfig) -> tuple[Sink, Sink]:
-    """Open the sinks of the learner's steps and of its evaluations. Each has a file with one line a step and an
-    endpoint for Prometheus, and both share the others. Raises ConfigError as `open_metrics` does."""
+    """Open the sinks of the learner's steps and of its evaluations. Each has its own file of JSON lines and its own
+    endpoint for Prometheus, and both share all other sinks. Raises ConfigError as `open_metrics` does."""
     learner, evaluation = (replace(source, role=name) for name in ("learner", "evaluation"))
     shared = _shared(learner, options, console=True)
     steps, evaluations = (Fanout([*_own(each, options), *shared]) for each in (learner, evaluation))

@@ -31,9 +31,9 @@ NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9]+")
 
 
 class Prometheus(Sink):
-    """Serves the numbers; texts are left out. `series_of` has their names.
+    """Serves the numbers, under the names that `series_of` gives. Texts are left out.
 
-    Raises ConfigError: the package is not installed, or `host` is not this machine's.
+    Raises ConfigError: the package is not installed, or `host` is no address of this machine.
     """
 
     def __init__(self, source: Source, host: str) -> None:
@@ -59,7 +59,7 @@ class Prometheus(Sink):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self._file, json.dumps([target]))
         except OSError as error:
-            logger.warning("Prometheus does not find %s, since %s cannot be written: %s", target, self._file, error)
+            logger.warning("Prometheus cannot find %s, since %s cannot be written: %s", target, self._file, error)
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, int | float)}
@@ -84,7 +84,7 @@ class Prometheus(Sink):
             if series.name not in families:
                 made = CounterMetricFamily if series.kind == "counter" else GaugeMetricFamily
                 families[series.name] = made(series.name, series.help, labels=list(series.labels))
-            # One name that is no valid Unicode would fail every scrape.
+            # A single name that is no valid Unicode would make every scrape fail.
             labels = [text.encode(errors="backslashreplace").decode() for text in series.labels.values()]
             families[series.name].add_metric(labels, value)
         yield from families.values()

@@ -1,8 +1,7 @@
 """The server from which Prometheus reads the metrics of a role.
 
-It needs no key: every client that reaches it may connect. It has at most MAX_CONNECTIONS at once. One more closes the
-oldest, so that connections which send nothing prevent no scrape, and take no more threads. Errors are logged at a
-bounded rate.
+It needs no key: every client that reaches it may connect. At most MAX_CONNECTIONS are open. A further one closes the
+oldest, so that idle connections neither block a scrape nor take more threads. Errors are logged at a bounded rate.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
 READING_S = 10.0
-"""A connection from which nothing comes for so long is closed."""
+"""A connection is closed if it is idle for this time."""
 
 
 class ScrapedServer(WSGIServer):
     """A thread for each connection."""
 
-    # socketserver's 5 is full after a few strangers at once; then the kernel lets Prometheus wait for seconds.
+    # socketserver's default, 5, is full after a few connections at once, and then Prometheus waits for seconds.
     request_queue_size = 128
 
     def __init__(self, address: tuple[str, int], handler: type[WSGIRequestHandler]) -> None:
@@ -74,11 +73,11 @@ class _Handler(WSGIRequestHandler):
     timeout = READING_S
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A scrape needs no line."""
+        """Log nothing: scrapes are too frequent."""
 
 
 def serve_metrics(host: str, app: Callable[..., Any]) -> tuple[ScrapedServer, threading.Thread]:
-    """Answers by `app` at a free port from now on, in a thread. Raises OSError: `host` is not this machine's."""
+    """Serve `app` at a free port from now on, in a thread. Raises OSError: `host` is no address of this machine."""
 
     def contained(environ: Any, start_response: Callable[..., Any]) -> Any:
         try:

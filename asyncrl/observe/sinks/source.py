@@ -30,7 +30,7 @@ class Source:
         return self.run_dir.name
 
     def lasting_name(self) -> str | None:
-        """A name that no other run has, and that this role has again after a restart. None: the id is not known."""
+        """A unique name, which this role has again after a restart. `None`: the run's id is unknown."""
         identity = self.identity()
         return f"{identity}-{self.role}" if identity else None
 

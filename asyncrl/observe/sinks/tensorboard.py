@@ -1,6 +1,6 @@
 """TensorBoard: scalars, histograms and text in event files, in runs/NAME/tensorboard/ROLE.
 
-The files are written by TensorBoard's own writer: torch's would load torch into roles that have no use for it.
+TensorBoard's own writer writes the files: torch's writer would load torch into roles that do not need it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TensorBoard(Sink):
     def resumed(self, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
-        # Readers forget what earlier files have of this step and later ones.
+        # Readers then ignore this step and later ones in earlier files.
         event = Event(session_log=SessionLog(status=SessionLog.START), step=step, wall_time=self._clock())
         self._writer.add_event(event)
 
@@ -74,7 +74,8 @@ class TensorBoard(Sink):
 
 
 def _bins(histogram: Histogram) -> Any:
-    """TensorBoard names the upper edge of each bin, and wants moments, which are computed here from the middles."""
+    """A histogram for TensorBoard: the upper edge of each bin, and moments, which are computed from the middles of
+    bins."""
     from tensorboard.compat.proto.summary_pb2 import HistogramProto
 
     edges, counts = histogram.edges, histogram.counts
@@ -91,7 +92,7 @@ def _bins(histogram: Histogram) -> Any:
 
 
 def _text(tag: str, text: str) -> Any:
-    """A text. The page takes texts for Markdown, which shows indented lines as they are."""
+    """A text for TensorBoard, which shows texts as Markdown: indented lines are shown unchanged."""
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.types_pb2 import DT_STRING

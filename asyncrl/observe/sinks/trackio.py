@@ -1,7 +1,7 @@
 """trackio: curves, histograms, and episodes as traces, in a database of this machine.
 
-It keeps them in its own folder (TRACKIO_DIR), where `trackio show` reads the runs of all projects. Its own variables
-send them elsewhere: TRACKIO_SPACE_ID, TRACKIO_SERVER_URL.
+trackio keeps them in its own folder (TRACKIO_DIR), where `trackio show` reads the runs of all projects. The environment
+variables TRACKIO_SPACE_ID and TRACKIO_SERVER_URL send them elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from asyncrl.observe.sinks.source import Source, need
 
 
 class Trackio(Sink):
-    """One run for each role, in a group for the run of asyncrl. A role that starts again continues its own.
+    """One run for each role, in a group for the run of asyncrl. A role that starts again continues its run.
 
     Raises ConfigError: the package is not installed.
     """

@@ -21,8 +21,8 @@ CORE = "wandb-core"
 
 class Wandb(Sink):
     """One run of the service for each role, in a group for the run of asyncrl. A role that starts again continues its
-    own. `step` is the x axis, since evaluations come late and rows of roles have no common count. Offline where no key
-    is set: `wandb sync` sends the files of runs/NAME/wandb later.
+    run. `step` is the x axis, since evaluations come late and rows of roles have no common count. Without an API key it
+    works offline, and `wandb sync` sends the files of runs/NAME/wandb later.
 
     Raises ConfigError: the package is not installed.
     """
@@ -66,11 +66,11 @@ class Wandb(Sink):
             self._opened = None
 
     def abandon(self) -> None:
-        # wandb waits for this child when the process exits, however long an upload takes. Its file has everything.
+        # When the process exits, wandb waits without a limit for this child to upload. Its file has all data.
         for child in psutil.Process().children():
             if child.name() == CORE:
                 child.kill()
-        logger.warning("`wandb sync` sends what %s/wandb has and the service lacks", self._source.run_dir)
+        logger.warning("the upload is incomplete: `wandb sync` sends the rest of %s/wandb", self._source.run_dir)
 
     @property
     def _run(self) -> Any:
@@ -88,8 +88,8 @@ class Wandb(Sink):
                 resume="allow",
                 config=dict(source.config),
                 mode="online" if os.environ.get("WANDB_API_KEY") else "offline",
-                # The role's own log has what it prints, and this thread must not replace its streams. The command
-                # line, which is part of wandb's metadata, may have keys of services.
+                # The role's log has its output, and this thread must not replace its streams. The command line, which
+                # is part of wandb's metadata, may have keys of services.
                 settings=wandb.Settings(console="off", silent=True, x_disable_meta=True),
             )
             run.define_metric("step")

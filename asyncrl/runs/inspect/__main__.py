@@ -49,20 +49,21 @@ from asyncrl.runs.watch import StallReader
 
 EXAMPLES = """examples:
   asyncrl inspect status runs/NAME                watch it; Ctrl-C ends
-  asyncrl inspect list runs/NAME --sort reward    one line an episode, the best first
+  asyncrl inspect list runs/NAME --sort reward    one line per episode, the best first
   asyncrl inspect step runs/NAME 5                the best and the worst of a learner step
   asyncrl inspect show runs/NAME t000000012.3.0   one episode, turn by turn
   asyncrl inspect export runs/NAME --to DIR       Parquet for pandas, polars and duckdb
-  asyncrl inspect import --from DIR --to STORE    and back; then: asyncrl inspect show ID --store STORE
+  asyncrl inspect import --from DIR --to STORE    back to a store; then: asyncrl inspect show ID --store STORE
   asyncrl inspect requeue runs/NAME --all
 RUN is the folder of a run or its name. docs/replay.md describes the subcommands.
 """
 FOLLOWS = (
-    " It says how far a run is, whom it waits for and what to change. On a terminal it follows the run until Ctrl-C, "
-    "which ends nothing else; --once prints it once. `asyncrl status` and `asyncrl inspect status` are one command."
+    " It shows how far a run is, which role waits for which, and what to change. On a terminal it follows the run "
+    "until Ctrl-C, which does not end the run; --once prints it once. `asyncrl status` and `asyncrl inspect status` "
+    "are the same command."
 )
 SAMPLES = 6
-"""The number of samples kept; rates are measured since the oldest."""
+"""The number of samples that are kept. Rates are measured from the oldest to the newest."""
 SUGGESTIONS = 8
 WIDE = 300
 LEAST_WIDTH = 120
@@ -79,27 +80,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, ArgumentParser]:
-    """The options that several subcommands have: which run; this and --json; the state of episodes; the tokenizer."""
+    """The options that several subcommands have: the run; the run and --json; the state of episodes; the tokenizer."""
     run = ArgumentParser(add_help=False)
     run.add_argument("named", nargs="?", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
-    run.add_argument("--run", help="the same as an option")
-    run.add_argument("--store", help="folder of its store instead, such as runs/NAME/replay or an imported one")
+    run.add_argument("--run", help="the run, as an option")
+    run.add_argument("--store", help="instead of a run: a store, such as runs/NAME/replay or an imported one")
     run.add_argument(
         "--endpoint",
         action="append",
         default=[],
         metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard, in place of those that the replay wrote at its store",
+        help="address of the replay, once for each shard; by default the address that the replay wrote at its store",
     )
-    run.add_argument("--keys", metavar="DIR", help="keys to connect with, where the run's folder has no config.yaml")
+    run.add_argument("--keys", metavar="DIR", help="folder of keys, if the run's folder has no config.yaml")
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
     plain = ArgumentParser(add_help=False, parents=[run])
     plain.add_argument("--json", action="store_true", help="print JSON for programs")
     tokenizer = ArgumentParser(add_help=False)
-    tokenizer.add_argument("--tokenizer", metavar="DIR", help="tokenizer, where the run's own is missing")
+    tokenizer.add_argument("--tokenizer", metavar="DIR", help="folder of a tokenizer, if the run's own is missing")
     state = ArgumentParser(add_help=False)
     state.add_argument(
-        "--state", action="append", default=[], help="only those in this state, such as evicted; may be repeated"
+        "--state", action="append", default=[], help="only episodes in this state, such as evicted; may be repeated"
     )
     return run, plain, state, tokenizer
 
@@ -123,31 +124,32 @@ def parser() -> ArgumentParser:
         command.set_defaults(act=act)
         return command
 
-    command = add("status", status, "rates, depths, lags, leases and disk, live", plain, more=FOLLOWS)
+    command = add("status", status, "rates, queues, lags, leases and disk, live", plain, more=FOLLOWS)
     command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
-    command = add("list", list_rows, "one line an episode", plain, state)
+    command = add("list", list_rows, "one line per episode", plain, state)
     which = command.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, help="only those that this learner step trains")
-    which.add_argument("--evaluation", type=int, metavar="VERSION", help="only held-out ones of this policy version")
-    command.add_argument("--sort", choices=SORT_KEYS, help="the largest first; without it the newest ids first")
+    which.add_argument("--step", type=int, help="only episodes of this learner step")
+    which.add_argument("--evaluation", type=int, metavar="VERSION", help="only held-out episodes of this version")
+    command.add_argument("--sort", choices=SORT_KEYS, help="the largest first; by default the newest ids first")
     command.add_argument("--reverse", action="store_true", help="the smallest, or the oldest ids, first")
-    command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most so many (20); 0: all")
-    command = add("step", step, "a learner step: its best and its worst episodes, and how they end", plain, tokenizer)
-    command.add_argument("step", type=int, metavar="STEP", help="its number")
-    command.add_argument("--best", type=_count, default=3, metavar="N", help="so many of the best and of the worst (3)")
+    command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most N episodes (20); 0: all")
+    command = add("step", step, "a learner step, and how its best and its worst episodes end", plain, tokenizer)
+    command.add_argument("step", type=int, metavar="STEP", help="number of the step")
+    command.add_argument("--best", type=_count, default=3, metavar="N", help="N of the best and N of the worst (3)")
     command = add("show", show, "one episode, turn by turn", plain, tokenizer)
-    command.add_argument("id", metavar="ID", help="its id, such as t000000012.3.0")
+    command.add_argument("id", metavar="ID", help="id of the episode, such as t000000012.3.0")
     add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
     add("dead-letters", dead_letters, "attempts that were given up, and why", plain)
-    command = add("export", export, "all episodes, steps, plans and dead letters to Parquet", run, state, tokenizer)
+    about = "write all episodes, steps, plans and dead letters to Parquet"
+    command = add("export", export, about, run, state, tokenizer)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
-    command = add("import", import_back, "an exported run to a new store")
+    command = add("import", import_back, "make a new store from an exported run")
     command.add_argument("--from", dest="source", type=Path, required=True, metavar="DIR", help="folder of the export")
     command.add_argument("--to", type=Path, required=True, metavar="STORE", help="folder of the store to make")
     for name, change, meaning in (
         ("requeue", changes.requeue, "try dead letters again; the run must be running"),
-        ("discard", changes.discard, "forget dead letters; the run must be running"),
+        ("discard", changes.discard, "delete dead letters; the run must be running"),
     ):
         command = add(name, change_dead_letters, meaning, run)
         command.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
@@ -173,7 +175,8 @@ def _opened(arguments: Namespace) -> Iterator[tuple[Run, StoredRun]]:
 
 
 def _run(arguments: Namespace) -> Run:
-    """The run that the arguments name. Raises ConfigError or StoreError: there is none, or another version wrote it."""
+    """The run that the arguments name. Raises ConfigError or StoreError: it does not exist, or another version of
+    asyncrl wrote it."""
     if arguments.named and (arguments.run or arguments.store):
         raise ConfigError(f"the run is named twice: leave out {arguments.named}, or --run and --store")
     run = run_with_store(arguments.named or arguments.run, arguments.store)
@@ -197,10 +200,10 @@ def status(arguments: Namespace) -> int:
                     table.update(status_table(view), refresh=True)
             return 0
         view = next(views)
-        # Rates need a second look. A shard that does not answer would be waited for again.
+        # Rates need a second sample, which would wait again for a shard that does not answer.
         if view["running"] and not view["problem"]:
             view = next(views)
-    # A file or a pipe takes lines of any length, and a command within one stays whole.
+    # Without a terminal lines are not wrapped, so that commands in them can be copied.
     return _print(arguments, view, lambda: status_table(view), console, soft_wrap=not console.is_terminal)
 
 
@@ -218,7 +221,7 @@ def _views(run: Run, live: LiveReplay, stored: StoredRun, interval: float) -> It
 
 
 def list_rows(arguments: Namespace) -> int:
-    """A line an episode."""
+    """A table of episodes, one per line."""
     _check_states(arguments.state)
     with _opened(arguments) as (_, stored):
         rows = list_episodes(
@@ -231,7 +234,7 @@ def list_rows(arguments: Namespace) -> int:
             limit=arguments.limit or None,
         )
     more = f"the first {len(rows)}; --limit N shows more, --limit 0 all" if len(rows) == arguments.limit else ""
-    table = episode_table(rows) if rows else "no such episodes"
+    table = episode_table(rows) if rows else "no episodes fit"
     lines = Group(table, *([Text(more, "dim")] if more else []))
     return _print(arguments, [asdict(row) for row in rows], lambda: lines, _wide_console())
 
@@ -270,7 +273,7 @@ def _check_states(states: Sequence[str]) -> None:
 def _wide_console() -> Console:
     """A console for rows of any length.
 
-    A file or a pipe gets each row as one line. A narrow terminal breaks lines, since a table that fits would lack the
+    A file or a pipe gets each row as one line. A narrow terminal wraps lines, since a table that fits would cut off the
     ends of ids.
     """
     console = Console()
@@ -294,7 +297,7 @@ def show(arguments: Namespace) -> int:
 def _others(stored: StoredRun, name: str) -> str:
     begin_like_it = [each for each in islice(stored.ids(after=name), SUGGESTIONS) if each.startswith(name)]
     others = begin_like_it or list(islice(stored.ids(), SUGGESTIONS))
-    return f"do you mean {', '.join(others)}?" if others else "the store holds none; replay.retention=all keeps them"
+    return f"do you mean {', '.join(others)}?" if others else "the store has none; replay.retention=all keeps them"
 
 
 def export(arguments: Namespace) -> int:
@@ -340,12 +343,12 @@ def dead_letters(arguments: Namespace) -> int:
 
 
 def change_dead_letters(arguments: Namespace) -> int:
-    """Requeue or discard dead letters; status 1 where one was refused."""
+    """Requeue or discard dead letters. The exit status is 1 if the replay refused one."""
     # Together with --run or --store, all other words are ids.
     if arguments.named and (arguments.run or arguments.store):
         arguments.ids, arguments.named = [arguments.named, *arguments.ids], None
     if bool(arguments.ids) == arguments.all:
-        raise ConfigError("name dead letters by their ids, or all by --all")
+        raise ConfigError("name dead letters by their ids, or use --all")
     with _opened(arguments) as (run, stored):
         names = [name for name, _ in stored.dead_letters()] if arguments.all else arguments.ids
         live = _live(arguments, run, stored)

@@ -1,5 +1,5 @@
-"""`asyncrl inspect requeue`, `discard` and `skip-plan`: the commands that change something. The replay does it where it
-runs."""
+"""`asyncrl inspect requeue`, `discard` and `skip-plan`: the commands that change a run. A running replay makes the
+change itself."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrl.runs.run import Run
 REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
 
 Change = Callable[[ReplayClient, str], str]
-"""Changes one dead letter, and says how."""
+"""Changes one dead letter, and returns a description of the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,10 @@ def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> 
 
 def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], LiveReplay]) -> int:
     """Make the plan of `step` train nothing on every shard, for good: the last resort if its training fails every
-    time. Returns how many trajectories become dead letters. Uses the replay where it runs, else the store.
+    time. Return the number of trajectories that become dead letters. A running replay makes the change; otherwise this
+    changes the store.
 
-    Raises RefusedError: there is no such plan, or it was trained; StoreError: the store cannot be opened;
+    Raises RefusedError: the step has no plan, or was trained; StoreError: the store cannot be opened;
     UnavailableError: a replay serves the store, and does not answer.
     """
     with run.stored() as stored:
@@ -75,13 +76,13 @@ def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], L
 
 
 def _skip_in_store(run: Run, shard: int, step: int, reason: str) -> int:
-    # Reads task files, which takes longer to import than all the rest.
+    # These imports bring the reader of task files, and take longer than all others.
     from asyncrl.replay.protocol import Call, SkipPlan
     from asyncrl.replay.service import ReplayService
 
     settings = run.settings()
     if settings is None:
-        raise ConfigError(f"there is no configuration of {run.store}: start its replay, then try again")
+        raise ConfigError(f"{run.store} has no configuration: start its replay, then try again")
     replay = settings.replay
     service = ReplayService(read_replay_settings(run.folder, shard), replay.lease_s, time.monotonic)
     path = shard_paths(run.store)[shard]

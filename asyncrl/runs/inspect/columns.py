@@ -40,7 +40,7 @@ Columns = Mapping[str, Column]
 
 
 def column_of(kind: Any) -> Column:
-    """The column for values of a Python type, as it is annotated."""
+    """The column for values of the type `kind`, an annotation."""
     if (dtype := dtype_of(kind)) is not None:
         return Column(pa.list_(pa.from_numpy_dtype(dtype)), _as_it_is, partial(_array, dtype=dtype), is_array=True)
     origin, inner = get_origin(kind), get_args(kind)
@@ -85,7 +85,7 @@ def _array(values: pa.Array | None, dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def columns_of(noun: type, but: Sequence[str] = ()) -> dict[str, Column]:
-    """A column for each field of a data type, except those in `but`."""
+    """A column for each field of a data type, except the fields in `but`."""
     return {name: column_of(kind) for name, kind in get_type_hints(noun).items() if name not in but}
 
 
@@ -182,8 +182,8 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def read_row(row: Mapping[str, Any]) -> StoredTrajectory:
-    """The trajectory in a row of `rows_of`. Raises InvariantError or ValueError: it is not valid; TypeError: it lacks
-    something."""
+    """The trajectory in a row of `rows_of`. Raises InvariantError or ValueError: it is not valid; TypeError: a value is
+    missing."""
     shared: dict[str, Any] = {name: _MISSING.get(name) if row[name] is None else row[name] for name in _IN_BOTH}
     facts = TrajectoryRecord(
         row["group_id"],

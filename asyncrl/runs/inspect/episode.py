@@ -1,7 +1,7 @@
 """`asyncrl inspect show`: one episode, turn by turn.
 
-The text is cut where the loss mask, a turn or a step changes, and each piece is decoded alone. Sampled text is green,
-other text is dim, and a step's score follows the end of the step.
+The text is split where the loss mask, a turn or a step changes, and each piece is decoded alone. Sampled text is green,
+all other text is dim, and a step's score follows the end of the step.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _facts(record: StoredTrajectory) -> dict[str, str]:
     if letter is not None:
         found["dead letter"] = f"attempt {letter.attempt + 1}: {letter.reason}"
     if trajectory is None:
-        removed = "removed; replay.retention=all keeps it, observe.keep_episodes that of some groups"
+        removed = "removed; replay.retention=all keeps all texts, observe.keep_episodes those of a few groups"
         return {**found, "text": removed if facts else "none, the episode failed"}
     return {
         **found,
@@ -168,7 +168,7 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
 
 
 def _under(trajectory: Trajectory, turn: Turn) -> str:
-    """The turn's grammar, and its mean mass: the share of the policy's probability that it leaves."""
+    """The turn's grammar, and its mean mass: the policy's probability of the tokens that the grammar allows."""
     mass = trajectory.grammar_mass[turn.start : turn.end]
     return f"under a grammar ({turn.grammar}), mass {mass.mean():.2f}" if turn.grammar and len(mass) else ""
 

@@ -30,7 +30,7 @@ class EpisodeRow:
 
     `reason` says why it is evicted, filtered, dropped or dead. `step` is the newest learner step that trains it. `lag`
     is the lag of its oldest token at that step, or at its eviction. `tokens` counts all tokens, `sampled` and `turns`
-    only the policy's. `seconds` is its duration. None: not known; an episode that failed has only an id and a reason.
+    only the policy's. `seconds` is its duration. `None`: unknown; an episode that failed has only an id and a reason.
     """
 
     id: str
@@ -125,7 +125,7 @@ def step_row(stored: StoredRun, plan: BatchPlan) -> StepRow:
 
 
 def required_plan(stored: StoredRun, step: int) -> BatchPlan:
-    """The plan of a step. Raises RefusedError: there is none."""
+    """The plan of a step. Raises RefusedError: the step has none."""
     plan = stored.plan(step) if step >= 0 else None
     if plan is None:
         steps = stored.steps()
@@ -144,11 +144,11 @@ def list_episodes(
     reverse: bool = False,
     limit: int | None = None,
 ) -> list[EpisodeRow]:
-    """List episodes in one of `states`, at most `limit`, of one step or one evaluation where these are named.
+    """List at most `limit` episodes in one of `states`, of one step or one evaluation if it is named.
 
-    `sort` is a key of `SORT_KEYS`: the largest come first, and those without a value last. Without it the newest ids
-    come first, and no more is read than is needed. `reverse` reverses the order. Raises RefusedError: the run has no
-    such step.
+    `sort` is a key of `SORT_KEYS`: the largest values come first, and episodes without a value last. Without `sort` the
+    newest ids come first, and only as many episodes as needed are read. `reverse` reverses the order. Raises
+    RefusedError: the step has no plan.
     """
     if step is not None:
         plan = required_plan(stored, step)

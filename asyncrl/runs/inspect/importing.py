@@ -1,7 +1,7 @@
-"""An exported run back to a store: to inspect it, to export it again, and to train from it (`replay.source`).
+"""Makes a store from an exported run: to inspect it, to export it again, and to train from it (`replay.source`).
 
 The files may come from a stranger. Every row is checked before it is stored: its types and invariants as the store will
-read them, and that it fits the other rows. A row that fails refuses the whole import, and nothing is left of it.
+read them, and that it fits the other rows. A wrong row ends the import, and the unfinished store is deleted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from asyncrl.wire import decode, encode, join, labels_message, read_labels, read
 ROWS = 128
 """Rows that are read at once."""
 MAX_COLUMN_BYTES = 4 << 30
-"""The memory that the values of one column may take in a group of rows. A few bytes of a file can announce far more."""
+"""The memory that the values of one column may take in a group of rows. A small compressed file can need far more."""
 OFFSET_BITS = 32
 """Memory for each text, in addition to its bytes."""
 LONGEST_REASON = 300
@@ -67,13 +67,13 @@ T = TypeVar("T")
 
 
 def count_rows(source: Path) -> int:
-    """Count the trajectories of an exported run. Raises DataError: `source` is none."""
+    """Count the trajectories of an exported run. Raises DataError: `source` is no exported run."""
     with _refused(source), _open(source / TRAJECTORIES_FILE, TRAJECTORIES) as file:
         return int(file.metadata.num_rows)
 
 
 def import_run(source: Path, folder: Path, progress: Progress = lambda _: None) -> int:
-    """Make a store in `folder`, which must be new, from a run that was exported to `source`; returns how many
+    """Make a store in `folder`, which must be new, from a run that was exported to `source`. Return the number of
     trajectories.
 
     Raises DataError: `source` is no exported run; StoreError: `folder` exists.
@@ -99,7 +99,7 @@ def _refused(source: Path) -> Iterator[None]:
 
 @contextmanager
 def _row(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[None]:
-    """Names the row in the reason why it is refused."""
+    """Add the row to the message of an error in the block."""
     try:
         yield
     except _WRONG as error:
@@ -132,7 +132,7 @@ def _take_trajectories(store: Store, path: Path, progress: Progress) -> int:
 def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
     about = json.loads(metadata.get(METADATA, b"null"))
     if not isinstance(about, dict):
-        raise ValueError(f"the metadata of {TRAJECTORIES_FILE} are not there")
+        raise ValueError(f"the metadata of {TRAJECTORIES_FILE} are missing")
     if about.get("format") != FORMAT:
         raise ValueError(f"its format is {about.get('format')!r:.50}, this asyncrl reads {FORMAT}")
     for name, value in msgspec.convert(about["counters"], dict[str, int]).items():
@@ -147,7 +147,7 @@ def _take_metadata(tx: Transaction, metadata: Mapping[bytes, bytes]) -> None:
 
 
 def _take_trajectory(tx: Transaction, stored: StoredTrajectory) -> bool:
-    """Store one trajectory. Says whether it shows images. Raises an error of `_WRONG`."""
+    """Store one trajectory. Return True if it has images. Raises an error of `_WRONG`."""
     assert stored.facts is not None
     name, facts = msgspec.convert(stored.id, str), _as_stored(stored.facts, TrajectoryRecord)
     _check_id(name, facts.group, facts.member)
@@ -202,7 +202,7 @@ def _take_plan(tx: Transaction, row: Mapping[str, Any]) -> None:
         found = (facts.group, facts.tokens, facts.sampled)
         _require(said == found, f"group, tokens and sampled of {name} are {said}, but its row says {found}")
         _require(not plan.shared or 0 <= plan.shared[index] <= facts.tokens, f"shared of {name} is no part of it")
-    _require(all(0 <= index < len(plan.ids) for index in plan.demonstrations), "a demonstration is none of its ids")
+    _require(all(0 <= index < len(plan.ids) for index in plan.demonstrations), "a demonstration is not among its ids")
     tx.put("plans", plan.step, plan)
 
 

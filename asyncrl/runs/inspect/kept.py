@@ -14,21 +14,21 @@ log = logging.getLogger(__name__)
 
 
 class KeptOfRun:
-    """The kept episodes of the run to which a store belongs; none of a store that was imported alone. A sample that
-    cannot be read is logged, and counts as none."""
+    """The kept episodes of a store's run; none for a store that was imported alone. Episodes that cannot be read are
+    logged and left out."""
 
     def __init__(self, run: Run) -> None:
         self._kept = run.kept() if run.owns_store else None
 
     def find(self, name: str) -> KeptEpisode | None:
-        """The episode of that id, as the newest step that kept it trained it."""
+        """The episode `name`, as the newest step that kept it trained it; `None` if it is not kept."""
         if self._kept is None:
             return None
         try:
             row = self._kept.find(name)
             return None if row is None else self._kept.read(row.step, name)
         except (StoreError, OSError) as error:
-            log.warning("what is kept of %s cannot be read: %s", name, error)
+            log.warning("the kept episode %s cannot be read: %s", name, error)
             return None
 
     def groups(self, step: int) -> list[str]:
@@ -38,7 +38,7 @@ class KeptOfRun:
         try:
             return list(dict.fromkeys(row.group_id for row in self._kept.rows() if _was_trained(row, step)))
         except (StoreError, OSError) as error:
-            log.warning("what is kept of step %d cannot be read: %s", step, error)
+            log.warning("the kept episodes of step %d cannot be read: %s", step, error)
             return []
 
 
@@ -47,7 +47,7 @@ def _was_trained(row: KeptRow, step: int) -> bool:
 
 
 def filled(record: StoredTrajectory, kept: KeptEpisode | None) -> StoredTrajectory:
-    """The record, with the trajectory and the labels that were kept where the store has none."""
+    """The record, with the kept trajectory and labels if the store has no trajectory."""
     if kept is None or record.trajectory is not None:
         return record
     return replace(record, trajectory=kept.trajectory, labels=record.labels or kept.labels)

@@ -1,4 +1,4 @@
-"""A run's store to Parquet. `importing` makes a store of the files again.
+"""Writes a run's store to Parquet files. `importing` makes a store from the files.
 
 Memory does not grow with the run, and an export does not disturb a running replay.
 """

@@ -48,7 +48,7 @@ def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
 
 
 def episode_table(rows: Iterable[EpisodeRow]) -> Table:
-    """A line an episode."""
+    """A table with a line per episode."""
     table = Table(box=None, pad_edge=False)
     for column in ("id", "state", "step"):
         table.add_column(column, header_style="dim", no_wrap=True)
@@ -76,8 +76,8 @@ def _number(value: float | None) -> str:
 def step_view(
     step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]], kept: Sequence[str] = ()
 ) -> RenderableType:
-    """A learner step, and the episodes of each part by its name, each with the end of its last answer; None if its data
-    was removed. The `kept` groups have their text."""
+    """A learner step for a terminal. `parts` has lists of episodes by title, each episode with its last answer, of
+    which the end is shown; `None`: its data was removed. The texts of the `kept` groups still exist."""
     head = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "step": f"{step.step}, at version {step.version}",
@@ -106,7 +106,7 @@ def step_view(
 
 def _ending(text: str | None) -> str:
     if text is None:
-        return "its text was removed; replay.retention=all keeps it, observe.keep_episodes that of some groups"
+        return "its text was removed; replay.retention=all keeps all texts, observe.keep_episodes those of a few groups"
     cut = "..." if len(text) > SHOWN_CHARACTERS else ""
     return cut + printable(text[-SHOWN_CHARACTERS:]).replace("\n", "\n  ")
 
@@ -152,7 +152,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
 
 
 def _progress(progress: Mapping[str, Any]) -> list[Text]:
-    """A line as the run's own terminal has it; none for a store without a run."""
+    """The line of values that the run's own terminal shows; none for a store without a run."""
     rows = progress_rows(progress, progress["steps"]) if progress["steps"] is not None else []
     return [Text("   ".join(f"{name} {value}" for name, value in rows))] if rows else []
 
@@ -167,7 +167,7 @@ def _stalls(status: Mapping[str, Any]) -> list[Text]:
 
 
 def _processes(processes: Mapping[str, Any]) -> Table:
-    """A table of the host of each role. In a large run it has only roles that were restarted or wait."""
+    """A table of the host of each role. In a large run it has only roles that were restarted or do not run."""
     shown = processes
     if len(processes) > WORKERS_SHOWN:
         shown = {name: each for name, each in processes.items() if each["restarts"] or not each["pid"]}
@@ -201,7 +201,7 @@ def _title(status: Mapping[str, Any]) -> Text:
 
 
 def _table(title: str, columns: Mapping[str, Mapping[Any, object]]) -> Table:
-    """A row for each key of the columns."""
+    """A table with a row for each key of the columns."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
     for index, column in enumerate(["", *columns]):
         table.add_column(column, justify="right" if index else "left", header_style="dim")
@@ -234,6 +234,6 @@ def _disk(disk: Mapping[str, Any]) -> str:
 def _reader(reader: Mapping[str, Any]) -> str:
     command = printable(reader["command"]) or "its command line cannot be seen"
     return (
-        f"reader          process {reader['pid']} has read one snapshot for {reader['seconds']:.0f} s, and no space "
-        f"is reused: {command}"
+        f"reader          process {reader['pid']} has read one snapshot for {reader['seconds']:.0f} s, so the store "
+        f"cannot reuse space: {command}"
     )

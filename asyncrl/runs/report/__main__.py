@@ -19,8 +19,7 @@ from asyncrl.runs.report.page import REPORT_FILE, write_report
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where there is no such run, or the file cannot be
-    written."""
+    """The entry of the command line. Raises ConfigError: the run does not exist; OSError: the file is not writable."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,7 +1,7 @@
 """`asyncrl compare RUN RUN ... [--html FILE] [--json]`: the differences between runs, and the results of each.
 
-It shows the keys, versions and hardware that differ, and the results next to each other. It shows the values of each
-run after the same number of samples, sampled tokens and seconds of training, too. RUN is the folder of a run, such as
+It shows the keys, versions and hardware that differ, and the results next to each other. It also shows the values of
+each run after the same number of samples, sampled tokens and seconds of training. RUN is the folder of a run, such as
 runs/NAME, or its name; it may still run. --html also writes a page with the curves of all runs in the same plots.
 """
 
@@ -43,7 +43,7 @@ SPREAD = ("held-out accuracy, last", "held-out outcome, last", "reward, last")
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where runs cannot be compared."""
+    """The entry of the command line. Raises ConfigError: the runs cannot be compared."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -90,7 +90,7 @@ def as_tables(comparison: Comparison) -> RenderableType:
     for title, rows in texts(comparison).items():
         parts += [Text(title, "bold"), _table(comparison.names, rows), Text()]
     for table in comparison.tables:
-        title = f"{table.measure} after so many {table.axis}"
+        title = f"{table.measure} at the same number of {table.axis}"
         values = {
             name: [UNKNOWN if value is None else f"{value:.3f}" for value in row]
             for name, row in zip(comparison.names, table.values, strict=True)
@@ -108,7 +108,7 @@ def texts(comparison: Comparison) -> dict[str, dict[str, list[str]]]:
         if (pairs := list(zip(comparison.runs, values, strict=True)))
     }
     results = {name: [_text(name, value) for value in values] for name, values in comparison.results.items()}
-    tables = {"Configuration: what differs": configuration, "Versions and hardware: what differs": environment}
+    tables = {"Differences in configuration": configuration, "Differences in versions and hardware": environment}
     found = {title: rows for title, rows in tables.items() if rows}
     return {**found, "Results": results}
 

@@ -21,7 +21,7 @@ NOT_COMPARED = ("run.name", *HOST_KEYS)
 PARTS = 4
 """The tables have a value at the end of each of this many equal parts of the shortest run."""
 WINDOW = 0.125
-"""A value of a training batch in a table is the mean over this share of the shortest run before it."""
+"""A value of training batches in a table is a mean over the steps before it, for this share of the shortest run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A compared metric. Held-out ones are known only after some steps; the others are of training batches, which
-    scatter."""
+    """A compared metric. Held-out metrics are known only after some steps. All others are of training batches, and are
+    noisy."""
 
     title: str
     metric: str
     is_held_out: bool = False
 
     def points(self, run: ReportedRun) -> list[tuple[int, float]]:
-        """Steps that are done, and the value then."""
+        """Pairs of the number of steps that are done, and the value then."""
         rows, first = (run.evaluations, 0) if self.is_held_out else (run.steps, 1)
         return [(row["step"] + first, float(row[self.metric])) for row in rows if self.metric in row]
 
@@ -108,7 +108,7 @@ SPEED = {
 
 @dataclass(frozen=True, slots=True)
 class MatchedTable:
-    """A measure of each run where the runs were equally far: `values[run][part]` at `at[part]`; None: not known."""
+    """A measure of all runs at the same points: `values[run][part]` at `at[part]`; `None`: unknown."""
 
     measure: str
     axis: str
@@ -121,7 +121,7 @@ class Comparison:
     """A comparison of runs, each name with a value for each run.
 
     `configuration` and `environment` have only the differences, and `results` everything. `configurations` numbers the
-    different configurations from 0, with one number for each run; runs that differ only in their seed share one.
+    different configurations from 0, with a number for each run; runs that differ only in their seed have the same.
     `statement` says which conclusion is allowed.
     """
 
@@ -136,7 +136,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[ReportedRun]) -> Comparison:
-    """Raises ConfigError: these runs cannot be compared."""
+    """Compare runs. Raises ConfigError: they cannot be compared."""
     _check(runs)
     kinds: dict[str, int] = {}
     configurations = [kinds.setdefault(repr(_kind(run)), len(kinds)) for run in runs]
@@ -205,7 +205,7 @@ def _facts(host: Environment | None) -> dict[str, str]:
         "CPU": f"{host.cpu}, {host.cores} cores",
         "system": host.system,
         "asyncrl": host.asyncrl,
-        "commit": host.commit or "not known",
+        "commit": host.commit or "unknown",
         "Python": host.python,
     }
     return facts | dict(host.packages or {})
@@ -259,28 +259,28 @@ def _statement(configurations: Sequence[int], runs: Sequence[ReportedRun]) -> st
     seeds = {run.values[SEED] for run in runs}
     if len(counts) == 1:
         by = f"their seeds ({len(seeds)} different ones)" if len(seeds) > 1 else "neither configuration nor seed"
-        return f"{len(runs)} runs of one configuration, which differ in {by}: their spread is that of chance."
+        return f"{len(runs)} runs of one configuration, which differ in {by}: their spread is due to chance."
     if max(counts) == 1:
         return (
-            f"{len(runs)} runs, each of another configuration and with one seed. What differs may be chance: no "
-            f"configuration is shown to be better. Train each with several values of {SEED} to tell."
+            f"{len(runs)} runs of different configurations, with one seed each. Differences may be chance: no "
+            f"configuration is shown to be better. To find out, train each with several values of {SEED}."
         )
     runs_each = ", ".join(map(str, counts))
     return (
-        f"{len(runs)} runs of {len(counts)} configurations ({runs_each} runs each). Compare the difference of "
-        "configurations with the spread of the runs of one. No statistical test was made."
+        f"{len(runs)} runs of {len(counts)} configurations ({runs_each} runs each). Compare the differences between "
+        "configurations with the spread within one. No statistical test was made."
     )
 
 
 def axis_points(run: ReportedRun, measure: Measure, axis: Axis) -> list[tuple[float, float]]:
-    """The curve of a measure over an axis; empty where the run does not tell one of them."""
+    """The curve of a measure over an axis; empty if the run lacks a metric for it."""
     progress = axis.of(run)
     return [] if progress is None else [(progress.after(steps), value) for steps, value in measure.points(run)]
 
 
 def spread(comparison: Comparison, name: str) -> list[tuple[int, int, float, float, float]]:
-    """The spread of a result in each configuration that has several runs: its number, how many of its runs know the
-    result, and their least, mean and greatest value."""
+    """The spread of a result in each configuration that has several runs: the configuration's number, the number of
+    runs with this result, and their least, mean and greatest value."""
     found = []
     for kind in range(max(comparison.configurations) + 1):
         pairs = zip(comparison.configurations, comparison.results.get(name, []), strict=False)

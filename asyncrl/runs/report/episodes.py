@@ -1,5 +1,5 @@
 """A few kept episodes of a run, as a report shows them: the best, a middle and the worst one of the first and of the
-last step that kept some."""
+last step that kept episodes."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class ShownEpisode:
 
 
 def sample_episodes(run: Run, decode: Callable[[], Decode]) -> tuple[list[ShownEpisode], str]:
-    """Episodes of the run, and why there are none; empty: there are some. `decode` loads the tokenizer."""
+    """Episodes of the run, or the reason why there are none. `decode` loads the tokenizer."""
     kept = run.kept()
     try:
         rows = [row for row in kept.rows() if HELD_OUT not in row.flags]
         if not rows:
-            return [], "The run kept none: observe.keep_episodes says how many groups of a step are kept."
+            return [], "The run kept no episodes: observe.keep_episodes sets the number of kept groups of a step."
         episodes = [kept.read(row.step, row.id) for row in chosen(rows)]
         to_text = decode()
         return [_shown(episode, to_text) for episode in episodes], ""
@@ -72,7 +72,7 @@ def _reward(row: KeptRow) -> tuple[bool, float]:
 
 
 def visible(text: str) -> str:
-    """Text in which marks are seen that would hide or turn other text: a policy or a tool may have written them."""
+    """The text with codes for characters that hide or reverse other text: a policy or a tool may have written some."""
     return "".join(each if each.isprintable() or each in "\n\t" else f"\\u{ord(each):04x}" for each in text)
 
 

@@ -1,4 +1,4 @@
-"""The pages of this room: HTML in one file, from templates. Everything that a run wrote is escaped."""
+"""Makes the pages of this package from templates: each is one HTML file. Everything that a run wrote is escaped."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ REPORT_FILE = "report.html"
 
 
 def write_report(name: str, out: Path | None = None) -> Path:
-    """Write the report of a run into its folder, or to `out`, and return the file. Raises ConfigError: there is no such
-    run, or its configuration cannot be read; OSError."""
+    """Write the report of a run into its folder, or to `out`, and return the file. Raises ConfigError: the run does not
+    exist, or its configuration cannot be read; OSError."""
     run = read_run(name)
     file = out or run.folder / REPORT_FILE
     write_whole(file, run_page(run))
@@ -38,7 +38,8 @@ def write_report(name: str, out: Path | None = None) -> Path:
 
 
 def page(template: str, title: str, **values: Any) -> str:
-    """The text of a page. Texts of a run that it shows may have marks that hide or turn other text: they are seen."""
+    """The text of a page. A run's texts may have characters that hide or reverse other text: the page shows their
+    codes."""
     style = Markup((FOLDER / "style.css").read_text())
     rendered = (
         _templates().get_template(template).render(title=title, style=style, version=asyncrl.__version__, **values)
@@ -116,7 +117,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
 
 
 def environment_rows(host: Environment) -> list[tuple[str, str]]:
-    """The facts of a host for people. Unknown ones are left out."""
+    """The facts of a host for people. Unknown facts are left out."""
     packages = ", ".join(f"{name} {version}" for name, version in (host.packages or {}).items())
     rows = [
         ("host", host.host),

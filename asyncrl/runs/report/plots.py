@@ -11,7 +11,7 @@ from asyncrl.runs.report.svg import Plot, Series
 
 STEP = "learner step"
 MOST_ROLES = 4
-"""A run with more actors or scorers has plots of evenly spread ones."""
+"""The most actors or scorers in a plot. Of more processes it shows evenly chosen ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ DEPTHS = {"depth_pending": "wait for a scorer", "depth_waiting": "wait for their
 
 
 def learning_plots(run: ReportedRun) -> Iterator[Plot]:
-    """The plots that show whether the run learns."""
+    """The plots that show if the run learns."""
     reward, *others = LEARNING
     yield _by_step(run, reward)
     measured = {"eval/accuracy": "accuracy", "eval/outcome": "outcome", "eval/reward": "reward"}
@@ -134,7 +134,7 @@ def _minutes(run: ReportedRun) -> str:
 
 
 def _roles(run: ReportedRun, kind: str) -> dict[str, Sequence[Row]]:
-    """The rows of the processes of a kind by name. Of many processes it takes evenly spread ones."""
+    """The rows of the processes of a kind by name. Of many processes it takes evenly chosen ones."""
     found = {name: rows for name, rows in run.roles.items() if name.startswith(f"{kind}-") and rows}
     if len(found) <= MOST_ROLES:
         return found

@@ -1,4 +1,4 @@
-"""All that a report and a comparison read of one run."""
+"""The values of one run that a report or a comparison shows."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class ReportedRun:
 
     `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
     text of its file. Secrets are masked in both. `steps` and `evaluations` are sampled rows of the learner; `roles` has
-    the rows of the other processes by name. `state` is the summary's, or "running", or "unfinished" for a run that
-    ended without a summary.
+    the rows of all other processes by name. `state` is the result in the summary, "running", or "unfinished" for a run
+    that ended without a summary.
     """
 
     run: Run
@@ -68,8 +68,8 @@ class ReportedRun:
 
 
 def read_run(name: str) -> ReportedRun:
-    """The run that `name` names, by its folder or by its name in runs/. Raises ConfigError: there is none, it is
-    a fine-tuning, or its configuration cannot be read."""
+    """Read the run that `name` names, by its folder or by its name in runs/. Raises ConfigError: it does not exist, it
+    is a fine-tuning, or its configuration cannot be read."""
     run = require_run(name)
     refuse_fine_tuning(run.folder)
     values, written = run.values(), run.written_config()
@@ -99,6 +99,6 @@ def _summary(run: Run, planned: int | None, done: int) -> tuple[str, RunSummary]
             if found.steps == done:
                 return found.result, found
         except msgspec.ValidationError as error:
-            log.info("the summary of %s is of another version of asyncrl, and made again: %s", run.folder, error)
+            log.info("another version of asyncrl wrote the summary of %s; it is made again: %s", run.folder, error)
     state = RUNNING if running else UNFINISHED
     return state, summarise(run, planned or 0, state, "", resume_command(run))

@@ -13,7 +13,7 @@ COLOURS = 8
 """The number of colours in the page's style, which has a dash pattern for each."""
 MOST_POINTS = 300
 LARGEST = 1e305
-"""A larger value may have no difference from another."""
+"""Larger values are not drawn: the difference of two may overflow."""
 WIDTH, HEIGHT = 420, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 36
 
@@ -60,7 +60,7 @@ class DrawnPlot:
 
 
 def draw(plot: Plot) -> DrawnPlot | None:
-    """The plot; None: no curve has a point."""
+    """Draw the plot; `None` if no curve has a point."""
     found = [(series, series.points()) for series in plot.series]
     found = [(series, points) for series, points in found if points]
     if not found:
@@ -171,7 +171,7 @@ def _curve(frame: _Frame, points: Sequence[tuple[float, float]], number: int, ha
 
 
 def _stacked(curves: Sequence[list[tuple[float, float]]]) -> list[list[tuple[float, float]]]:
-    """Each curve on top of those before it. A curve that lacks an x is 0 there."""
+    """Stack each curve on the curves before it. A curve that lacks an x is 0 there."""
     xs = sorted({x for points in curves for x, _ in points})
     heights, stacked = dict.fromkeys(xs, 0.0), []
     for points in curves:

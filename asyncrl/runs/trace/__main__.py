@@ -22,7 +22,7 @@ from asyncrl.runs.trace.perfetto import write_perfetto
 from asyncrl.runs.trace.reading import US, Trace, TraceSpan, in_order, number_of
 
 EXAMPLES = """examples:
-  asyncrl trace runs/NAME                               all of it, into runs/NAME/trace.json.gz
+  asyncrl trace runs/NAME                               the whole run, into runs/NAME/trace.json.gz
   asyncrl trace runs/NAME --steps 310:314               the time of these learner steps
   asyncrl trace runs/NAME --explain-step 312            why the learner was idle
   asyncrl trace runs/NAME --explain-episode t000000012.3.0
@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where there is nothing to show."""
+    """The entry of the command line. Raises RefusedError: there is nothing to show."""
     given = parser().parse_args(argv)
     _run(given)
 
@@ -47,10 +47,10 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     window = top.add_mutually_exclusive_group()
     window.add_argument("--steps", type=_span_of_numbers, metavar="A:B", help="only the time of learner steps A to B")
-    window.add_argument("--seconds", type=_span_of_numbers, metavar="A:B", help="only so many seconds after the start")
+    window.add_argument("--seconds", type=_span_of_numbers, metavar="A:B", help="seconds after the start")
     top.add_argument("--out", type=Path, metavar="FILE", help="the file to write (RUN/trace.json.gz)")
     top.add_argument("--format", choices=("perfetto", "otlp"), default="perfetto", help="otlp: send to --endpoint")
-    top.add_argument("--endpoint", metavar="URL", help="where OpenTelemetry traces go by OTLP over HTTP")
+    top.add_argument("--endpoint", metavar="URL", help="OTLP endpoint (HTTP) of an OpenTelemetry collector")
     top.add_argument("--explain-step", type=int, metavar="K", help="say why the learner took so long for step K")
     top.add_argument("--explain-episode", metavar="ID", help="say why an episode took so long")
     return top
@@ -68,7 +68,7 @@ def _run(given: argparse.Namespace) -> None:
         if given.format == "otlp":
             if given.endpoint is None:
                 raise ConfigError("--format otlp needs --endpoint, such as http://localhost:4318/v1/traces")
-            # An extra, which few have.
+            # This needs an extra.
             from asyncrl.runs.trace.otlp import send
 
             _say([f"{send(spans, run.folder, given.endpoint)} spans were sent to {masked_text(given.endpoint)}"])
@@ -96,7 +96,7 @@ def _warn(trace: Trace) -> None:
     if lost := sum(role.lost for role in trace.roles):
         sys.stderr.write(f"{lost} spans were lost; the logs of the roles say why\n")
     if trace.unreadable:
-        sys.stderr.write(f"{trace.unreadable} lines could not be read, as killed processes leave them\n")
+        sys.stderr.write(f"{trace.unreadable} lines could not be read; killed processes leave such lines\n")
     if not trace.is_aligned:
         sys.stderr.write("the clocks of some hosts are not known yet: their spans may be shifted\n")
 

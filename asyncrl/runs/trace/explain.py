@@ -1,4 +1,4 @@
-"""Why a learner step, or an episode, took as long as it did: a few sentences from the spans.
+"""Explains the duration of a learner step or of an episode, in a few sentences from the spans.
 
 The time of an episode is divided among its spans: each moment belongs to the innermost span at that moment.
 """
@@ -75,7 +75,8 @@ class EpisodeStory:
         found: defaultdict[str, Share] = defaultdict(Share)
         for span, microseconds in innermost(self.spans):
             found[phrase(span)].seconds += microseconds / US
-        found["nobody knows"].seconds += (self.end - self.start) / US - sum(each.seconds for each in found.values())
+        known = sum(each.seconds for each in found.values())
+        found["in no recorded span"].seconds += (self.end - self.start) / US - known
         for span in self.spans:
             share = found[phrase(span)]
             if span.name != "segment":
@@ -93,8 +94,8 @@ def phrase(span: TraceSpan) -> str:
 
 
 def innermost(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, int]]:
-    """Each moment in which there is a span, with the innermost one; as spans and microseconds. Of two spans with the
-    same ends the inner one was recorded first."""
+    """Divide the time among the spans: yield a span, and for how many microseconds it was the innermost one. Of two
+    spans with the same ends the inner one was recorded first."""
     edges = sorted({edge for span in spans for edge in (span.start, span.end)})
     for begin, end in pairwise(edges):
         there = [span for span in spans if span.start <= begin and end <= span.end]
@@ -103,7 +104,7 @@ def innermost(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, int]]:
 
 
 def explain_step(trace: Trace, step: int) -> list[str]:
-    """Why the learner took so long for `step`, and was idle in it. Raises RefusedError: there are no spans of it."""
+    """Explain the time that the learner took for `step`, and was idle. Raises RefusedError: it has no spans."""
     phases = [span for span in trace.spans(_is("learner")) if span.values.get("step") == step]
     if not phases:
         raise RefusedError(f"there are no spans of step {step}: it has not been done, or its spans were dropped")
@@ -131,7 +132,7 @@ def explain_step(trace: Trace, step: int) -> list[str]:
 
 
 def explain_episode(trace: Trace, name: str) -> list[str]:
-    """Why an episode took so long. Raises RefusedError: there are no spans of it."""
+    """Explain the time that an episode took. Raises RefusedError: it has no spans."""
     story = episode_stories(trace, {name}).get(name)
     if story is None:
         raise RefusedError(f"there are no spans of an episode {name}: it has not begun, or its spans were dropped")
@@ -141,7 +142,7 @@ def explain_episode(trace: Trace, name: str) -> list[str]:
     ]
     task, worker = story.value("episode", "task"), story.value("ticket", "worker")
     what = f"{name}{f' of task {task}' if task else ''}{f' on {worker}' if worker else ''}"
-    until = "its label" if story.labelled else "the last that is known of it"
+    until = "its label" if story.labelled else "its last recorded span"
     lines = [f"{what} took {_seconds((story.end - story.start) / US)} from its ticket until {until}:"]
     lines += _share_lines(story, "  ")
     lines.append("Its longest parts, in seconds after its ticket:")

@@ -22,7 +22,7 @@ class Lanes:
 
 
 class Slots:
-    """Gives each running episode a slot of its own. A later episode takes the slot of one that is over."""
+    """Gives each running episode its own slot. A later episode takes the slot of an episode that has ended."""
 
     def __init__(self) -> None:
         self._slots: dict[str, int] = {}

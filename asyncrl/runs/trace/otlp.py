@@ -1,8 +1,8 @@
 """A timeline as OpenTelemetry traces, sent by OTLP over HTTP (the extra asyncrl[otel]).
 
-Each episode is a trace, over all roles, and so is each learner step; a span of neither is a trace of its own. The ids
-of traces are made of the run's and of the episode's or the step's, so that the same run gives the same ids again. A
-span of a group in a batch links to the step that trained it.
+Each episode is a trace over all roles, and so is each learner step. Any other span is a separate trace. A trace's id is
+derived from the ids of the run and of the episode or step, so that sending a run again gives the same ids. The span of
+a group in a batch links to the step that trained it.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ SCOPE = InstrumentationScope("asyncrl")
 
 
 def send(spans: Iterable[TraceSpan], run_dir: Path, endpoint: str) -> int:
-    """Send the spans to a collector at the URL `endpoint`, and return their number. Raises UnavailableError: it does
-    not take them."""
+    """Send the spans to a collector at the URL `endpoint`, and return their number. Raises UnavailableError: the
+    collector refuses them."""
     conversion = Conversion(run_dir)
     exporter, sent = OTLPSpanExporter(endpoint=endpoint), 0
     try:

@@ -22,14 +22,14 @@ from asyncrl.runs.trace.reading import TraceSpan, episodes_of
 KINDS = ("learner", "replay", "scoring", "actor")
 """The order of the roles in the picture."""
 ARROWS = ("deliver", "label", "ready", "fetch")
-"""The spans that arrows touch. They are drawn also where they took no time."""
+"""The spans at which arrows begin or end. They are drawn even if they took no time."""
 EPISODES_FROM = 1000
-"""The place of the first slot among the threads of a process; other tracks come before."""
+"""The index of the first slot among the threads of a process. All other tracks come before."""
 
 
 def write_perfetto(path: Path, spans: Iterable[TraceSpan], about: Mapping[str, Any]) -> int:
-    """Write the spans, which come in the order of their starts, and return their number. `about` is for the reader of
-    the file, which takes its name when it is whole and has spans. Raises OSError."""
+    """Write the spans, which come in the order of their starts, and return their number. `about` is written into the
+    file. The file appears at `path` once it is complete, and only if there are spans. Raises OSError."""
     partial = partial_name(path)
     try:
         count = _write(partial, spans, about)

@@ -1,7 +1,7 @@
 """Reads the spans of a run, whose format `observe.spans` describes, on the clock of its replay.
 
-Files that grow meanwhile are read up to their last complete line. Lines that cannot be read, as a killed process leaves
-them, are skipped and counted.
+Files that grow meanwhile are read up to their last complete line. Lines that cannot be read, which a killed process may
+leave, are skipped and counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ US = 1_000_000
 
 
 class TraceSpan(msgspec.Struct, array_like=True, gc=False):
-    """A span of a role: microseconds since 1970 on the clock of the replay. `values` are the recorder's."""
+    """A span of a role, in microseconds since 1970 on the clock of the replay. The role recorded the `values`."""
 
     start: int
     duration: int
@@ -77,7 +77,7 @@ _SPANS = msgspec.json.Decoder(TraceSpan)
 
 @dataclass
 class _Clock:
-    """The lead of the replays' clocks over one process's clock: for each endpoint times and microseconds."""
+    """The lead of the replays' clocks over one process's clock: for each endpoint pairs of a time and a lead."""
 
     samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -126,7 +126,7 @@ class RoleSpans:
                         samples.append((note.clock, note.ahead))
 
     def spans(self, correction: Callable[[_Clock], Callable[[int], int]]) -> Iterator[TraceSpan | None]:
-        """All spans in the order of the files; None for a line that cannot be read."""
+        """All spans in the order of the files; `None` for a line that cannot be read."""
         correct: Callable[[int], int] = lambda at: 0  # noqa: E731
         for line in chain.from_iterable(map(each_line, self.paths)):
             if line[:1] != b"[":
@@ -220,13 +220,13 @@ def _spilled(spans: Iterable[TraceSpan], file: IO[bytes]) -> Iterator[TraceSpan]
 
 
 def text_of(values: Mapping[str, Any], key: str) -> str:
-    """A value that should be text; "" where it is not there."""
+    """A value that should be text; "" if it is not."""
     found = values.get(key)
     return found if isinstance(found, str) else ""
 
 
 def number_of(values: Mapping[str, Any], key: str) -> int | None:
-    """A value that should be a whole number; None where it is not there."""
+    """A value that should be a whole number; `None` if it is not."""
     found = values.get(key)
     return found if isinstance(found, int) else None
 

@@ -1,7 +1,7 @@
 """Runs the cells of a session one after another, as a notebook does, in the program's process.
 
-A request is a line of JSON with the cell's code. The reply is a line that says that the cell is done, even if it
-raised. This file imports the standard library alone: a container gets only its text.
+A request is a line of JSON with the cell's code. The reply is a line with the cell's number, when the cell is done or
+has raised. This file imports only the standard library, because a container gets only its text.
 """
 
 import ast
@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 
 ROOM = 1 << 16
-"""The bytes of the output's limit that are kept free for the session's own output."""
+"""The part of the output's limit, in bytes, that is kept free for the session's own output."""
 
 
 def reply_to(number: int) -> bytes:
@@ -41,14 +41,14 @@ def serve(requests: int, replies: int) -> None:
                 with suppress(Exception):
                     stream.flush()
             if os.getpid() != own:
-                # This is a fork that the cell made and that has reached the cell's end.
+                # This process is a fork that the cell made, and has reached the end of the cell.
                 os._exit(0)
             os.write(replies, reply_to(number))
 
 
 def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
     """Run the cell, and print the value of its last expression, or its exception."""
-    # Tracebacks show lines of cells.
+    # Tracebacks read the lines of cells from `linecache`.
     linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
     try:
         tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
@@ -56,7 +56,7 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
         if tree.body:
             exec(compile(tree, name, "exec"), names)
         if last is not None:
-            # Compiled like a line at a prompt, so that it prints its value.
+            # Compiled as interactive input, so that it prints its value.
             exec(compile(ast.Interactive([last]), name, "single"), names)
     except BaseException as error:  # noqa: BLE001 - printed, as a notebook does
         frames = error.__traceback__
@@ -69,9 +69,9 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
 
 
 def make_room() -> None:
-    """Drop the end of an output that is almost as large as it may be."""
-    # The session has output of its own. And streams keep text that they could not write, which the next cell would
-    # print.
+    """Drop the end of an output that has almost reached its limit."""
+    # The session itself must be able to print. And streams keep text that they could not write, so the next cell would
+    # print it.
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and os.fstat(1).st_size > limit - ROOM // 2:
         os.ftruncate(1, limit - ROOM)

@@ -1,10 +1,10 @@
 """Process 1 of a container: runs a program, or the cells of a session, and reports the results.
 
 A container gets the text of this file, of cells.py and of pausing.py as its arguments. Requests are lines of
-JSON on standard input, and reports are lines on standard output. When the input ends, the caller has ended: then this
-process ends, and the kernel ends all others of the container.
+JSON on standard input, and reports are lines on standard output. If the input ends, the caller has ended. Then this
+process ends, and the kernel ends all other processes of the container.
 
-This file imports the standard library alone. The image's Python may be older than asyncrl's.
+This file imports only the standard library. The image's Python may be older than asyncrl's.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def main() -> None:
         status = reap(program)
         if pause is not None and (status is not None or pause.is_broken):
             pausing["signal_all"](PROC, signal.SIGKILL)
-            # A report answers a request, so the end of a pause waits for the next one.
+            # A report must answer a request, so this report waits for the next request.
             if next(lines, None) is not None:
                 report(output, status or KILLED, began, "" if status else pausing["RAN_IN_PAUSE"])
             os._exit(0)
         if status is not None or (pause is None and time.monotonic() >= deadline):
-            # Status 0 of a session means that it continues.
+            # A session that exits with 0 is reported as 1, since 0 means that the session continues.
             report(output, status or 1 if is_session and status is not None else status, began)
             os._exit(0)
         timeout = max(0.0, deadline - time.monotonic()) if pause is None else pause.wait_s
@@ -131,8 +131,8 @@ def load(text: str, name: str) -> dict[str, Any]:
 
 
 def set_dumpable(value: bool) -> None:
-    """Let processes of the same user access this one's memory and files, or refuse it."""
-    # Programs have the same user, and could forge reports.
+    """Allow or forbid that processes of the same user access the memory and files of this process."""
+    # Programs run as the same user, and could forge reports.
     with suppress(ImportError, OSError, AttributeError):
         import ctypes
 
@@ -140,7 +140,7 @@ def set_dumpable(value: bool) -> None:
 
 
 def read_lines() -> Iterator[dict[str, Any]]:
-    """Yield the requests, as they come."""
+    """Yield the requests as they arrive."""
     kept = b""
     while True:
         part = os.read(0, 1 << 16)
@@ -153,7 +153,7 @@ def read_lines() -> Iterator[dict[str, Any]]:
 
 
 def reap(program: int) -> int | None:
-    """Reap ended processes. Returns the program's status, in a shell's form, if it is one of them."""
+    """Reap ended processes. Returns the program's status (128 + signal if it was killed) if it has ended, else None."""
     try:
         while True:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -166,9 +166,9 @@ def reap(program: int) -> int | None:
 
 
 def report(output: IO[bytes], status: int | None, began: float, reason: str = "") -> None:
-    """Send the output so far, and clear it. The status is None if the time is over.
+    """Send the output so far, and clear it. `status` is None if the time is over.
 
-    `reason` says why this process ended the program, if the status does not.
+    `reason` says why this process killed the program, if the status does not.
     """
     printed = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
     os.ftruncate(output.fileno(), 0)

@@ -1,10 +1,9 @@
-"""The launcher, and the program's process once it is confined.
+"""The launcher, and the program's process after it was confined.
 
-On the control socket the watcher writes `status N` or `failed REASON`. It reads orders for a session, and the end of
-the connection when the caller closes it.
+The watcher writes `status N` or `failed REASON` to the control socket. It reads orders for a session from it, and ends
+when the caller closes the connection.
 
-A program of a policy does not start by `machine/guard.py`: its watcher (`watching.py`) confines it, and ends it with
-its caller.
+`machine/guard.py` is not used here, because the watcher (`watching.py`) ends the program together with its caller.
 """
 
 import os
@@ -30,13 +29,13 @@ def main() -> None:
 
 
 def ignore_signals() -> None:
-    """Ignore the signals by which Slurm makes a role stop or drain: the role's children get them, too."""
+    """Ignore the signals with which Slurm stops or drains a role, because the role's children get them, too."""
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
 
 
 def launch(options: Options) -> None:
-    """Start the watcher and the program's process. Returns only in the latter, once it is confined."""
+    """Start the watcher and the program's process. Returns only in the program's process, after it was confined."""
     try:
         if options.namespaces:
             enter_namespaces(options.users is not None)
@@ -55,7 +54,7 @@ def launch(options: Options) -> None:
 
 
 def find_packages() -> None:
-    """Let imports find the packages of this Python, but no longer the ones on the caller's path."""
+    """Let imports find the packages of this Python instead of asyncrl's own path."""
     import site
 
     del sys.path[0]
@@ -64,7 +63,7 @@ def find_packages() -> None:
 
 
 def run(source: str) -> None:
-    """Run a program as `python -I -` does: the traceback of a failure has no frames of this package."""
+    """Run a program as `python -I -` does. A traceback has no frames of this package."""
     find_packages()
     sys.modules["__main__"] = module = type(sys)("__main__")
     try:

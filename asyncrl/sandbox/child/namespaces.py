@@ -1,4 +1,4 @@
-"""Namespaces for the program, and a root folder that has only what the program may see."""
+"""Namespaces for the program, and a root folder with only the files that the program may see."""
 
 import ctypes
 import os
@@ -21,17 +21,17 @@ def enter_namespaces(is_root: bool) -> None:
         return
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", flags | CLONE_NEWUSER)
-    # Not as user 0: root of a namespace would get its rights back whenever it starts a program.
+    # Not as user 0, since root of a namespace regains its rights when it executes a program.
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"1000 {uid} 1")
     write("/proc/self/gid_map", f"1000 {gid} 1")
 
 
 def build_root(options: Options) -> None:
-    """Build /jail in a new root: the visible paths, read-only, and private, bounded folders. Nothing else is there.
+    """Build /jail in a new root. It has only the visible paths, read-only, and private folders of bounded size.
 
-    The jail becomes the program's root, and it is not the root of the mount namespace. The kernel refuses such a
-    process a user namespace, in which it could mount anything.
+    The jail becomes the program's root, but is not the root of the mount namespace. So the kernel does not let the
+    program create a user namespace, in which it could mount anything.
     """
     os.umask(0o022)
     real = {path: os.path.realpath(path) for path in options.visible if not os.path.islink(path)}
@@ -71,7 +71,7 @@ def bind(source: str, target: str) -> None:
 
 
 def make_read_only(mounts: str) -> None:
-    """Make every mount in the jail read-only: a flag holds for one mount only. The other flags of a mount must stay."""
+    """Make each mount in the jail read-only, since the flag applies to one mount only. Its other flags must stay."""
     with open(mounts, "rb") as lines:
         targets = [unescape(line.split()[4]) for line in lines]
     for target in targets:
@@ -82,13 +82,13 @@ def make_read_only(mounts: str) -> None:
 
 
 def unescape(path: bytes) -> str:
-    r"""A path as /proc writes it, with \040 for a space."""
+    r"""Decode a path of mountinfo, which has \040 for a space."""
     first, *others = path.split(b"\\")
     return os.fsdecode(first + b"".join(bytes([int(each[:3], 8)]) + each[3:] for each in others))
 
 
 def mount_proc(folder: str) -> None:
-    """Mount the processes of the namespace, without the machine's settings where the kernel can leave them out."""
+    """Mount procfs for the namespace, with only its processes if the kernel supports that."""
     try:
         mount("proc", folder, "proc", MS_NOSUID | MS_NODEV, "subset=pid")
     except OSError:

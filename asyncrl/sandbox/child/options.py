@@ -1,20 +1,21 @@
-"""The caller's options, and the user ids that the program may run with."""
+"""The launcher's options, and the user ids with which the program may run."""
 
 import os
 import sys
 
 SPARE_IDS = range(0x60000000, 0x60000000 + (1 << 22)), range(50_000, 65_000)
-"""User ids that no account has: as many as Linux has process ids, or fewer in a container with only 65,536 ids."""
+"""Two ranges of user ids that no account has. The second is for containers that map only 65,536 ids."""
 
 
 class Options:
     """The options in the arguments of the launcher, in this order.
 
-    - The control socket, the file of the program, and 1 for namespaces or 0.
-    - CPU seconds; bytes of memory, of a file and of each private folder; processes.
+    - The control socket, the file of the program, and 1 or 0: with or without namespaces.
+    - Limits: CPU seconds; bytes of memory, of a file and of each private folder; processes.
     - The visible paths.
 
-    `proc` is the folder in which the watcher finds the processes. `launcher` is the id of this process.
+    `proc` is the mount of procfs in which the watcher finds the processes. `launcher` is the id of this process.
+    `kernel_counts` is true if the kernel counts the program's processes separately from others.
     """
 
     def __init__(self, arguments: list[str]) -> None:
@@ -25,15 +26,15 @@ class Options:
         self.visible = arguments[8:]
         self.users = spare_users(self.namespaces)
         self.launcher = os.getpid()
-        # In namespaces of an ordinary user, processes are counted on their own since Linux 5.14.
+        # Since Linux 5.14 processes are counted for each user namespace.
         fresh = self.namespaces and tuple(map(int, os.uname().release.split(".")[:2])) >= (5, 14)
         self.kernel_counts = self.users is not None or fresh
 
 
 def spare_users(namespaces: bool) -> "range | None":
-    """User ids that no account has, for `rights.take_user`. None if this process is not root, or may not use any.
+    """User ids that no account has, for `rights.take_user`. None if this process is not root or cannot use such ids.
 
-    Without namespaces the user must be able to read this Python.
+    Without namespaces such a user must be able to read this Python.
     """
     if os.geteuid() != 0:
         return None

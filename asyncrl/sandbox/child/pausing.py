@@ -1,8 +1,8 @@
-"""Stopping all processes of a session between two cells, and checking that they stay stopped.
+"""Stops all processes of a session between two cells, and checks that they stay stopped.
 
-SIGSTOP alone does not keep a process from running: a timer, a file, a dying parent or another process may send it
-SIGCONT. So the watcher reads how long each thread has run, and ends a session that runs in a pause. This file imports
-the standard library alone: a container gets only its text.
+A stopped process can be woken: a timer, a file, a dying parent or another process may send it SIGCONT. So the watcher
+reads how long each thread has run, and ends a session that runs in a pause. This file imports only the standard
+library, because a container gets only its text.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from contextlib import suppress
 
 RAN_IN_PAUSE = "the session was ended because its processes ran between two calls"
 LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
-"""Seconds between two looks: until all processes have stopped, and the most from then on."""
+"""Seconds between two looks until all processes have stopped, and the longest interval after that."""
 
 MOST_RUNS = 5
-"""The most looks at which processes may have run before all have stopped: on a busy machine a stop takes a while.
+"""The most looks that find running processes before all have stopped, since stopping takes a while on a busy machine.
 
-After that, the most looks at which some may have ended: a process that was woken may run and end between two looks.
+After that, the most looks that find ended processes, since a process may be woken, run and end between two looks.
 """
 
 MOST_ROUNDS = 100
-"""The most rounds in which a signal is sent to processes that were forked meanwhile.
+"""The most rounds in which a signal is sent to newly forked processes.
 
-A process that forks faster has run, which the next look notices.
+If processes fork faster than this, the next look notices that they have run.
 """
 
 PF_EXITING = 4
@@ -35,7 +35,7 @@ PF_EXITING = 4
 class Pause:
     """Stops all processes that this process has started, and checks that they stay stopped.
 
-    `proc` is the folder in which it finds them. `clock` gives seconds.
+    `proc` is the mount of procfs that lists them. `clock` returns seconds.
     """
 
     def __init__(self, proc: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,11 +57,11 @@ class Pause:
 
     @property
     def is_broken(self) -> bool:
-        """True if the session runs although it was stopped."""
+        """True if the session ran although it was stopped."""
         return self._broken or self._runs > MOST_RUNS
 
     def look(self) -> bool:
-        """Look at the processes, if it is time. True if any has run since the last look."""
+        """Look at the processes if a look is due. Returns true if any has run since the last look."""
         if self.wait_s:
             return False
         before, self._ran = self._ran, run_times(self._proc)
@@ -69,7 +69,7 @@ class Pause:
         ended = {thread for thread in changed if is_exiting(thread)} | (before.keys() - self._ran.keys())
         has_run = not changed <= ended
         if self._settled:
-            # A stopped process that runs was woken on purpose. But the kernel may end one if memory is short.
+            # A stopped process runs only if it was woken on purpose, but the kernel may kill one when memory is short.
             self._broken |= has_run
             self._runs += not ended <= self._ended
             self._every_s = min(2 * self._every_s, LONGEST_LOOK_S)
@@ -91,7 +91,7 @@ class Pause:
 def signal_all(proc: str, number: int) -> None:
     """Send a signal to all processes that this process has started."""
     if os.getpid() == 1:
-        # This reaches all processes of the namespace but this one, also those that are just forked.
+        # This reaches all other processes of the namespace, even those that are being forked.
         with suppress(ProcessLookupError):
             os.kill(-1, number)
         return
@@ -127,7 +127,7 @@ def _children(threads: str) -> set[int]:
 
 
 def _descendants_of_all(proc: str) -> set[int]:
-    """The descendants on kernels without the files of children: a look at all processes of the machine."""
+    """Find the descendants among all processes of the machine, on kernels that list no children."""
     parents = {}
     for name in filter(str.isdigit, os.listdir(proc)):
         with suppress(OSError):
@@ -140,7 +140,7 @@ def _descendants_of_all(proc: str) -> set[int]:
 
 
 def run_times(proc: str) -> dict[str, bytes]:
-    """The time that each thread has run, as the kernel's text, by the thread's folder."""
+    """The running time of each thread, as the kernel writes it, by the thread's folder in procfs."""
     times = {}
     for pid in descendants(proc):
         with suppress(OSError):
@@ -153,11 +153,11 @@ def run_times(proc: str) -> dict[str, bytes]:
 
 def _run_time(thread: str) -> bytes:
     with suppress(FileNotFoundError):
-        # Nanoseconds, and the number of times that it got a processor.
+        # Nanoseconds of running and waiting, and the number of time slices.
         found = _read(f"{thread}/schedstat")
         if found != b"0 0 0\n":
             return found
-    # Hundredths of seconds, for kernels that count no better.
+    # Kernels without these statistics count hundredths of seconds.
     return b" ".join(_stat(thread)[11:13])
 
 
@@ -169,14 +169,14 @@ def is_stopped(thread: str) -> bool:
 
 
 def is_exiting(thread: str) -> bool:
-    """True if a thread has ended, or is ending: to free its memory may take long."""
+    """True if a thread has ended or is ending, which may take long because its memory is freed."""
     with suppress(OSError):
         return bool(int(_stat(thread)[6]) & PF_EXITING)
     return True
 
 
 def _stat(folder: str) -> list[bytes]:
-    """The fields of a process or a thread from its state on: 1 is the parent, 6 are flags, 11 and 12 are times."""
+    """The fields of a `stat` file from the state on: 0 is the state, 1 the parent, 6 the flags, 11 and 12 are times."""
     return _read(f"{folder}/stat").rpartition(b")")[2].split()
 
 

@@ -1,4 +1,4 @@
-"""Takes all rights from the program's process that the program must not have."""
+"""Drops all rights of the program's process that the program must not have."""
 
 import ctypes
 import errno
@@ -27,7 +27,7 @@ FAMILIES = (1, 2, 10, 16)
 
 
 def confine(options: Options, failure: int) -> None:
-    """Drop all rights that the program must not have. A failure ends the process, and `failure` gets the reason."""
+    """Drop all rights that the program must not have. If this fails, write the reason to `failure` and exit."""
     try:
         if options.namespaces:
             os.chroot("/jail")
@@ -50,12 +50,12 @@ def confine(options: Options, failure: int) -> None:
 
 
 def take_user(users: range, launcher: int) -> int:
-    """Become a real user that no other process has, still with the rights of root.
+    """Take a real user id that no other process has, and keep the rights of root.
 
-    The kernel counts the processes of a user on the whole machine, so programs of one user would share their
-    limits, also those in other containers. It forgets a user when its last process has ended, however that ends.
+    The kernel counts the processes of a user on the whole machine. So programs of one user would share their limits,
+    even in different containers.
     """
-    # In one namespace of processes, two launchers begin with different ids.
+    # Launchers in the same PID namespace begin with different ids.
     user = users[launcher % len(users)]
     for _ in range(TRIES):
         # The namespace of this process may not map the id.
@@ -70,7 +70,7 @@ def take_user(users: range, launcher: int) -> int:
 
 
 def is_alone() -> bool:
-    """True if the user of this process has no other process: then the kernel allows it a second one."""
+    """True if this process is the only one of its user: with a limit of two processes, a fork then succeeds."""
     resource.setrlimit(resource.RLIMIT_NPROC, (2, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
     try:
         child = os.fork()
@@ -91,8 +91,8 @@ def drop_rights() -> None:
 def refuse_calls() -> None:
     """Refuse system calls that neither namespaces nor limits confine.
 
-    These are sockets to the host of a virtual machine (vsock); io_uring, which makes sockets that no filter sees; and
-    System V shared memory, which outlives all processes.
+    These are sockets to the host of a virtual machine (vsock); io_uring, whose sockets pass no filter; and System V
+    shared memory, which outlives all processes.
     """
     known = CALLS.get(os.uname().machine)
     if known is None or sys.maxsize < 1 << 32:
@@ -117,7 +117,7 @@ def refuse_calls() -> None:
     try:
         call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
     except OSError as error:
-        # A kernel without filters, as security.md says.
+        # Some kernels have no filters.
         if error.errno not in (errno.EINVAL, errno.ENOSYS):
             raise
 
@@ -135,6 +135,6 @@ def set_limits(options: Options) -> None:
     for kind, value in limits:
         _, hard = resource.getrlimit(kind)
         most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        # macOS has some of them in name only.
+        # On macOS some of these limits cannot be set.
         with suppress(ValueError, OSError):
             resource.setrlimit(kind, (most, most))

@@ -1,8 +1,8 @@
-"""Starts sessions by forking itself, which takes a fraction of the time in which Python starts.
+"""Starts sessions by forking itself, which is much faster than starting Python.
 
 A request is one packet: JSON with `arguments`, as `Options` reads them, and `folder`. It carries the open files of the
-control socket, of the cells and of the output. The server does nothing else, so that the memory that it shares with the
-sessions does not change. It ends with its caller.
+control socket, of the cells and of the output. The server does nothing else, so that its memory stays shared with the
+sessions. It ends with its caller.
 """
 
 import json
@@ -17,13 +17,13 @@ from asyncrl.sandbox.child.options import Options
 
 MAX_REQUEST = 1 << 16
 NO_FILE = "-1"
-"""The argument of a session, which has no file of a program."""
+"""The argument in place of the program's file, which a session does not have."""
 
 
 def main() -> None:
     ignore_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The kernel reaps the children.
+    # With SIG_IGN the kernel reaps the children.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     caller = socket.socket(fileno=int(sys.argv[1]))
     find_packages()
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def start(fds: list[int], arguments: list[str], folder: str) -> None:
-    """Become the launcher of a session. In the program's process, run the cells."""
+    """Become the launcher of a session. After `launch` this is the program's process, which runs the cells."""
     control, requests, output = fds
     os.environ.update(HOME=folder, TMPDIR=folder)
     os.dup2(output, 1)

@@ -1,4 +1,4 @@
-"""The watcher: waits for the program, and ends it with all its children."""
+"""The watcher: waits for the program, and ends all its processes."""
 
 import os
 import resource
@@ -16,7 +16,7 @@ STOP, GO = b"s", b"g"
 
 
 def watch(options: Options) -> None:
-    """Start the program, wait for it, and end with all its children. Returns only in the program's process."""
+    """Start the program, wait for it, kill its children, and exit. Returns only in the program's process."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -48,10 +48,10 @@ def watch(options: Options) -> None:
 
 
 def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
-    """Wait for the end of `program`. Returns its status, in a shell's form, and a reason for its kill.
+    """Wait until `program` ends or must be killed. Returns its status, as in a shell, and a reason.
 
-    The status is a kill's in three cases: the caller has ended; the processes are too many or take too much
-    memory together; or they ran in a pause. Only the last case has a reason.
+    The status is 128 + SIGKILL in three cases: the caller has ended; the processes are too many or take too much memory
+    together; or they ran in a pause. Only the last case has a reason.
     """
     poll = select.poll()
     poll.register(options.control, select.POLLIN)
@@ -70,7 +70,7 @@ def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
             if pause is not None:
                 pause.end()
             pause = Pause(options.proc) if orders.endswith(STOP) else None
-        # Stopped processes take no more memory.
+        # The memory of stopped processes does not grow.
         is_running = pause is None or pause.look()
         if pause is not None and pause.is_broken:
             return killed, RAN_IN_PAUSE
@@ -88,7 +88,7 @@ def takes_too_much(options: Options) -> bool:
 
 
 def memory(process: str) -> int:
-    """The bytes of memory of a process. If the kernel tells it, shared memory is divided among its processes."""
+    """The bytes of memory of a process. If the kernel reports it, shared memory is divided among its processes."""
     with suppress(OSError, ValueError):
         with suppress(PermissionError), open(f"{process}/smaps_rollup", "rb") as rollup:
             return int(rollup.read().partition(b"\nPss:")[2].split()[0]) << 10
@@ -111,7 +111,7 @@ def reap(program: int) -> "int | None":
 
 
 def kill_descendants() -> None:
-    """Kill all descendants until none is left, since some may start others meanwhile."""
+    """Kill all descendants, repeatedly until none is left, since they may start new processes meanwhile."""
     while True:
         for pid in descendants("/proc"):
             with suppress(ProcessLookupError, PermissionError):

@@ -1,4 +1,4 @@
-"""The side of the tests, which run here and use the program over a socket."""
+"""Runs the tests, which use the program over a socket."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ from typing import Any, NoReturn, Self
 from asyncrl.scoring.asserts.values import decode, encode
 
 PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
-"""The first word of the output. `ended`: the program's side has ended, so either the tests or its sandbox has failed.
-`unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the tests pass something that is no data to
-an object of the program. They may do so with any program, or because this one returned an object instead of data."""
+"""The verdicts, which are the first word of the output. `ended`: the program's process ended during the tests, by a
+fault of the program or of its sandbox. `unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the
+tests pass a value that is not data to an object of the program. Either the tests always do this, or this program
+returned an object instead of data."""
 
 _PR_SET_DUMPABLE = 4
 _MAX_ANSWER = 16 << 20
@@ -64,13 +65,13 @@ class VerdictOutput:
         os.dup2(nothing, 2)
 
     def give(self, word: str, reason: str = "") -> NoReturn:
-        """Prints the verdict and ends the process at once: the tests can catch nothing, and their threads end too."""
+        """Prints the verdict and ends the process at once. The tests cannot catch this, and their threads end too."""
         os.write(self._out, f"{word} {reason}".encode(errors="replace"))
         os._exit(0)
 
 
 def run(tests: str, program: Program, verdict: VerdictOutput) -> None:
-    """Raises what the tests raise."""
+    """Runs the tests, and raises their exceptions."""
     tree = ast.parse(tests, "tests.py")
     modules, others = _names(tests, tree)
     for name in [*_imports(tree), *modules.values()]:
@@ -86,8 +87,8 @@ def run(tests: str, program: Program, verdict: VerdictOutput) -> None:
 def _names(tests: str, tree: ast.Module) -> tuple[dict[str, str], list[str]]:
     """The global names that the tests use: names of modules, and names that the program must define.
 
-    A built-in name is the built-in. The name of a known module is that module if the tests use only attributes of it.
-    In both cases it makes no difference what the program defines under that name.
+    A built-in name always means the built-in. The name of a known module means that module if the tests use only
+    attributes of it. In both cases the program's own definition of the name is ignored.
     """
     bases = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     otherwise = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in bases}
@@ -115,8 +116,8 @@ def _imports(node: ast.AST) -> Iterator[str]:
 
 
 class Program:
-    """The process of the program. `used`: the tests have used more of it than handles; `lacks_all`: it defines none of
-    the names that they use."""
+    """The program's process. `used`: the tests have used data or operations of the program, not only handles.
+    `lacks_all`: the program defines none of the names that the tests use."""
 
     def __init__(self, fd: int, verdict: VerdictOutput) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -126,12 +127,12 @@ class Program:
         self._objects: dict[Any, ProgramObject] = {}
         self._exceptions: dict[str, type[Exception]] = {}
         self._numbers: dict[type[Exception], Any] = {}
-        # The objects that the tests know only by global names.
+        # Numbers of objects that the tests have only by a global name, and never got in an answer.
         self._named: set[Any] = set()
         self.used = self.lacks_all = False
 
     def globals(self, names: list[str]) -> dict[str, Any]:
-        """The values of those `names` that the program defines."""
+        """The values of the `names` that the program defines."""
         answers = zip(names, self._decode(self._request({"globals": names})["value"]), strict=True)
         found = {name: self._global(name, *each) for name, each in answers if each is not None}
         self._named = {each._number for each in found.values() if type(each) is ProgramObject}
@@ -140,7 +141,8 @@ class Program:
         return found
 
     def do(self, what: str, /, *arguments: Any, **options: Any) -> Any:
-        """The result of an operation. Raises the exception that it raised there, or the nearest one known here."""
+        """The result of an operation in the program's process. Raises the operation's exception, or one of its nearest
+        base class that is known here."""
         self.used = True
         by_name = what in ("call", "setattr") and arguments[0]._number in self._named
 
@@ -160,7 +162,7 @@ class Program:
             self._verdict.give(FAILED)
 
     def _request(self, request: Any) -> Any:
-        """The answer. A malformed answer, or one that is too long, ends the tests."""
+        """The answer. A malformed or too long answer ends the tests."""
         with self._one_at_a_time:
             with suppress(OSError):
                 self._socket.sendall(json.dumps(request).encode() + b"\n")
@@ -179,14 +181,14 @@ class Program:
         return decode(value, self._object)
 
     def _object(self, number: Any) -> ProgramObject:
-        # The object is in an answer, so from now on the tests may have it where they expect data.
+        # The tests got the object in an answer, so from now on they may use it where they expect data.
         self._named.discard(number)
-        # One handle for each object, so that `is` works as it does there.
+        # One handle for each object, so that `is` works as it does in the program.
         return self._objects.setdefault(number, ProgramObject(self, number))
 
     def _number(self, value: Any, by_name: bool) -> Any:
-        """The number of one of the program's objects. Anything else ends the tests. `by_name`: the tests pass it to an
-        object that they name themselves, so the program did not cause this."""
+        """The number of `value`, an object of the program. Any other value ends the tests. `by_name`: the tests pass
+        the value to an object that they have by its global name, so the fault is in the tests, not in the program."""
         if type(value) is ProgramObject:
             return value._number
         if isinstance(value, type) and value in self._numbers:
@@ -197,7 +199,7 @@ class Program:
         self._verdict.give(UNSUITED if by_name else UNCLEAR, f"they hand the program {value!r:.200}")
 
     def _global(self, name: str, value: Any, exception: Any = None) -> Any:
-        """The value. For a class of exceptions, a new class with the same name and the nearest base known here."""
+        """`value`, or for a class of exceptions a new class with the same name and the nearest base known here."""
         if exception is None:
             return value
         self._exceptions[name] = type(name, (type(self._exception(exception, "", "")),), {})
@@ -205,13 +207,13 @@ class Program:
         return self._exceptions[name]
 
     def _exception(self, names: list[str], text: str, during: str) -> Exception:
-        """An exception of the first of these classes that is known here and takes a text."""
+        """An exception with `text`, of the first class in `names` that is known here and accepts a text."""
         for name in names:
             known = self._exceptions.get(name) or getattr(builtins, name, None)
             if not isinstance(known, type) or not issubclass(known, Exception):
                 continue
             if issubclass(known, StopIteration | StopAsyncIteration) and during != "next":
-                # Outside of `next` it would end a loop of the tests without failing them.
+                # Outside of `next`, StopIteration would end a loop of the tests without failing them.
                 known = RuntimeError
             with suppress(TypeError):
                 return known(text)
@@ -219,8 +221,8 @@ class Program:
 
 
 class ProgramObject:
-    """A handle to an object of the program. It has no operators with data: the program could answer them as the test
-    wishes, or learn the expected value. Operators between two such objects are safe."""
+    """A handle to an object of the program. It has no operators with data: the program could learn the expected value,
+    or answer that its object equals every value. Operators between two handles are safe."""
 
     __slots__ = ("_number", "_program")
 
@@ -233,7 +235,7 @@ class ProgramObject:
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute[:2] == "__":
-            # Protocols by which libraries read more than data from an object, such as an address in memory.
+            # Through such protocols, libraries read more than data from an object, such as an address in memory.
             raise AttributeError(attribute)
         return self._program.do("getattr", self, attribute)
 

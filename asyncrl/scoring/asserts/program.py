@@ -1,4 +1,4 @@
-"""The side of the program: runs it, then serves the judge's requests, a line of JSON each."""
+"""Runs the program, then serves the judge's requests, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _answer(
     try:
         arguments, options = decode(request["arguments"], named), decode(request["options"], named)
         value = _DO[request["do"]](*arguments, **options)
-        # With the arguments, which a function may have changed.
+        # The arguments are sent back because a function may have changed them.
         return {"value": encode(value, number), "arguments": encode(arguments, number)}
     except Exception as error:  # noqa: BLE001 - the tests may expect it
         return {"raised": _classes(type(error)), "text": str(error)[:1000]}

@@ -1,4 +1,4 @@
-"""Values as JSON. Data (numbers, texts, containers and the like) is copied; any other object is only named."""
+"""Values as JSON. Data (numbers, texts, containers and the like) is copied; any other object is replaced by a name."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
 
 
 def encode(value: Any, name: Callable[[Any], Any]) -> Any:
-    """`value` as JSON; `name` names an object that is no data. Subclasses become the plain type, so that none of their
-    behaviour passes; named tuples keep their names. Raises RecursionError: `value` is nested too deeply, or contains
-    itself."""
+    """`value` as JSON; `name` returns a name for an object that is not data. An instance of a subclass becomes one of
+    the plain type, without the subclass's behaviour; named tuples keep their names. Raises RecursionError: `value` is
+    nested too deeply, or contains itself."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) in (bool, str, int, float):
@@ -63,8 +63,8 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, named: Callable[[Any], Any]) -> Any:
-    """The value that `encode` has turned into JSON; `named` returns the object of a name. No JSON gives anything but
-    data and such objects. Raises an Exception: the JSON has another form."""
+    """The value that `encode` has turned into JSON; `named` returns the object of a name. Any JSON gives only data and
+    such objects. Raises an Exception: the JSON has another form."""
     if value is None or isinstance(value, bool | str | int | float):
         return value
     kind, content = value
@@ -93,5 +93,5 @@ def _fields(value: tuple[Any, ...]) -> list[str]:
 
 @lru_cache(256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
-    # It accepts only identifiers without a leading underscore as names, so no name can replace a method.
+    # `namedtuple` accepts only names without a leading underscore, so that no name can replace a method.
     return namedtuple(name, fields)

@@ -13,14 +13,15 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.transcript import Transcript
 
 _MAX_LOGIT = 30.0
-"""The logit of a probability of 1: float32 cannot tell larger ones apart."""
+"""The logit for a probability of 1. In float32, larger logits have the same probability."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepScores:
     """The scores of one episode's K steps: probability float32[K] in [0, 1] and logit float32[K], its log-odds.
 
-    A model with two labels has the logit positive minus negative; an implicit model has its value.
+    For a model with two labels, the logit is the positive label's logit minus the negative label's. An implicit model
+    gives the logit itself.
 
     Raises ScoringError: the shapes differ, or a score is not finite.
     """
@@ -48,7 +49,7 @@ class StepScores:
         """
         given = np.asarray(probabilities, np.float64)
         if not ((given >= 0) & (given <= 1)).all():
-            raise ScoringError(f"step scores must be probabilities, and not finite or outside [0, 1]: {given.tolist()}")
+            raise ScoringError(f"step scores are not finite, or outside [0, 1]: {given.tolist()}")
         with np.errstate(divide="ignore"):
             logit = np.clip(np.log(given) - np.log1p(-given), -_MAX_LOGIT, _MAX_LOGIT)
         return StepScores(given.astype(np.float32), logit.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Groups inputs into forward passes, and finds prefixes that several inputs share and that are computed once."""
+"""Groups inputs into forward passes, and finds prefixes that several inputs share, to compute each prefix once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Shared = tuple[int, list[int]]
 
 
 def pass_cost(device: str) -> int:
-    """The cost of starting a forward pass, in tokens that could be computed meanwhile, by the type of the device.
+    """The cost of starting a forward pass, as the number of tokens that the device could compute in that time.
 
     On a GPU the shortest pass of a 7B model takes about 20 ms (benchmarks/scoring.py).
     """
@@ -21,10 +21,10 @@ def micro_batches(
     lengths: Sequence[int], max_tokens: int, pass_cost: int, max_inputs: int | None = None
 ) -> list[list[int]]:
     """Every index once, in batches of at most `max_tokens` tokens including padding, and of at most `max_inputs` inputs
-    (None: no limit). A longer input is a batch of its own.
+    (None: no limit). An input longer than `max_tokens` is a batch alone.
 
-    The inputs are sorted by length, and of all ways to cut the sorted list this is the cheapest. A batch costs its
-    tokens, including padding, plus `pass_cost`.
+    The inputs are sorted by length, and the sorted list is cut in the cheapest way. A batch costs its tokens, including
+    padding, plus `pass_cost`.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
 
@@ -39,11 +39,11 @@ def micro_batches(
 
 
 def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]:
-    """Every index once, in sets with a common prefix; inputs that share nothing are one set of prefix 0.
+    """Every index once, in sets of inputs with a common prefix. All inputs without one form a set with prefix length 0.
 
-    `ids` are the tokens that an input may share. A set of n inputs with a common prefix of p tokens saves (n - 1) * p
-    tokens and costs `pass_cost`. Sorting makes neighbours of inputs that begin alike. Of all ways to cut the sorted
-    list this one saves most.
+    `ids[i]` are the tokens that input i may share. A set of n inputs with a common prefix of p tokens saves (n - 1) * p
+    tokens and costs `pass_cost`. The inputs are sorted, so that inputs with a common prefix are neighbours, and the
+    sorted list is cut in the way that saves most.
     """
     order = sorted(range(len(ids)), key=lambda index: list(ids[index]))
     common = [_common(ids[first], ids[second]) for first, second in pairwise(order)]
@@ -64,8 +64,8 @@ def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]
 
 
 def _cheapest_runs(count: int, costs: Callable[[int], Iterable[int]]) -> list[tuple[int, int]]:
-    """The cheapest way to cut `count` items into runs [begin, end). `costs(end)` gives the costs of the runs that end
-    there, from one item on, as far as they are allowed."""
+    """The cheapest way to cut `count` items into runs [begin, end). `costs(end)` yields the costs of the runs of 1, 2,
+    ... items that end at `end`, up to the longest allowed run."""
     totals, begins = [0], [0]
     for end in range(1, count + 1):
         choices = ((totals[end - size] + cost, size) for size, cost in enumerate(costs(end), 1))

@@ -1,4 +1,5 @@
-"""Causal language models as step scorers: a backbone that is read at chosen positions, and the model made of it."""
+"""Causal language models as step scorers: a reader of hidden states at chosen positions, and a model made of
+readers."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from asyncrl.scoring.models.encoding import Encode, Encoded, embedding_rows, lon
 from asyncrl.scoring.transcript import Transcript
 
 Readout = Callable[[Tensor, Tensor], Tensor]
-"""Maps final hidden states [R, H] and the ids of the next tokens int64[R] to one number a row [R]."""
+"""Maps final hidden states [R, H] and the ids of the next tokens int64[R] to one number for each row, [R]."""
 LabelTokens = tuple[int, int]
 """The token ids of the good and the bad label."""
 
@@ -43,7 +44,7 @@ class CausalReader:
     ) -> None:
         self._backbone = backbone.eval()
         self._readout = readout
-        # In such a model a longer input of the same pass changes the positions of the others.
+        # In such a model, a long input of a pass changes how the positions of all inputs of the pass are encoded.
         alone = longest_plain(backbone.config) < sys.maxsize
         # No input is as short as 0 tokens, so every input becomes a batch of its own.
         self._micro_tokens = 0 if alone else micro_tokens
@@ -63,7 +64,7 @@ class CausalReader:
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """float64[K] an input: the sum of the values at each of its K steps' positions."""
+        """One float64[K] for each input: the sums of the values at the positions of each of its K steps."""
         totals = [np.zeros(len(each.reads)) for each in inputs]
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
         # The backbone is causal: tokens after the last position that is read change nothing.
@@ -122,7 +123,7 @@ def _caches_attention_only(config: Any) -> bool:
 class CausalPRM:
     """A process reward model whose step logits are the weighted sum of the values of its readers.
 
-    Every local family makes one. Raises ConfigError: see `Checkpoint.encoder`."""
+    The `load` of every local family returns one. Raises ConfigError: see `Checkpoint.encoder`."""
 
     def __init__(self, checkpoint: Checkpoint, encode: Encode, readers: Mapping[CausalReader, float]) -> None:
         self.name = checkpoint.name

@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
 _SAMPLE = 1 << 20
 PROBE = (Passage("1", False), Passage("1", True), Passage("1", False), Passage("1", True))
-"""A transcript into which each family writes all tokens of its own."""
+"""A transcript whose encoding has all tokens that a family adds to texts."""
 _NOISE, _HALF_NOISE = 1e-4, 0.02
-"""The share of hidden states or logits that rounding may change, in float32 and in half precision."""
+"""The relative change of hidden states or logits that rounding may cause, in float32 and in half precision."""
 
 
 class Checkpoint:
-    """The model that the configuration names at `key`. `name` is the name of the folder or on the hub, with a version.
+    """The model that the configuration names at `key`. `name` is the folder's or the hub's name, with a version.
 
     The version is the hub's commit, or a digest of the local files. To avoid reading large weights whole, the digest
     covers the size of each file, and its beginning, middle and end.
 
-    Raises ConfigError: there is no such model.
+    Raises ConfigError: the model is neither a folder nor on the hub.
     """
 
     def __init__(self, config: ScoringModelConfig, key: str) -> None:
@@ -87,7 +87,7 @@ class Checkpoint:
             model = (model if spread else model.to(self._device)).eval()
         if spread and (elsewhere := {"cpu", "disk"} & {str(device) for device in model.hf_device_map.values()}):
             raise self.refuse(
-                f"of its layers, some would be on {', '.join(elsewhere)}: set {self._key}.gpus to more GPUs"
+                f"some of its layers would be on {', '.join(elsewhere)}: set {self._key}.gpus to more GPUs"
             )
         logger.info("%s computes on %s", self._key, " and ".join(map(described, gpus)))
         return model
@@ -102,7 +102,7 @@ class Checkpoint:
         return model
 
     def language_model(self) -> Any:
-        """A causal model with its head. Raises ConfigError: it scales or caps the logits that its head gives."""
+        """A causal model with its head. Raises ConfigError: the model scales or caps the head's logits."""
         model = self.causal_model("AutoModelForCausalLM")
         with self._refusing():
             plain = logits_are_the_heads(model)
@@ -132,9 +132,9 @@ class Checkpoint:
         return [found[name].to(self._device, torch.float32) for name in shapes]
 
     def encoder(self, encode: Encode, max_tokens: int, rows: int) -> Encoder:
-        """An encoder for the model, whose embedding has `rows`.
+        """An encoder for the model, whose embedding has `rows` tokens.
 
-        Raises ConfigError: the family writes a token into each transcript that is not among them.
+        Raises ConfigError: the family adds a token to transcripts that the embedding lacks.
         """
         self.require_rows(encode(PROBE).ids, rows)
         return Encoder(encode, max_tokens, rows, self.drop_oldest, self.name)
@@ -159,9 +159,9 @@ class Checkpoint:
 
 
 def _free_memory(gpus: int) -> dict[int, int]:
-    """The bytes that a model may take of each of the first GPUs: nine tenths of the free ones.
+    """The bytes that a model may take of each GPU: nine tenths of the free memory. Activations need the rest.
 
-    Activations need the rest. Without an entry for the CPU nothing is loaded there."""
+    Without an entry for the CPU, nothing is loaded there."""
     return {number: torch.cuda.mem_get_info(number)[0] * 9 // 10 for number in range(gpus)}
 
 

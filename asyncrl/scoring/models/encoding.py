@@ -1,4 +1,4 @@
-"""Transcripts as a model's input: token ids of the model's own tokenizer, and the positions at which a step is read."""
+"""Transcripts as a model's input: ids of the model's own tokenizer, and the positions at which each step is read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _MARK = "asyncrlmark"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids, and for each of K steps the positions at which it is read. The values read there sum to its logit."""
+    """Token ids, and for each of K steps the positions at which the model's values are read. They sum to the step's
+    logit."""
 
     ids: Sequence[int]
     reads: Sequence[Sequence[int]]
@@ -29,10 +30,10 @@ Encode = Callable[[Transcript], Encoded]
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes transcripts into at most `max_tokens` tokens, for the model of that name, whose embedding has `rows`.
+    """Encodes transcripts into at most `max_tokens` tokens, for the model named `model`, whose embedding has `rows`.
 
     With `drop_oldest`, a longer transcript loses its tool results, the oldest first, until the rest fits. The prompt
-    and the steps always stay, and nothing is cut.
+    and the steps always stay, and no text is shortened.
     """
 
     encode: Encode
@@ -59,16 +60,16 @@ class Encoder:
         # On a GPU such a token would end the process.
         if (largest := max(encoded.ids, default=0)) >= self.rows:
             raise ScoringError(
-                f"the transcript has the token {largest} in it; the embedding of {self.model} has {self.rows}"
+                f"the transcript has the token id {largest}; the embedding of {self.model} has {self.rows} rows"
             )
         return encoded
 
 
 def longest_input(model: Any) -> int:
-    """The most tokens that the model was made for; sys.maxsize if its configuration does not say."""
+    """The most tokens that the model was made for; sys.maxsize if its configuration has no such limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for name, module in model.named_modules():
-        # RoBERTa and models like it begin to count after the position of the padding.
+        # RoBERTa and similar models number positions from padding_idx + 1.
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limit = module.num_embeddings - module.padding_idx - 1
     return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
@@ -82,8 +83,8 @@ def embedding_rows(model: Any) -> int:
 def tokenize(transcript: Transcript, tokenizer: Any) -> tuple[list[int], list[tuple[int, int]]]:
     """The transcript with its special tokens, as ids and the token span [start, end) of each step.
 
-    Each passage is tokenised separately, so that no token spans a step's end. Where ordinary tokens of the policy spell
-    out a special token, such as an end of a turn in a tool result, they stay ordinary tokens.
+    Each passage is tokenised separately, so that no token spans a step's end. If ordinary text spells out a special
+    token, such as an end of turn in a tool result, it becomes ordinary tokens.
     """
     with_runs = any(passage.runs for passage in transcript)
     added = tokenizer.added_tokens_decoder.values() if with_runs else ()
@@ -118,8 +119,8 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
 
 
 def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence[int]], list[int]]]:
-    """The token that ends a step, and a function that replaces it in token ids by the tokens of its characters, for
-    texts that contain the marker. Raises ConfigError: the tokenizer does not have it."""
+    """The id of the marker that ends a step, and a function that spells the marker out: it replaces this id by the ids
+    of its characters, for texts that contain the marker. Raises ConfigError: the tokenizer lacks the marker."""
     marker = single_token(tokenizer, text, key)
     spelled = [token for character in text.strip() or text for token in words(tokenizer, character)]
 
@@ -130,12 +131,12 @@ def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence
 
 
 def words(tokenizer: Any, text: str) -> list[int]:
-    """The ids of a text without special tokens: where the text spells one out, it becomes ordinary tokens."""
+    """The ids of a text. A special token that the text spells out becomes ordinary tokens."""
     return list(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
 
 
 def single_token(tokenizer: Any, text: str, key: str) -> int:
-    """The id of the last token of `text`, which must spell all of it. Raises ConfigError."""
+    """The id of the last token of `text`. Raises ConfigError: this token is not the whole text."""
     ids = tokenizer.encode(text, add_special_tokens=False)
     last = tokenizer.decode(ids[-1:], skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
     if not ids or last.strip() != text.strip():

@@ -32,7 +32,8 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
 
 
 def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, LabelTokens]:
-    """The encoding of transcripts, and the label tokens. Raises ConfigError."""
+    """The encoding of transcripts, and the label tokens. Raises ConfigError: see `load`, or it has no
+    tokenizer.json."""
     if not tokenizer.is_fast:
         raise ConfigError(
             f"{key}: {type(tokenizer).__name__} does not give the position of its tokens in a text; "
@@ -45,7 +46,7 @@ def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, LabelToke
     end, written_out = marker(tokenizer, f" {params.marker}", f"{key}.params.marker={params.marker}")
 
     def encode(transcript: Transcript) -> Encoded:
-        """The text is tokenised as a whole. Raises ScoringError: a marker is not a token of its own."""
+        """The text is tokenised as a whole. Raises ScoringError: a marker is joined with other text in one token."""
         problem, steps = problem_and_steps(transcript)
         text, ends = problem, set()
         for index, step in enumerate(steps):

@@ -1,7 +1,7 @@
 """Implicit process rewards (PRIME): a step's logit is beta * (log pi_phi - log pi_ref), summed over its tokens.
 
-Two causal models with one tokenizer: phi, at the path, and the reference model from which phi was fine-tuned. Both come
-from the policy, so they read its own text, special tokens included.
+Two causal models with one tokenizer: phi, at the path, and the reference model from which phi was fine-tuned. Both
+derive from the policy, so they read its text with its special tokens.
 
 Source: Cui et al. 2025, "Process Reinforcement through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv
 2412.01981.
@@ -40,7 +40,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     phi, reference = (_log_prob_reader(each.language_model(), config) for each in (checkpoint, other))
 
     def encode(transcript: Transcript) -> Encoded:
-        """A step is read before each of its tokens, at the position that predicts the token."""
+        """A step is read at the positions that predict its tokens."""
         ids, spans = tokenize(transcript, tokenizer)
         if spans and spans[0][0] == 0:
             raise ScoringError("the transcript begins with a step; there must be a prompt before it")

@@ -1,7 +1,7 @@
-"""Models by family: built in, or a class of yours by its dotted path.
+"""Models by family: a built-in family, or the dotted path of your own class.
 
 A built-in family is a module with a dataclass `Params`, whose options are the keys of the section's `params`, and
-`load(config, params, key)`. A class of yours is called with its section of the configuration, and is a `RewardModel`.
+`load(config, params, key)`. Your own class is called with its section of the configuration, and is a `RewardModel`.
 A family's module, and with it torch, is imported only when the configuration names the family.
 """
 
@@ -26,13 +26,13 @@ OUTCOME_FAMILIES: Mapping[str, str] = {"sequence_classifier": "sequence_classifi
 
 
 def load_prm(config: ScoringModelConfig) -> ProcessRewardModel:
-    """The model that `scoring.prm` names. Raises ConfigError: the message says how to mend it."""
+    """The model that `scoring.prm` names. Raises ConfigError: the section is wrong, or the model cannot be loaded."""
     model: ProcessRewardModel = _load(config, "scoring.prm", PRM_FAMILIES)
     return model
 
 
 def load_outcome_model(config: OutcomeModelConfig) -> OutcomeModel:
-    """The model that `scoring.outcome_model` names. Raises ConfigError: the message says how to mend it."""
+    """The model that `scoring.outcome_model` names. Raises ConfigError: see `load_prm`."""
     model: OutcomeModel = _load(config, "scoring.outcome_model", OUTCOME_FAMILIES)
     return model
 

@@ -1,8 +1,9 @@
-"""The models that are reached by HTTP: their common parameters, the client that posts JSON, and the contract `json`.
+"""Shared by models on HTTP servers: their common parameters, the client that posts JSON, and the contract `json`.
 
-Contract `json`: POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]} to the URL is answered by
-{"scores": [...]}, one entry an episode, in order. A process reward model gives a list of one probability a step, an
-outcome model a number. `plain` is the text without the policy's special tokens.
+Contract `json`: to POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]}, the server answers
+{"scores": [...]}, with one entry for each episode, in order. The entry of a process reward model is a list with one
+probability for each step; that of an outcome model is a number. `plain` is the text without the policy's special
+tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _FIRST_PAUSE_S = 0.1
 _CHUNK = 1 << 16
 _MAX_BYTES = 1 << 28
 _REFUSED = (400, 413, 422)
-"""Statuses that blame the request. All others blame the server, or the network."""
+"""Statuses for a fault of the request. All other statuses but 200 are a fault of the server or the network."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class RemoteParams:
     contract: str
     version: str = option("unversioned", "recorded on labels")
     timeout_s: float = option(20.0, "seconds for one request with its retries; keep it under the lease", "(0, inf)")
-    retries: int = option(2, "further tries of a request", "[0, inf)")
+    retries: int = option(2, "how often a failed request is sent again", "[0, inf)")
     tokenizer: str | None = option(None, "folder or hub name of the served model's tokenizer, for SGLang's contracts")
 
 
@@ -52,7 +53,7 @@ class JsonEndpoint:
     """Posts JSON under a base URL.
 
     Broken connections, status 429 and statuses from 500 on are retried, at most `retries` times and after a growing
-    pause. `timeout_s` bounds a request with its retries, however slowly the answer arrives.
+    pause. `timeout_s` limits the total time of a request with its retries.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class JsonEndpoint:
         raise UnavailableError(f"{url} gave no scores ({failure})")
 
     def post_episodes(self, transcripts: Sequence[Transcript]) -> list[Any]:
-        """One unchecked entry a transcript, by the contract `json`. Raises: see `post_for_scores`."""
+        """One unchecked entry for each transcript, by the contract `json`. Raises: see `post_for_scores`."""
         episodes = [
             {"segments": [{"text": each.text, "plain": each.plain, "is_step": each.is_step} for each in transcript]}
             for transcript in transcripts
@@ -138,7 +139,7 @@ async def _request(session: aiohttp.ClientSession, url: str, data: bytes) -> tup
 
 
 def connect(config: ScoringModelConfig, params: RemoteParams, key: str) -> tuple[JsonEndpoint, str]:
-    """The endpoint, to which nothing is sent yet, and the model's name. Raises ConfigError: a setting is impossible."""
+    """The endpoint and the model's name. Sends no request. Raises ConfigError: a setting is impossible."""
     path = config.path or ""
     if urlsplit(path).scheme not in ("http", "https") or not urlsplit(path).hostname:
         raise ConfigError(f"{key}.path={config.path}: a remote model needs a URL, such as http://127.0.0.1:30000")
@@ -149,7 +150,7 @@ def connect(config: ScoringModelConfig, params: RemoteParams, key: str) -> tuple
 
 
 def served_tokenizer(config: ScoringModelConfig, params: RemoteParams, key: str) -> Any:
-    """The tokenizer of the served model. Raises ConfigError."""
+    """The tokenizer of the served model. Raises ConfigError: it is not set, or cannot be loaded."""
     key = f"{key}.params.tokenizer"
     if params.tokenizer is None:
         raise ConfigError(f"{key} must be set: the folder or hub name of the served model's tokenizer")

@@ -1,4 +1,4 @@
-"""Outcome models on a server that is reached by HTTP.
+"""Outcome models on an HTTP server.
 
 - `json`: see remote.py.
 - `classify`: an SGLang server with a reward model or a sequence classifier, whose `/classify` gives the logits of all
@@ -25,11 +25,11 @@ from asyncrl.scoring.transcript import Transcript
 @dataclass(frozen=True)
 class Params(RemoteParams):
     contract: str = option("json", "the requests that the server answers", choices=("json", "classify"))
-    label: int = option(1, "the good label of several", "[0, inf)")
+    label: int = option(1, "the index of the good label, if the model has several labels", "[0, inf)")
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteModel[float]:
-    """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
+    """The model at the URL. Sends no request. Raises ConfigError: a setting is impossible."""
     endpoint, name = connect(config, params, key)
     ask: Callable[[Sequence[Transcript]], list[Any]] = endpoint.post_episodes
     if params.contract == "classify":
@@ -55,7 +55,7 @@ def _classify(endpoint: JsonEndpoint, encode: Encode, label: int, transcripts: S
 
 
 def _score(logits: Sequence[float], label: int) -> float:
-    """The only logit, or the probability of `label` among several."""
+    """The logit if there is only one, else the probability of `label`."""
     if len(logits) == 1:
         return logits[0]
     highest = max(logits)

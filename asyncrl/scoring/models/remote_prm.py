@@ -1,12 +1,12 @@
-"""Process reward models on a server that is reached by HTTP.
+"""Process reward models on an HTTP server.
 
 - `json`: see remote.py.
-- `generate`: an SGLang server with a causal model that judges by label tokens. One `/generate` request an episode
-returns the labels' log-probs at the steps.
-- `score`: such a model through SGLang's `/v1/score`, with one request an episode and one item a step.
+- `generate`: an SGLang server with a causal model that judges by label tokens. One `/generate` request for each episode
+  returns the labels' log-probs at the steps.
+- `score`: such a model through SGLang's `/v1/score`, with one request for each episode and one item for each step.
 
-For the last two `format` names the encoding of transcripts (math_shepherd or rlhflow), and `tokenizer` the tokenizer of
-the served model. At most `parallel` requests run at once.
+For `generate` and `score`, `format` names the encoding of transcripts (math_shepherd or rlhflow), and `tokenizer` the
+tokenizer of the served model. At most `parallel` requests run at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Params(RemoteParams):
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> RemoteModel[StepScores]:
-    """The model at the URL, to which nothing is sent yet. Raises ConfigError."""
+    """The model at the URL. Sends no request. Raises ConfigError: a setting is impossible."""
     endpoint, name = connect(config, params, key)
     if params.contract == "json":
         return RemoteModel(name, partial(_json, endpoint))
@@ -65,7 +65,8 @@ def _json(endpoint: JsonEndpoint, transcripts: Sequence[Transcript]) -> list[Ste
 
 
 def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
-    """The steps' scores from the log-probs of both labels after each position that is read. Raises ScoringError."""
+    """The steps' scores from the log-probs of both labels after each position that is read.
+    Raises ScoringError: the answer lacks them."""
     reads = [read for (read,) in encoded.reads]
     # The entry of a token holds the prediction made before it, so the last read needs one more token.
     ids = [*encoded.ids[: reads[-1] + 1], labels[0]]
@@ -89,7 +90,8 @@ def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> 
 
 
 def _score(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
-    """The steps' scores from the good label's probability after each position that is read. Raises ScoringError."""
+    """The steps' scores from the good label's probability after each position that is read.
+    Raises ScoringError: the answer lacks them."""
     reads = [read for (read,) in encoded.reads]
     prompt = reads[0]
     body = {

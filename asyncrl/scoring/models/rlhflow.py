@@ -1,8 +1,8 @@
 """RLHFlow's process reward models: each step is a user turn, and the assistant answers it with '+' or '-'.
 
 The folder is the published checkpoint (such as huggingface.co/RLHFlow/Llama3.1-8B-PRM-Deepseek-Data): a causal model
-with its tokenizer and chat template. The first user turn is the problem, a blank and the first step. Every assistant
-turn holds '+', and the step is read at the position before it.
+with its tokenizer and chat template. The first user turn is the problem, a space and the first step. Every assistant
+turn holds '+', and the step is read at the position before this '+'.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
 
 
 def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, LabelTokens]:
-    """The encoding of transcripts, and the label tokens. Raises ConfigError."""
+    """The encoding of transcripts, and the label tokens. Raises ConfigError: see `load`."""
     good = single_token(tokenizer, params.good, f"{key}.params.good={params.good}")
     bad = single_token(tokenizer, params.bad, f"{key}.params.bad={params.bad}")
     first, to_assistant, to_user, _, _ = chat_frame(tokenizer, ["user", "assistant"] * 2, key)

@@ -1,8 +1,8 @@
-"""Any AutoModelForSequenceClassification as an outcome model: one score for a whole episode.
+"""A model for AutoModelForSequenceClassification as an outcome model: one score for a whole episode.
 
-The folder holds the model with its tokenizer. With a chat template the input is the problem as the user and the whole
-response as the assistant, otherwise the two with a newline between them. A model with one label scores by its logit, a
-model with several labels by the probability of `label`.
+The folder holds the model with its tokenizer. With a chat template, the input is the problem as the user's message and
+the whole response as the assistant's; without one, it is the problem, a newline and the response. The score is the
+logit of a model with one label, and the probability of `label` for a model with several.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _PADDED = {
 
 @dataclass(frozen=True)
 class Params:
-    label: int = option(1, "the good label of several", "[0, inf)")
+    label: int = option(1, "the index of the good label, if the model has several labels", "[0, inf)")
 
 
 class SequenceClassifier:
@@ -71,7 +71,7 @@ class SequenceClassifier:
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
         longest, padding = max(len(each) for each in ids), self._padding
         if padding is None:
-            # A token with which no input ends: the model reads its score at the last token that is not padding.
+            # The model reads its score at the last token that is not padding, so no input may end with the padding.
             ends = {each[-1] for each in ids}
             padding = next(token for token in range(len(ends) + 1) if token not in ends)
         self._model.config.get_text_config().pad_token_id = padding
@@ -86,10 +86,10 @@ class SequenceClassifier:
 
 
 def classifies_padded(model: Any) -> bool:
-    """True if the scores of a sequence classifier are known not to change with padding on the right.
+    """True if padding on the right is known not to change the scores of a sequence classifier.
 
-    They do not change in models that read the last token of the input, and in encoders that mask the padding. Other
-    models convolve or mix over the padding, or read the last position.
+    This holds for models that read the last token of the input, and for encoders that mask the padding. Other models
+    convolve or mix over the padding, or read the last position.
     """
     from transformers.modeling_layers import GenericForSequenceClassification
 
@@ -98,7 +98,7 @@ def classifies_padded(model: Any) -> bool:
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassifier:
-    """The model in the folder. Raises ConfigError: it has no such label."""
+    """The model in the folder. Raises ConfigError: the model has no label number `params.label`."""
     checkpoint = Checkpoint(config, key)
     model, tokenizer = checkpoint.model("AutoModelForSequenceClassification"), checkpoint.tokenizer()
     labels = model.config.num_labels
@@ -108,7 +108,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> SequenceClassi
 
 
 def reading(tokenizer: Any, key: str) -> Encode:
-    """The encoding of episodes. Raises ConfigError."""
+    """The encoding of episodes. Raises ConfigError: see `chat_frame`."""
     has_chat = bool(getattr(tokenizer, "chat_template", None))
     frame = chat_frame(tokenizer, ["user", "assistant"], key) if has_chat else None
 

@@ -37,7 +37,6 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
 
 
 def encode(transcript: Transcript, tokenizer: Any, text_of_marker: str, marker: int) -> Encoded:
-    """Bos, the problem and a newline, then each line of each step with the marker."""
     problem, steps = problem_and_steps(transcript)
     ids = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
     ids += words(tokenizer, problem + "\n")

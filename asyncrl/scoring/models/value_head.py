@@ -1,8 +1,8 @@
-"""Process reward models of our own with a value head: a step's logit is the value at its last token.
+"""Process reward models with a value head in asyncrl's own format: a step's logit is the value at its last token.
 
 The folder holds a backbone for `AutoModel` with its tokenizer, and `value_head.safetensors` with `weight` float[1, H]
-and `bias` float[1]. The model reads the policy's own text, special tokens included, through its own tokenizer, so it
-must be trained for a policy with the same template. A step without a token is read at the token before it.
+and `bias` float[1]. The model reads the policy's text with its special tokens, through the model's own tokenizer, so it
+must be trained for a policy with the same template. A step without tokens is read at the token before the step.
 """
 
 from __future__ import annotations

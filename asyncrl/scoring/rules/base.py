@@ -20,14 +20,15 @@ class Rule(Protocol):
     """Scores one episode. `answer` is the text of the last assistant turn after its thoughts.
 
     It is empty if a thought is open or the episode was cut at a tool call.
+    Returns the outcome, or a mapping with the outcome as `score`, further numbers by name, and optionally two texts.
 
-    Returns the outcome, or a mapping with the outcome as `score`, named further numbers, and maybe two texts. `pred` is
-    the answer that the rule read, on which attempts at a task vote in evaluations. `reason` says why in words, and is
-    kept with the episode. An exception is a failure of the rule: the episode is tried again, and never scored zero.
+    `pred` is the answer that the rule found; evaluations find the majority answer of a task's attempts by it. `reason`
+    explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is scored
+    again, and never gets zero for the failure.
 
-    Further keyword parameters are options of the rule, except these, which the pool passes: `deadline`, the time (of
-    `time.monotonic`) by which the rule must return; `full_answer`, the answer with its thoughts; `confined`, a
-    `Confined`; `sandbox`, that of `actor.sandbox`.
+    The pool passes these keyword parameters if the rule takes them: `deadline`, the time (of `time.monotonic`) by which
+    the rule must return; `full_answer`, the answer with its thoughts; `confined`, a `Confined`; `sandbox`, the sandbox
+    of `actor.sandbox`. All further keyword parameters are options of the rule.
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float | str]: ...
@@ -50,32 +51,32 @@ class RuleInput:
     sandbox: Sandbox = THIS_MACHINE
 
     def copy(self) -> RuleInput:
-        """An equal input for one rule, which may change what is in it. Arrays are shared: those from the wire are
-        read-only."""
+        """An equal input for one rule, which may change it. Arrays are shared, since arrays from the wire are
+        read-only.
+        """
         return replace(self, task=self.task.copy(), trajectory=self.trajectory.copy())
 
 
 RuleFunction = Callable[[RuleInput], Any]
-"""A rule of any signature, as the pool calls it."""
+"""A rule of any signature, wrapped for the pool."""
 
 VOTE = "pred"
-"""The name under which a rule, as in verl, may return the answer that it read, as text."""
+"""The key under which a rule may return the answer that it found, as text. verl uses the same name."""
 REASON = "reason"
-"""The name under which a rule may say why, as text."""
+"""The key under which a rule may explain its score, as text."""
 TEXTS = (VOTE, REASON)
 SHORT_REASON_CHARS = 2000
-"""Longer reasons lose their middle."""
 NOT_FINITE = "not_finite"
-"""The name of a number that counts a rule's further numbers that were nan or infinite."""
+"""The name of the count of a rule's further numbers that were nan or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleScores:
-    """The scores of a task's rules.
+    """The scores that a task's rules gave to an episode.
 
-    `outcome` is the score of the first rule, which says whether the answer is right; `total` is the weighted sum of
-    all. `scores` has each rule's score by name, and its further numbers as RULE/NAME. For `vote` and `reasons` see
-    `Labels`.
+    `outcome` is the score of the first rule, which judges if the answer is right; `total` is the weighted sum of all
+    rules' scores. `scores` has each rule's score by name, and its further numbers as RULE/NAME. For `vote` and
+    `reasons` see `Labels`.
     """
 
     outcome: float
@@ -86,7 +87,7 @@ class RuleScores:
 
 
 def completed(result: Any) -> Any:
-    """The result of a rule; if that is a coroutine, the coroutine's result."""
+    """`result`, or if it is a coroutine, the coroutine's result."""
 
     async def wait() -> Any:
         return await result
@@ -96,9 +97,9 @@ def completed(result: Any) -> Any:
 
 def read_result(result: object) -> tuple[float, dict[str, float]]:
     """The score in a rule's result, and its further numbers by name. Numbers that are not finite are left out, and
-    counted under NOT_FINITE; a text under one of TEXTS is no number, and is left out too.
+    counted under NOT_FINITE; texts under TEXTS are left out too.
 
-    Raises ScoringError: it is neither a finite number nor a mapping of names to numbers with a finite `score`.
+    Raises ScoringError: the result is neither a finite number nor a mapping of names to numbers with a finite `score`.
     """
     given = result if isinstance(result, Mapping) else {"score": result}
     if "score" not in given:
@@ -118,13 +119,13 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
 
 
 def read_reason(result: object) -> str:
-    """The reason in a rule's result, at most SHORT_REASON_CHARS and a note; empty without one."""
+    """The reason in a rule's result, or "". A reason longer than SHORT_REASON_CHARS loses its middle."""
     found = result.get(REASON) if isinstance(result, Mapping) else None
     return cut(found.strip(), SHORT_REASON_CHARS) if isinstance(found, str) else ""
 
 
 def plain(value: Any) -> Any:
-    """The element of an array or tensor that has just one; any other value unchanged."""
+    """The element of an array or tensor with one element; any other value unchanged."""
     one = math.prod(value.shape) == 1 if hasattr(value, "item") and hasattr(value, "shape") else False
     return value.item() if one else value
 

@@ -2,7 +2,7 @@
 
 The ground truth is either JSON `{"inputs": [...], "outputs": [...]}` with the texts that the program reads and prints,
 or Python that tests the program's definitions (`assert add(1, 2) == 3`). The sandbox that runs the program contains
-neither the outputs nor the asserts. program.py says where in the answer the program is.
+neither the outputs nor the asserts. program.py finds the program in the answer.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from asyncrl.scoring.rules.program import program as program_in
 from asyncrl.types import Task, Trajectory
 
 _SHARE = 0.75
-"""The share of the remaining time that the tests may take. The rest is for other rules and for ending."""
+"""The share of the remaining time that the tests may take. The rest is for other rules and for stopping programs."""
 
 _START_S = 0.05
-"""The least time in which a test can start."""
+"""Seconds that a test needs at least to start."""
 
 _ROOT = Path(__file__).parents[3]
 
 Test = Callable[[SandboxLimits], Awaitable[tuple[str, float]]]
-"""PASSED, FAILED or UNCLEAR, for the program run within the limits, and the seconds that it ran."""
+"""Runs the program within the limits. Returns PASSED, FAILED or UNCLEAR, and the seconds that the program ran."""
 
 
 def code(
@@ -48,25 +48,25 @@ def code(
     deadline: float = math.inf,
     sandbox: Sandbox = THIS_MACHINE,
 ) -> Mapping[str, float]:
-    """`score` is 1 if all tests pass, else 0, or with `partial` the share that passes; `passed` is that share.
+    """`passed` is the share of tests that pass. `score` is this share with `partial`; else it is 1 if all pass, or 0.
 
     The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that
-    are not done by then have failed, and `out_of_time` is 1. `unclear` is 1 if the tests failed because they pass
-    something that is no data to an object of the program: either the tests do so with any program, or this program
-    returned an object instead of data.
+    are not done by then have failed, and `out_of_time` is 1. `unclear` is 1 if the tests failed because they pass a
+    value that is not data to an object of the program. Either the tests always do this, or this program returned an
+    object instead of data.
 
-    In another sandbox than the built-in one a program waits for others, or for a container. So only the time counts
-    that programs ran; if the rest used up the deadline, the sandbox has failed.
+    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. There, only the
+    time during which programs ran counts; if waiting used up the deadline, the sandbox has failed.
 
-    Raises ScoringError: the ground truth holds no tests, or more tests than there is time to start. The same if its
-    asserts cannot judge any program, for example because they pass it a function, or if the sandbox supports no
-    asserts. Raises SandboxError: a program could not be run.
+    Raises ScoringError: the ground truth has no tests, or too many to start in the time; its asserts cannot judge any
+    program, for example because they pass it a function; or the sandbox supports no asserts. Raises SandboxError: a
+    program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer), sandbox)
     if len(tests) * _START_S > left:
         raise ScoringError(
-            f"task {task.id} has {len(tests)} tests: raise scoring.timeout_s, for there is no time for them"
+            f"task {task.id} has {len(tests)} tests, more than can start in time: raise scoring.timeout_s"
         )
     end = time.monotonic() + left
     judge = _verdicts if isinstance(sandbox, BuiltInSandbox) else _patient_verdicts
@@ -81,7 +81,7 @@ def code(
 
 
 def prepare(sandbox: Sandbox) -> None:
-    """Warn where programs run without namespaces. Raises ConfigError: the sandbox runs none here."""
+    """Warn if programs run without namespaces. Raises ConfigError: the sandbox cannot run programs here."""
     try:
         check_sandbox(sandbox)
     except SandboxError as error:
@@ -89,7 +89,8 @@ def prepare(sandbox: Sandbox) -> None:
 
 
 async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool) -> tuple[list[str], bool]:
-    """The verdicts of the tests until `end`, or until one does not pass unless `go_on`; and true if it was in time."""
+    """The verdicts of the tests that ran before `end`, and true if the tests ended before it.
+    Without `go_on`, the first test that does not pass is the last one run."""
     verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()
@@ -105,7 +106,7 @@ async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go
 async def _patient_verdicts(
     tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool
 ) -> tuple[list[str], bool]:
-    """The verdicts of the tests within the time that the programs run; see `_verdicts`.
+    """Like `_verdicts`, but only the time during which programs run counts.
 
     Raises ScoringError: the sandbox used up the time.
     """
@@ -117,8 +118,8 @@ async def _patient_verdicts(
             return verdicts, False
         if time.monotonic() >= end:
             raise ScoringError(
-                f"the sandbox ran {len(verdicts)} of {len(tests)} tests in {end - began:.0f} s, for most of which no "
-                "program ran: raise scoring.timeout_s, or give the sandbox more room"
+                f"the sandbox ran {len(verdicts)} of {len(tests)} tests in {end - began:.0f} s, most of which were "
+                "spent waiting to run them: raise scoring.timeout_s, or let the sandbox run more programs at once"
             )
         verdict, seconds = await test(limits)
         verdicts.append(verdict)
@@ -150,7 +151,7 @@ def _tests(task: Task, program: str, sandbox: Sandbox) -> Sequence[Test]:
 
 
 def _script(side: str, *arguments: object) -> str:
-    """Python that calls the `main` of a side of asserts/, in a sandbox, where asyncrl is not on the path."""
+    """Python that calls `main` of asserts/`side`.py in a sandbox, where asyncrl is not on the path."""
     path = f"sys.path.insert(0, {str(_ROOT)!r})"
     return f"import sys; {path}; from asyncrl.scoring.asserts.{side} import main; del sys.path[0]; main(*{arguments!r})"
 
@@ -159,7 +160,7 @@ async def _prints(sandbox: Sandbox, program: str, given: str, wanted: str, limit
     began = time.monotonic()
     ran = await sandbox.run(program, limits, stdin=given.encode(errors="replace"), errors=False)
     waited = time.monotonic() - began
-    # A server may say anything, but no program ran longer than it was waited for.
+    # A sandbox server may report any time, but the program ran no longer than this process waited for it.
     seconds = max(0.0, min(waited, limits.wall_s if ran.seconds is None else ran.seconds))
     return PASSED if ran.status == 0 and _lines(wanted) == _lines(ran.printed) else FAILED, seconds
 
@@ -170,11 +171,11 @@ async def _holds(task: Task, program: str, limits: SandboxLimits) -> tuple[str, 
 
 
 async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
-    """The verdict of the task's asserts, which run in one sandbox and the program in another."""
+    """The verdict of the task's asserts. The asserts run in one sandbox, the program in another."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         running = asyncio.create_task(run(_script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()]))
-        # The judge waits for answers until the connection ends.
+        # The judge waits for answers until the connection is closed.
         running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
         try:
             judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])
@@ -186,7 +187,7 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
             running.cancel()
             await asyncio.wait([running])
     if word == UNSUITED:
-        raise ScoringError(f"task {task.id} cannot be judged by its asserts, for {reason}; use inputs and outputs")
+        raise ScoringError(f"task {task.id} cannot be judged by its asserts: {reason}; use inputs and outputs")
     if judged.status == 0 and word in (PASSED, FAILED, ENDED, UNCLEAR):
         return FAILED if word == ENDED else word
     if judged.status is None or judged.killed:

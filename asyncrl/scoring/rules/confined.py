@@ -1,11 +1,11 @@
-"""Compares answers with ground truths in a process of its own, under limits for the answer alone.
+"""Compares answers with ground truths in a separate process, under limits that only the answer can overrun.
 
-A comparison with an answer such as `9^{9^{9^9}}` would never end, or take all memory. Such an answer is worth nothing,
-while an overrun of the whole verification is a failure of the rule. The limits count processor time, so that a busy
-machine makes no right answer wrong.
+A comparison with an answer such as `9^{9^{9^9}}` would never end, or take all memory. Such an answer scores zero, while
+an overrun of the whole verification is a failure of the rule. The time limit counts processor time, so that a right
+answer stays right on a busy machine.
 
-The kernel enforces the limits, so that no library can swallow them. A forked process serves many answers, until one of
-them overruns a limit.
+The kernel enforces the limits, so that no library can swallow them. A forked process serves many answers, until an
+answer overruns a limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWER_MEMORY = 512 << 20
 
 _TRUTH_S = 60.0
 _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
-"""The largest shares of the time until the deadline that ground truth and answer may take of the processor."""
+"""The largest processor time of ground truth and answer, as shares of the time until the deadline."""
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)
 """The signals that end a process whose stack or memory an expression has used up."""
@@ -59,8 +59,8 @@ class Confinement:
         processor time (`out_of_time` is 1) or over ANSWER_MEMORY bytes (`out_of_memory` is 1). `cpu_s` is at most a
         quarter of the time until `deadline`.
 
-        Raises ScoringError: the ground truth takes too long, one of the functions raised, or something else ended the
-        process.
+        Raises ScoringError: the ground truth takes too long, `prepare` or `compare` raised, or the process ended for
+        another reason.
         """
         left = max(deadline - time.monotonic(), 0.0)
         limits = (max(min(_TRUTH_S, _TRUTH_SHARE * left), 0.05), max(min(cpu_s, _ANSWER_SHARE * left), 0.05))
@@ -72,7 +72,7 @@ class Confinement:
 
 
 class _Process:
-    """The parent's side of a forked process, which ends with the pipe."""
+    """The parent's side of a forked process, which ends when the pipe is closed."""
 
     def __init__(self, prepare: Prepare, compare: Compare) -> None:
         self.alive = True
@@ -108,7 +108,7 @@ class _Process:
 
 
 def limit_memory(size: int) -> None:
-    """Lets this process, and those that it starts, map `size` bytes more than now."""
+    """Lets this process, and the processes that it starts, map `size` bytes more than now."""
     mapped = Path("/proc/self/statm")
     if mapped.exists():
         size += int(mapped.read_text().split()[0]) * resource.getpagesize()
@@ -121,7 +121,7 @@ def _scores(score: float, *, out_of_time: bool = False, out_of_memory: bool = Fa
 
 
 def _serve(pipe: Connection, prepare: Prepare, compare: Compare) -> NoReturn:
-    """The forked process. It closes all other files that it inherited, so that the pipe ends with the parent."""
+    """Runs the forked process. It closes all inherited files but the pipe, so that the pipe closes with the parent."""
     try:
         os.closerange(3, pipe.fileno())
         os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
@@ -164,7 +164,7 @@ def _answer(
 
 @contextmanager
 def _limited(seconds: float, memory: int | None = None) -> Iterator[None]:
-    """Ends this process after so much processor time, and limits its memory."""
+    """Ends this process after `seconds` of processor time, and lets it map `memory` bytes more."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     if memory is not None:

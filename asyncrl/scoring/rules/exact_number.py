@@ -1,8 +1,8 @@
 r"""The answer's number equals the ground truth's number exactly.
 
-The answer's number is the first of these that exists: the first number after the last `####`, unless that is the
+The answer's number is the first of these that exists: the first number after the last `####`, unless `####` begins the
 heading of a step; the number in the last `<answer>`; the number in the last `\boxed{}`; the only number of the last
-sentence "the answer is ..."; the last number of the text. Of an equation after the mark or in the box, the right side
+sentence "the answer is ..."; the last number of the text. If the mark or the box has an equation, its right side
 counts.
 
 Numbers may have:
@@ -15,8 +15,8 @@ Numbers may have:
 
 A minus after a digit, letter or closing bracket is an operator or a hyphen. These are not numbers: digits after a
 letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`, `3:30`, `1e3000`), and words. If a mark, tag, box
-or statement gives an expression as the answer (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), it is no
-number; running text may contain expressions.
+or statement gives an expression as the answer (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), the answer has
+no number; running text may contain expressions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from asyncrl.scoring.rules.text import boxes, tagged
 from asyncrl.types import Task, Trajectory
 
 MARK = re.compile(r"####(?!\s{0,9}\**(?i:step|part|case|method|option)\s{1,9}[0-9])")
-"""The mark before the answer in GSM8K's solutions; not the heading of a step."""
+"""The mark before the answer in GSM8K's solutions, but not `####` before the heading of a step."""
 
 _UNSIGNED = r"(?:[0-9]{1,3}(?:,[0-9]{3}){1,20}(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+"
 _NUMBER = re.compile(
@@ -43,17 +43,17 @@ _OPENS = re.compile(
     rf"(?:[√∛∜±∓≤≥≠≮≯]|\\(?:pm|mp|geq?|leq?|neq?|gt|lt)|(?<![A-Za-z\"/=-])[<>]=?|\b(?:{_NAMES})\s?\(?|\\[cdt]?frac[^\n]*"
     r"|(?:π|\\pi|(?<![A-Za-z'’])[a-z]|[0-9)])\s?[-+*/^])\s?\$?\(?\Z"
 )
-"""Text that makes an expression of the number after it."""
+"""Text before a number that makes the number a part of an expression."""
 _CLOSES = re.compile(
     rf"!|\s?(?:[xyzπ√∛∜∞](?![A-Za-z])|[+/^-]\s?\$?[.0-9(]|[+-]\s?[a-zπ√](?![A-Za-z'’])|\\(?:pi|sqrt|pm|mp|infty|theta"
     rf"|[cdt]?frac|{_NAMES})(?![a-z]))|\*[0-9(]|\s\*\s[0-9(]|[abeijnθφτ](?![A-Za-z0-9])|\([-+]?[0-9]|\([a-z][-+*/^)]"
 )
-"""Text that makes an expression of the number before it."""
+"""Text after a number that makes the number a part of an expression."""
 _MAX_DIGITS = 1000
-"""No true answer is longer, and reading a number takes time quadratic in its length."""
+"""Longer numbers are not read: no true answer is longer, and reading takes time quadratic in the length."""
 
 _NEAR = 40
-"""The characters before a number that may belong to it."""
+"""The number of characters before a number that are searched for `_OPENS`."""
 
 _DIGIT = re.compile("[0-9]")
 _STATEMENT = re.compile(r"(?i:\banswer\b[^.\n0-9]{0,80}?(?:\bis\b|:|=))([^\n]{1,300})")
@@ -100,7 +100,7 @@ def exact_number(task: Task, answer: str, trajectory: Trajectory) -> float:
 
 
 def true_number(task: Task) -> Fraction:
-    """The ground truth's number. Raises ScoringError: it has none."""
+    """The ground truth's number. Raises ScoringError: the ground truth has no number."""
     number = final_number(task.truth_text)
     if number is None:
         raise ScoringError(f"the ground truth {task.truth_text!r:.100} of task {task.id} holds no number")
@@ -108,7 +108,7 @@ def true_number(task: Task) -> Fraction:
 
 
 def final_number(text: str) -> Fraction | None:
-    """The number that `text` gives as its answer, or None."""
+    """The number that `text` gives as its answer; None if it gives none."""
     if marks := list(MARK.finditer(text)):
         return _first(text[marks[-1].end() :])
     inside = tagged(text)
@@ -123,7 +123,7 @@ def _first(text: str) -> Fraction | None:
     plain = _MINUS_FIRST.sub("-", _plain(text.lstrip(), True))
     line = next((line for line in plain.split("\n") if _DIGIT.search(line)), "")
     sums = _SUM.match(line)
-    # `12 (= 3 * 4)` has its result on the left.
+    # In `12 (= 3 * 4)` the result is on the left.
     start = sums.end() if sums and sums[0].count("(") <= sums[0].count(")") else 0
     found = _NUMBER.search(line, start)
     return _alone(found) if found else None
@@ -147,14 +147,14 @@ def _last(text: str, closed: bool) -> Fraction | None:
 
 
 def _alone(found: re.Match[str]) -> Fraction | None:
-    """The number, unless it is a part of an expression."""
+    """The number; None if it is part of an expression."""
     before, plain = found.string[max(0, found.start() - _NEAR) : found.start()], found.string
     return None if _OPENS.search(before) or _CLOSES.match(plain, found.end()) else _parse(found)
 
 
 def _plain(text: str, closed: bool) -> str:
-    """The text with every number in the form of `_NUMBER`. `closed`: the text is nothing but the answer, so a space
-    between digits separates thousands."""
+    """The text with every number in the form of `_NUMBER`. `closed`: the text is only the answer, so a space between
+    digits separates thousands."""
     text = re.sub("(?<=[0-9)}])[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: "^" + match[0].translate(_SUPERSCRIPTS), text)
     text = _LATEX_FRACTION.sub(_ratio, text.translate(_CHARACTERS))
     for pattern, plain in _PLAIN:

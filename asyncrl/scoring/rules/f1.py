@@ -17,7 +17,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 def f1(task: Task, answer: str, trajectory: Trajectory) -> Mapping[str, float]:
     """`score` is the F1 of the words, without case, punctuation and articles; `exact` is 1 if the words are the same.
-    In an answer with `<answer>` tags the words of the last one count. If the ground truth is a JSON list of texts, the
+    Of an answer with `<answer>` tags, only the last tag's words count. If the ground truth is a JSON list of texts, the
     text with the best score counts.
 
     Raises ScoringError: the ground truth has no words.

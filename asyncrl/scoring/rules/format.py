@@ -1,4 +1,4 @@
-"""The answer has a given form: a small reward in addition to that for a right answer."""
+"""The answer has a given form: used as a small reward in addition to the reward for a right answer."""
 
 from __future__ import annotations
 

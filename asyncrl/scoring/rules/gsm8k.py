@@ -1,4 +1,4 @@
-"""The number after the last `####` mark, as GSM8K's solutions write it, is the ground truth's number.
+"""The number after the last `####`, the mark of GSM8K's solutions, is the ground truth's number.
 
 Numbers are read as `exact_number` does.
 """
@@ -12,10 +12,10 @@ from asyncrl.types import Task, Trajectory
 
 
 def gsm8k(task: Task, answer: str, trajectory: Trajectory, *, strict: bool = True, tolerance: float = 0.0) -> float:
-    """1 if the numbers differ by at most `tolerance`, else 0. `strict` requires the mark. Without `strict`, an
-    answer that has no mark is read as `exact_number` reads it.
+    """1 if the numbers differ by at most `tolerance`, else 0. With `strict`, an answer without the mark gets 0. Without
+    `strict`, it is read as `exact_number` reads it.
 
-    Raises ScoringError: there is no number in the ground truth.
+    Raises ScoringError: the ground truth has no number.
     """
     truth = true_number(task)
     if strict and not MARK.search(answer):

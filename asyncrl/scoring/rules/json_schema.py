@@ -25,9 +25,9 @@ def json_schema(
     task: Task, answer: str, trajectory: Trajectory, *, confined: Confined, cpu_s: float = 2.0
 ) -> Mapping[str, float]:
     """`score` is 1 if the answer, or its last fenced block, is JSON that fits the schema, else 0. NaN, infinities and
-    numbers too large for a float are no JSON. References to other documents are not fetched. If the answer takes over
-    `cpu_s` seconds of processor time or too much memory, as with a costly `pattern`, `score` is 0 and `out_of_time` or
-    `out_of_memory` is 1.
+    numbers too large for a float are not accepted. References to other documents are not fetched. If the check takes
+    over `cpu_s` seconds of processor time or too much memory, for example by a costly `pattern`, `score` is 0 and
+    `out_of_time` or `out_of_memory` is 1.
 
     Raises ScoringError: the ground truth is no JSON schema, or refers to another document.
     """
@@ -51,7 +51,7 @@ def _accepts(validator: Any, answer: str) -> float:
     (value,) = read[-1]
     try:
         return float(validator.is_valid(value))
-    except OverflowError:  # An integer that no float holds, where the schema compares it with one.
+    except OverflowError:  # The schema compares a float with an integer too large for a float.
         return 0.0
     except RecursionError:
         # Either the answer is nested too deeply, or the schema fails with any answer.

@@ -1,8 +1,8 @@
 r"""The answer means the same as the ground truth, compared by math-verify (the extra asyncrl[math]).
 
-Currencies, percent signs and thin spaces are read as the rule `exact_number` reads them, in both. A dollar sign that is
-money is no part of the number (`\$5` is 5). A percent sign is a unit: `5\%` is 5 and not 0.05. Thin spaces and `{,}`
-separate thousands (`32,\!348`, `32\,348`); between digits that are no groups of three they stay.
+In both, currencies, percent signs and thin spaces are read as the rule `exact_number` reads them. A dollar sign for
+money is dropped (`\$5` is 5). A percent sign is a unit: `5\%` is 5, not 0.05. Thin spaces and `{,}` separate thousands
+(`32,\!348`, `32\,348`) only before groups of three digits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ except ImportError as error:
     raise ConfigError("the rule math needs the extra: pip install 'asyncrl[math]'") from error
 
 _JOINED = re.compile(r"[\s$,;\\()\[\]]{0,20}(?:\\text\s?\{\s?)?(?:and|or)?[\s$,;\\()\[\]}]{0,20}")
-"""The text that may separate boxes of one answer."""
+"""The text that may separate the boxes of one answer."""
 
 _THIN = r"(?:\\[,;: ]|~|[\u00a0\u2006-\u200a\u202f])"
 _DIGITS = r"(?<![0-9.,/])[0-9]{{1,3}}(?:{0}[0-9]{{3}}){{1,20}}(?![0-9/,])"
@@ -39,16 +39,16 @@ _PLAIN = (
 _NO_DIGITS = re.compile("[^0-9]")
 
 _EASY = "17"
-"""An answer that can be compared with every usable ground truth."""
+"""An answer that is quickly compared with every usable ground truth."""
 
 
 def math(
     task: Task, answer: str, trajectory: Trajectory, *, confined: Confined, cpu_s: float = 2.0
 ) -> Mapping[str, float]:
-    """`score` is 1 if the answer's last expression (boxed ones first) equals the ground truth's, else 0. Boxes that
-    only commas, "and" or "or" separate are one answer; otherwise the last box counts. If the answer takes over `cpu_s`
+    """`score` is 1 if the answer's last boxed expression, or without a box its last expression, equals the ground
+    truth's, else 0. Boxes separated only by commas, "and" or "or" are one answer. If the answer takes over `cpu_s`
     seconds of processor time or too much memory, `score` is 0 and `out_of_time` or `out_of_memory` is 1. math-verify's
-    own time limits are off, because they make an expression wrong that was only slow.
+    own time limits are off, because they count a slow comparison as a wrong answer.
 
     Raises ScoringError: the ground truth has no expression, or takes too much time itself.
     """
@@ -72,7 +72,7 @@ def _equal(truth: list[Any], answer: str) -> float:
 
 
 def _plain(text: str, closed: bool) -> str:
-    """The text with its numbers as math-verify reads them. `closed`: it is nothing but the answer, so a space between
+    """The text with its numbers as math-verify reads them. `closed`: the text is only the answer, so a space between
     digits separates thousands."""
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
@@ -80,7 +80,7 @@ def _plain(text: str, closed: bool) -> str:
 
 
 def _final(answer: str) -> str:
-    """The boxes with which the answer ends, or the content of its answer tag."""
+    """The last boxes of the answer; without a box, the content of its answer tag or the answer."""
     inside = tagged(answer)
     found = boxes(inside)
     if not found:

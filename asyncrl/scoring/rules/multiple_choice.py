@@ -1,17 +1,18 @@
 r"""The answer names the same option as the ground truth.
 
 An option is a single capital letter. A small letter counts in brackets, in a box, in an answer tag, as the whole answer
-and after "answer:". The first form of this list that occurs decides, and of several occurrences the last:
+and after "answer:". The first form of this list that the text has decides; if it occurs several times, the last
+occurrence counts:
 
 - an `<answer>` tag, a `\boxed{}`, `####`, or `[[C]]`;
-- a sentence that states it, such as "the answer is C", "C is correct", "I choose C", "actually, it's C"; only the
-  first of these in Chinese, Japanese, Korean, Spanish, Portuguese, French, Italian, German, Dutch and Russian;
+- a statement, such as "the answer is C", "C is correct", "I choose C", "actually, it's C". "The answer is C" is also
+  read in Chinese, Japanese, Korean, Spanish, Portuguese, French, Italian, German, Dutch and Russian;
 - the last or the first line, if it is an option: `C` or `C) Paris`;
 - a conclusion: "so C", "it must be C", "which leaves C";
 - the only letter in brackets or after "option" that is not denied, as in "(A) is wrong".
 
-Marks around a letter (`**C**`, `$C$`, `\text{C}`, quotes, backticks) make no difference. Two letters ("B or C"), a
-denial ("the answer is not C"), a doubt ("if the answer is C") and a question name no option.
+Marks around a letter (`**C**`, `$C$`, `\text{C}`, quotes, backticks) are ignored. Two letters ("B or C"), a denial
+("the answer is not C"), a doubt ("if the answer is C") and a question name no option.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ _THINGS = re.compile(
     r"|drug|substance|compound|element|protein|factor|gene|set|angle|line|vertex|node|matrix|vector|event|figure|part"
     r"|section|sample|phase|strain|programming|machine|car|party) \Z"
 )
-"""Words after which a letter is no option: vitamin C."""
+"""Words after which a letter is not an option, as in "vitamin C"."""
 _LINE = re.compile(rf"{_LETTER}(?:(?<=\))|[).:](?= |\Z)| ?\Z).{{0,300}}|(?P<small>[a-z])\) .{{0,300}}")
 _CONCLUDED = re.compile(
     r"\b(?i:so|therefore|thus|hence|(?:must|should|would|has to) be|(?:it|that)(?: is|['’]s)|which is|only|i['’]d say"
@@ -106,7 +107,8 @@ _WINDOW = 60
 
 
 def multiple_choice(task: Task, answer: str, trajectory: Trajectory) -> float:
-    """1 if the answer names the ground truth's letter, else 0. Raises ScoringError: the ground truth names none."""
+    """1 if the answer names the ground truth's letter, else 0. Raises ScoringError: the ground truth names no
+    letter."""
     truth = task.truth_text.strip()
     letter = truth.upper() if len(truth) == 1 and truth.isascii() and truth.isalpha() else option(truth)
     if letter is None:
@@ -115,7 +117,7 @@ def multiple_choice(task: Task, answer: str, trajectory: Trajectory) -> float:
 
 
 def option(text: str) -> str | None:
-    """The capital letter of the option that the text names, or None."""
+    """The capital letter of the option that the text names; None if it names none."""
     inside = tagged(text)
     if found := boxes(inside):
         return _only(found[-1].content)
@@ -153,7 +155,7 @@ def _sure(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
 
 
 def _only(text: str) -> str | None:
-    """The letter of a text that is nothing but the answer."""
+    """The letter of a text that is only the answer."""
     plain = _plain(text).strip()
     plain = re.sub(r"(?i)\A(?:the )?(?:final |correct )?(?:answer|option|choice)(?: is)? ?:? ?", "", plain)
     if _WHOLE.fullmatch(plain):

@@ -1,8 +1,8 @@
 """The Python program in an answer.
 
-It is the last fenced block that is marked as Python. If no block is marked, it is the last block that can be a program,
-so that a sample output after it does not count. Without any block it is the whole answer. Earlier blocks that define
-names it uses go before it.
+The program is the last fenced block marked as Python. If no block is marked, it is the last block that can be a
+program, so that a sample output after it does not count. Without any block it is the whole answer. Earlier blocks that
+define names used by the program are put before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DATA = (ast.Constant, ast.Name, ast.Tuple, ast.List, ast.Dict, ast.Set, ast.Una
 
 
 def program(answer: str) -> str:
-    """The program's source. It need not be valid; then it fails its tests."""
+    """The program's source, which may be invalid Python."""
     blocks = list(fenced_blocks(answer))
     if not blocks:
         return answer

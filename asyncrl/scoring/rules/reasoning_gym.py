@@ -23,11 +23,11 @@ except ImportError as error:
 def reasoning_gym(
     task: Task, answer: str, trajectory: Trajectory, *, confined: Confined, cpu_s: float = 5.0
 ) -> Mapping[str, float]:
-    """`score`, from 0 to 1, is what the data set of the task gives for the content of the last `<answer>` tag, or for
-    the whole answer without one. An answer that the data set cannot read is worth 0. So is one that takes over `cpu_s`
-    seconds of processor time or too much memory; then `out_of_time` or `out_of_memory` is 1.
+    """`score`, from 0 to 1, is the score that the data set of the task gives to the content of the last `<answer>` tag,
+    or to an answer without this tag. It is 0 if the data set cannot read the answer. It is also 0 if the answer takes
+    over `cpu_s` seconds of processor time or too much memory; then `out_of_time` or `out_of_memory` is 1.
 
-    Raises ScoringError: reasoning-gym did not make the task, or its data set cannot even read the right answer.
+    Raises ScoringError: the task is not from reasoning-gym, or its data set cannot even read the right answer.
     """
     entry = task.extra_info.get(ENTRY)
     if not isinstance(entry, str):
@@ -50,7 +50,7 @@ def _task(text: str) -> _Made:
 
 @lru_cache(256)
 def _dataset(name: str, options: str) -> Any:
-    """Made once: it knows how entries are scored, whichever they are."""
+    """The data set, which can score all its entries, so it is made once for each `name` and `options`."""
     return create_dataset(name, **json.loads(options))
 
 

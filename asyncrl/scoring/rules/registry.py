@@ -1,4 +1,4 @@
-"""Rules by name: built in, or the dotted path of a function or class of yours, of any signature in KINDS or verl's."""
+"""Rules by name: a built-in rule, or the dotted path of your function or of a reward manager class for verl."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BUILT_IN = (
     "tool_calls",
 )
 """The rule NAME is the function NAME in rules/NAME.py. If that file has a function `prepare`, loading the rule calls
-it with the sandbox, so that it can warn of something that the machine lacks, or raise ConfigError."""
+`prepare(sandbox)`, which may warn that the machine lacks something, or raise ConfigError."""
 
 
 KINDS = {
@@ -46,7 +46,7 @@ KINDS = {
 
 _MANAGER = ("tokenizer", "num_examine")
 _OFFERED = ("deadline", "full_answer", "confined", "sandbox")
-"""Further parameters that the pool passes to a rule that names them; see Rule."""
+"""Further parameters, which the pool passes to a rule that takes them by name; see Rule."""
 
 LoadTokenizer = Callable[[], Any]
 
@@ -59,19 +59,19 @@ class WeightedRule:
     function: RuleFunction
     weight: float = 1.0
     read: Callable[[str], object] = read_plainly
-    """The answer in a text, on which attempts vote, where the rule does not return it as `pred`."""
+    """Finds the answer in a text, for votes, if the rule returns no `pred`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of each data source, and the rules of all other sources. The first of a list decides whether an answer
+    """The rules of each data source, and `default` for all other sources. The first rule of a list decides if an answer
     is right."""
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]
 
     def score(self, given: RuleInput) -> RuleScores:
-        """The scores of the task's rules. Raises what a rule raises, and ScoringError for a malformed result."""
+        """The scores of the task's rules. Raises any exception of a rule, and ScoringError for a malformed result."""
         scores: dict[str, float] = {}
         rules = self.by_source.get(given.task.data_source, self.default)
         results = [rule.function(given.copy()) for rule in rules]
@@ -89,8 +89,8 @@ def load_rules(
 ) -> RuleSet:
     """The rules that `scoring.rule` and `scoring.rules` name.
 
-    verl's reward managers are made with the policy's tokenizer, which `tokenizer` loads. Without it they are checked
-    but not made. `sandbox` is where rules run programs. Raises ConfigError: the message says how to mend it.
+    verl's reward managers are made with the policy's tokenizer, which `tokenizer` loads. Without `tokenizer` they are
+    checked but not made. Rules run programs in `sandbox`. Raises ConfigError: a rule is unknown or wrongly configured.
     """
     sandbox = sandbox or THIS_MACHINE
     by_source = {
@@ -115,7 +115,7 @@ def _read(value: Any, key: str, tokenizer: LoadTokenizer | None, sandbox: Sandbo
     names = [rule.name for rule in rules]
     if len(set(names)) < len(names):
         raise ConfigError(
-            f"{key} has two rules with the same name among {', '.join(names)}; give one another name with `as`"
+            f"{key} has two rules with the same name among {', '.join(names)}; rename one of them with `as`"
         )
     return rules
 
@@ -157,10 +157,10 @@ def _found(name: str, setting: str, sandbox: Sandbox) -> Any:
 def _adapt(
     found: Any, setting: str, params: Mapping[str, Any], kind: str | None, tokenizer: LoadTokenizer | None
 ) -> RuleFunction:
-    """`found` with its `params` bound. `setting` is its place in the configuration, such as `scoring.rule=my.rule`.
-    `kind`, one of KINDS, decides for functions whose parameters do not. Reward managers need `tokenizer`.
+    """`found` with its `params` bound. `setting` is its configuration entry, such as `scoring.rule=my.rule`.
+    `kind`, one of KINDS, decides for functions whose parameters fit both kinds. Reward managers need `tokenizer`.
 
-    Raises ConfigError: `found` has none of the known signatures, or may have two.
+    Raises ConfigError: `found` has none of the known signatures, or fits both without a `kind`.
     """
     try:
         signature = inspect.signature(found)
@@ -181,12 +181,12 @@ def _adapt(
     takes_all = {"own": takes([*KINDS["own"], *offered]), "verl": takes(KINDS["verl"])}
     kinds = [each for each in KINDS if takes_all[each] and kind in (None, each)]
     if len(kinds) > 1:
-        # Its ** takes the parameters of both kinds, so those that it names decide.
+        # A function with ** takes the parameters of both kinds, so the parameters that it names decide.
         kinds = [each for each in kinds if named & set(KINDS[each])]
         if len(kinds) != 1:
             raise ConfigError(
-                f"{setting} does not say by its parameters whether it is a rule of yours or written for verl: give its "
-                "kind in scoring.rules, as [{name: ..., kind: own}] or [{name: ..., kind: verl}]"
+                f"{setting} has parameters that fit both a rule of asyncrl and a function for verl: give its kind in "
+                "scoring.rules, as [{name: ..., kind: own}] or [{name: ..., kind: verl}]"
             )
     match kinds:
         case ["own"]:

@@ -30,8 +30,8 @@ class Box:
 
 
 def fenced_blocks(text: str) -> Iterator[Block]:
-    """The blocks between fences of backticks or tildes, which may be indented. A block without a closing fence, as in
-    an answer that was cut, reaches to the end of the text."""
+    """The blocks between fences of backticks or tildes, which may be indented. A block without a closing fence, for
+    example in a truncated answer, reaches to the end of the text."""
     fence, indent, language, body = "", "", "", list[str]()
     for line in text.splitlines():
         found = _FENCE.fullmatch(line)

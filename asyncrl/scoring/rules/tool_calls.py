@@ -30,11 +30,11 @@ def tool_calls(
 
     `order` requires the expected order, and `extra_calls` allows further calls. Arguments must be exactly the expected
     ones (`exact`), include them (`subset`), or are not compared (`ignore`). Numbers may differ by `tolerance`,
-    absolutely or relatively. With `partial` the score is the number of matching calls over the length of the longer
-    list. Only calls of the last branch count, or with `every_branch` calls of all branches, in the order in which the
-    branches ended.
+    absolutely or relatively. With `partial` the score is the number of matching calls, divided by the number of
+    expected calls or, without `extra_calls`, of the calls made if there are more. Only calls of the last branch count,
+    or with `every_branch` calls of all branches, in the order in which the branches ended.
 
-    Raises ScoringError: the ground truth is no such list, or an option is unknown.
+    Raises ScoringError: the ground truth is not such a list, or an option is unknown.
     """
     if arguments not in ARGUMENTS:
         raise ScoringError(f"tool_calls: arguments={arguments}; use one of {', '.join(ARGUMENTS)}")
@@ -76,7 +76,7 @@ def _same(wanted: Any, given: Any, tolerance: float) -> bool:
     if isinstance(wanted, Real) and isinstance(given, Real):
         try:
             return math.isclose(wanted, given, rel_tol=tolerance, abs_tol=tolerance)
-        except OverflowError:  # An integer that no float holds.
+        except OverflowError:  # An integer is too large for a float.
             return bool(wanted == given)
     if isinstance(wanted, str) and isinstance(given, str):
         return wanted.strip() == given.strip()
@@ -97,9 +97,7 @@ def _in_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits
 
 
 def _in_any_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits) -> int:
-    """The size of the largest matching: each expected call takes a made call, whose previous owner may move to another
-    one.
-    """
+    """The size of a maximum matching of expected and made calls, found by augmenting paths."""
     owner: dict[int, int] = {}
 
     def place(wanted: int, tried: set[int]) -> bool:

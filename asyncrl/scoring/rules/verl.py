@@ -2,7 +2,7 @@
 
 A function is `compute_score(data_source, solution_str, ground_truth, extra_info)`. As in verl, `solution_str` is all
 text after the prompt, tool results included, without special tokens. A manager is a class that is made with a tokenizer
-and called with a batch; it gets batches of one episode.
+and called with a batch. Here each batch has one episode.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ USER_TURN_REWARDS = "user_turn_rewards"
 
 
 def verl_function(compute_score: Callable[..., Any]) -> RuleFunction:
-    """The rule that calls `compute_score`, which may be a coroutine function. Of results that are no numbers only the
-    texts `pred` and `reason` stay."""
+    """The rule that calls `compute_score`, which may be a coroutine function. From its result, the rule keeps numbers
+    and the texts `pred` and `reason`."""
 
     def score(given: RuleInput) -> Any:
         more = {
@@ -46,10 +46,10 @@ def verl_function(compute_score: Callable[..., Any]) -> RuleFunction:
 
 
 def verl_manager(manager: Callable[..., Any]) -> RuleFunction:
-    """The rule that calls a reward manager. The score is the sum of its reward tensor, the further numbers are its
-    extra info. A manager whose call takes no `return_dict` returns the tensor alone.
+    """The rule that calls a reward manager. The score is the sum of the manager's reward tensor, and the further
+    numbers are its extra info. A manager whose call has no `return_dict` returns only the tensor.
 
-    Raises ScoringError: the manager returned something else.
+    The rule raises ScoringError if the manager returns something else.
     """
     options = call_options(manager)
 
@@ -66,14 +66,14 @@ def verl_manager(manager: Callable[..., Any]) -> RuleFunction:
 
 
 def call_options(manager: Callable[..., Any]) -> dict[str, bool]:
-    """`return_dict=True`, if the call of a manager takes it."""
+    """The options of a manager's call: `return_dict=True` if the call takes it."""
     parameters = inspect.signature(manager).parameters.values()
     takes_option = any(each.name == "return_dict" or each.kind is each.VAR_KEYWORD for each in parameters)
     return {"return_dict": True} if takes_option else {}
 
 
 def as_config(value: Any) -> Any:
-    """A parameter in the form of verl's configuration: the entries of a mapping are attributes as well."""
+    """A parameter in the form of verl's configuration: entries of a mapping can also be read as attributes."""
     if isinstance(value, Mapping):
         return _Section({name: as_config(each) for name, each in value.items()})
     return [as_config(each) for each in value] if isinstance(value, list) else value
@@ -97,7 +97,7 @@ def num_turns(trajectory: Trajectory) -> int:
 def rollout_reward_scores(trajectory: Trajectory) -> dict[str, Any]:
     """The rewards of an episode's environment, in the form that verl passes to reward functions.
 
-    They are the tools' own rewards by name, and a simulated user's scores of turns, if any, as the list
+    They are the tools' rewards by name and, if a simulated user scored turns, these scores as the list
     `user_turn_rewards`.
     """
     scores = trajectory.turn_scores
@@ -112,7 +112,7 @@ class VerlBatch:
     """A batch of one episode under the names of verl's DataProto.
 
     `batch` has prompts int64[1, P], responses int64[1, R], attention_mask int64[1, P + R], response_mask int64[1, R] (1
-    on the policy's own tokens) and input_ids int64[1, P + R]; `non_tensor_batch` arrays of one object each.
+    on the policy's own tokens) and input_ids int64[1, P + R]. `non_tensor_batch` has arrays of one object.
     """
 
     batch: dict[str, Any]
@@ -175,7 +175,8 @@ def _objects(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _numbers(result: Any) -> Any:
-    """The numbers of a result. As in verl, the score is the first of several results."""
+    """The numbers of a result, with the texts `pred` and `reason`. As in verl, the first item of a tuple or list is the
+    score."""
     if isinstance(result, tuple | list) and result:
         return result[0]
     if not isinstance(result, Mapping):

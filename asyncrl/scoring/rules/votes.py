@@ -1,4 +1,4 @@
-"""The vote of an attempt at a task: a text that two attempts share if they give the same answer."""
+"""The vote of an attempt at a task: a text that is equal for attempts with the same answer."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from asyncrl.scoring.rules.multiple_choice import option
 from asyncrl.scoring.rules.text import boxes, tagged
 
 LONGEST = 64
-"""Characters of a vote; a longer one ends in a digest of the whole."""
+"""The most characters of a vote. A longer answer is cut and ends in its digest."""
 
 
 def read_plainly(answer: str) -> str:
-    """The content of the last box, else of the last answer tag, else what follows the last `####`, else all of it.
-    White space and the composition of characters make no difference."""
+    """The content of the last box, else of the last answer tag, else the text after the last `####`, else the whole
+    answer. White space and the Unicode composition of characters are made uniform."""
     inside = tagged(answer)
     found = boxes(inside)
     marks = [] if found or inside is not answer else list(MARK.finditer(inside))
@@ -30,12 +30,11 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "gsm8k": final_number,
     "multiple_choice": option,
 }
-"""The readers of rules that find the answer in a text themselves; they return None if there is none."""
+"""The functions of rules that find the answer in a text themselves. They return None for no answer."""
 
 
 def vote(result: object, read: Callable[[str], object], answer: str) -> str:
-    """The vote of an attempt: what its rule returned as `pred`, else what `read` finds in its answer; empty if that is
-    nothing."""
+    """The vote of an attempt: the `pred` of its rule's result, else the answer that `read` finds; "" for no answer."""
     given = result.get(VOTE) if isinstance(result, Mapping) else None
     found = read(answer) if given is None else given
     text = "" if found is None else str(found)

@@ -21,7 +21,7 @@ from asyncrl.text import reason_of
 from asyncrl.types import Task
 
 LIFE = ("reset", "get_reward")
-"""The public methods that are no tools."""
+"""The public methods that are not tools."""
 
 Function = Mapping[str, Any]
 
@@ -40,7 +40,7 @@ class EnvironmentClass:
 
 
 def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
-    """The classes by the names by which tasks choose them. `actor.environment`, for every task, has the empty name.
+    """The classes by the names that tasks use. The class of `actor.environment`, for all tasks, has the empty name.
 
     Raises ConfigError: a class cannot be used.
     """
@@ -51,7 +51,7 @@ def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
 
 
 def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> EnvironmentClass:
-    """The class of the task's environment. Raises ToolError: it names none that is on offer."""
+    """The class of the task's environment. Raises ToolError: the task names no environment that is on offer."""
     if "" in classes:
         return classes[""]
     name = task.extra_info.get(ENVIRONMENT)
@@ -63,7 +63,7 @@ def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> Environment
 def _load(name: str, path: str, setting: str) -> EnvironmentClass:
     cls = imported(path, setting, "the dotted path of a class, such as my_environments.Guess")
     if not isinstance(cls, type):
-        raise ConfigError(f"{setting} is no class; give a class with a method reset (docs/environments.md)")
+        raise ConfigError(f"{setting} is not a class; give a class with a method reset (docs/environments.md)")
     if not callable(getattr(cls, "reset", None)):
         raise ConfigError(f"{setting} has no method reset, which begins an episode (docs/environments.md)")
     try:
@@ -80,7 +80,7 @@ def _functions(cls: type, setting: str) -> dict[str, Function]:
     from transformers.utils.chat_template_utils import get_json_schema
 
     functions = {}
-    # Looked up on the class, since looking at an object would compute its properties.
+    # `getmembers` of an object would compute its properties.
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         if name.startswith("_") or name in LIFE:
             continue
@@ -90,7 +90,7 @@ def _functions(cls: type, setting: str) -> dict[str, Function]:
         except Exception as error:
             raise ConfigError(
                 f"{setting}: the method {name} cannot be a tool: {reason_of(error)}; give each argument a type hint "
-                "and a line in a Google docstring, or begin the name of a method that is no tool with _"
+                "and a line in a Google docstring, or begin the name of a method that is not a tool with _"
             ) from error
     return functions
 

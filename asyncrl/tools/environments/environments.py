@@ -1,11 +1,11 @@
-"""The environments of an actor, and the one in which an episode is played.
+"""The environments of an actor, and the environment of one episode.
 
-An episode has an object of its own. `reset` gets the task's row, and the text or images that it returns end the prompt.
+Each episode has its own object. `reset` gets the task's row, and returns text or images that are added to the prompt.
 Calls run one after another, even within one turn.
 
-If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `reset` or
-`get_reward` raises, or if a call takes too long, the environment itself has failed: the episode fails, and its ticket
-is tried again. After a call that took too long the state of the object is unknown.
+If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `get_reward`
+raises, if `reset` keeps raising, or if a call takes too long, the environment has failed: the episode fails, and its
+ticket is retried. After a call that took too long the state of the object is unknown.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ CLOSE = "_close"
 Read = Callable[[Any], Any]
 
 MAX_STUCK = 1000
-"""The number of threads with calls that never return at which no further episode begins: each one holds memory."""
+"""No episode begins while this many threads have calls that do not return, because each thread holds memory."""
 
 
 @dataclass(slots=True)
 class EnvironmentCounts:
     """Counts since the start: episodes begun, errors of tools that the policy read, failures of environments.
 
-    `stuck` is the present number of threads with a call that took too long.
+    `stuck` is the current number of threads whose call took too long and has not returned.
     """
 
     resets: int = 0
@@ -64,9 +64,9 @@ class EnvironmentCounts:
 
 
 class Environments:
-    """The environments on offer, by the names by which tasks choose them.
+    """The environments on offer, by the names that tasks use.
 
-    `limits` hold for each call; its `retries` apply to `reset`, each with a new object. `spans` get each call.
+    `limits` apply to each call, and their `retries` only to `reset`, each with a new object. `spans` records each call.
     """
 
     def __init__(self, classes: Mapping[str, EnvironmentClass], limits: ToolLimits, spans: Spans | None = None) -> None:
@@ -90,10 +90,12 @@ class Environments:
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenEnvironment]:
         """Open the environment of one episode, after its `reset`.
 
-        Raises ToolError: the task names none that is on offer, or a tool that it does not have, or `reset` failed.
+        Raises ToolError: the task names an unknown environment or tool, or `reset` failed.
         """
         if self.counts.stuck >= MAX_STUCK:
-            raise ToolError(f"{MAX_STUCK} calls of environments never returned; mend what they wait for")
+            raise ToolError(
+                f"{MAX_STUCK} calls of environments have not returned; find out what their methods wait for"
+            )
         opened = await self._begin(ticket)
         try:
             yield opened
@@ -101,7 +103,7 @@ class Environments:
             await finish(opened.close())
 
     async def _begin(self, ticket: Ticket) -> OpenEnvironment:
-        """Make and reset an environment. Raises ToolError: it failed too often."""
+        """Make and reset an environment. Raises ToolError: this failed too often."""
         cls, row = class_of(self._classes, ticket.task), row_of(ticket.task, several="" not in self._classes)
         reason = ""
         for _ in range(self.limits.retries + 1):
@@ -138,7 +140,7 @@ class Environments:
 
 
 def row_of(task: Task, several: bool) -> dict[str, Any]:
-    """The arguments of `reset`: the fields of `extra_info`, and the task's own under the names that they have in files.
+    """The arguments of `reset`: the fields of `extra_info`, and `prompt`, `ground_truth` and `data_source`.
 
     If there are `several` environments, the field that chooses one is left out.
     """
@@ -147,14 +149,14 @@ def row_of(task: Task, several: bool) -> dict[str, Any]:
     return row
 
 
-def _as_it_is(result: Any) -> Any:
+def _unchanged(result: Any) -> Any:
     return result
 
 
 def _shown(result: Any) -> Content:
-    """The content that the policy sees: texts and images, or the text of any other value. Raises as `read_content`."""
+    """The content that the policy sees: texts and images, or any other value as text. Raises as `read_content`."""
     content = None if isinstance(result, str) else read_content(result)
-    # A class of the user may be a text of another kind.
+    # `str(result)` may be an instance of a user's subclass of `str`.
     return str.__str__(str(result)) if content is None else content
 
 
@@ -169,7 +171,7 @@ def _observation(result: Any) -> Content | None:
 
 
 def _reward(result: Any) -> float:
-    """Read the result of `get_reward`. Raises TypeError; OverflowError: no float is so large."""
+    """Read the result of `get_reward`. Raises TypeError; OverflowError: it is too large for a float."""
     if not isinstance(result, Real) or not math.isfinite(result):
         raise TypeError(f"it returned {result!r:.100}, not a finite number")
     return float(result)
@@ -178,7 +180,7 @@ def _reward(result: Any) -> float:
 class OpenEnvironment:
     """The environment of one episode: an object of `cls`, which `reset` makes.
 
-    After a call that took too long, the object gets no further call.
+    After a call that took too long, the object gets no more calls.
     """
 
     def __init__(self, cls: EnvironmentClass, ticket: Ticket, environments: Environments) -> None:
@@ -203,11 +205,11 @@ class OpenEnvironment:
         self._observation = None if observation is None else cut_content(observation, max_chars)
 
     def prompt(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages of the task, with the result of `reset` at the end of the last one of the user."""
+        """The messages of the task, with the result of `reset` at the end of the last user message."""
         return tuple(messages) if not self._observation else _with_content_added(messages, self._observation)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
-        """Run the calls one after another. Returns their results. Raises ToolError: one took too long."""
+        """Run the calls one after another. Returns their results. Raises ToolError: a call took too long."""
         self._environments.tool_counts.calls += len(calls)
         max_chars = self._environments.limits.max_chars
         return [cut_content(await self._answer(call), max_chars) for call in calls]
@@ -224,7 +226,7 @@ class OpenEnvironment:
             try:
                 await self._within_limits(CLOSE, lambda: getattr(self._object, CLOSE)())
             except ToolError:
-                log.debug("%s was not closed, as was logged and counted", self._what)
+                log.debug("%s was not closed; the error was logged and counted", self._what)
         if self._thread.is_busy:
             self._given_up = True
             self._environments.change_stuck(1)
@@ -250,8 +252,8 @@ class OpenEnvironment:
             self._environments.raised(f"tool {call.name} of {self._what} raised {reason_of(error)}", error)
             return f"Error: {_message_of(error)}"
 
-    async def _within_limits(self, name: str, method: Callable[[], Any], read: Read = _as_it_is) -> Any:
-        """Call a method. Raises ToolError: it raised, returned a value that cannot be read, or took too long."""
+    async def _within_limits(self, name: str, method: Callable[[], Any], read: Read = _unchanged) -> Any:
+        """Call a method. Raises ToolError if it raises, returns a value that cannot be read, or takes too long."""
         try:
             return await self._call(name, method, read)
         except ToolError:
@@ -260,7 +262,7 @@ class OpenEnvironment:
             raise self._failed(name, reason_of(error), error) from error
 
     async def _call(self, name: str, method: Callable[[], Any], read: Read) -> Any:
-        """Call a method and `read` its result. Raises what either raises; ToolError: they took too long."""
+        """Call a method and `read` its result, and pass on exceptions. Raises ToolError: this took too long."""
         limit = asyncio.timeout(self._environments.limits.timeout_s)
         try:
             async with limit:
@@ -283,7 +285,7 @@ class OpenEnvironment:
             result = await result
         if result is None or type(result) in (str, int, float, bool):
             return read(result)
-        # In the thread, too: code of the user reads the value, and may raise or take long.
+        # Also in the thread: reading the value may call the user's code, which may raise or take long.
         return await self._thread.call(partial(read, result))
 
     def _failed(self, name: str, reason: str, cause: Exception) -> ToolError:
@@ -295,9 +297,9 @@ class OpenEnvironment:
 
 
 def _offered(cls: EnvironmentClass, task: Task) -> Mapping[str, Function]:
-    """The tools of the episode: all of the class or, if the task has its own schemas, those that these name.
+    """The tools of the episode: all tools of the class, or only those in the task's own schemas.
 
-    Raises ToolError: the class has no such tool.
+    Raises ToolError: a schema names a tool that the class does not have.
     """
     if not task.tools:
         return cls.functions
@@ -308,7 +310,7 @@ def _offered(cls: EnvironmentClass, task: Task) -> Mapping[str, Function]:
 
 
 def _with_content_added(messages: Sequence[Message], content: Content) -> tuple[Message, ...]:
-    """The messages with `content` at the end of the last one of the user, or in a message of its own."""
+    """The messages with `content` at the end of the last user message, or in a new user message if there is none."""
     last = max((index for index, each in enumerate(messages) if each["role"] == "user"), default=None)
     if last is None:
         return (*messages, {"role": "user", "content": content})
@@ -317,7 +319,7 @@ def _with_content_added(messages: Sequence[Message], content: Content) -> tuple[
 
 
 def _taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The fields of the row that `reset` takes: all if it has `**kwargs`, else those that it names."""
+    """The fields of the row that `reset` takes: all fields if it has `**kwargs`, else only its named arguments."""
     parameters = inspect.signature(reset).parameters
     if any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
         return row
@@ -325,8 +327,8 @@ def _taken(reset: Callable[..., Any], row: Mapping[str, Any]) -> Mapping[str, An
 
 
 def _message_of(error: Exception) -> str:
-    """The text of an error, or else its type."""
+    """The text of an error, or its type if there is no text."""
     try:
         return str(error) or type(error).__name__
-    except Exception:  # noqa: BLE001 - an error of the user may not even have a text
+    except Exception:  # noqa: BLE001 - the `__str__` of a user's exception may raise
         return type(error).__name__

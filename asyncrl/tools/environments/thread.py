@@ -28,7 +28,7 @@ _Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[_Out
 
 
 class EpisodeThread:
-    """Runs calls in one thread, from the first call until `close`. The thread calls `ended` at its end."""
+    """Runs calls in one thread, which starts with the first call. `close` ends it, and then it calls `ended`."""
 
     def __init__(self, name: str, ended: Callable[[], None] = lambda: None) -> None:
         self._name = name
@@ -43,7 +43,7 @@ class EpisodeThread:
         return self._running > 0
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Call `function` in the thread. Raises what it raises, and EscapeError if that would end the thread."""
+        """Call `function` in the thread. Passes on its exceptions, or EscapeError for one that would end the thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -58,7 +58,7 @@ class EpisodeThread:
         return value
 
     def close(self) -> None:
-        """End the thread after the calls that it has."""
+        """End the thread after the calls that are queued."""
         if self._thread is not None:
             self._work.put(None)
 

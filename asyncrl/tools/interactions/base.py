@@ -12,10 +12,10 @@ from typing import Any
 from asyncrl.tools.results import Content
 
 Response = tuple[bool, Content, float | None, Mapping[str, Any]]
-"""The response of a user: true if the conversation ends, the message, the score of the policy's turn, further data.
+"""The response of a user: whether the conversation ends, the message, the score of the policy's turn, further data.
 
-The message is a text, or a list of texts and images as in `results`. The score may be None: then `calculate_score`
-gives it. The further data is not used.
+The message is a text, or a list of texts and images as in `results`. If the score is None, `calculate_score` gives the
+score. The further data is ignored.
 """
 
 
@@ -35,7 +35,7 @@ class Interaction(ABC):
         self.name = str(config.get("name", type(self).__name__))
 
     async def start_interaction(self, instance_id: str, **kwargs: Any) -> Any:
-        """Begin an episode. `kwargs` are the task's `interaction_kwargs`, with the name. The result is not used."""
+        """Begin an episode. `kwargs` are the task's `interaction_kwargs`, with the name. The result is ignored."""
 
     @abstractmethod
     async def generate_response(self, instance_id: str, messages: list[dict[str, Any]], **kwargs: Any) -> Response:
@@ -45,7 +45,7 @@ class Interaction(ABC):
         """
 
     async def calculate_score(self, instance_id: str) -> float | None:
-        """Score the policy's last turn, if `generate_response` gave it no score. None: it has none."""
+        """Score the policy's last turn, if `generate_response` returned None as its score. None: no score."""
         return None
 
     async def finalize_interaction(self, instance_id: str) -> None:

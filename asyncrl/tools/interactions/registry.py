@@ -1,4 +1,4 @@
-"""Loads the simulated users of `actor.interactions`, by the names by which tasks choose them."""
+"""Loads the simulated users of `actor.interactions`, by name."""
 
 from __future__ import annotations
 

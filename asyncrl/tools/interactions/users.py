@@ -1,7 +1,7 @@
-"""The simulated users of an actor, and the one that an episode talks to.
+"""The simulated users of an actor, and the user of one episode.
 
-A task chooses its user by `extra_info.interaction_kwargs.name`; a task without `interaction_kwargs` has none. A user
-that was started is finalized exactly once.
+A task chooses its user by `extra_info.interaction_kwargs.name`; a task without `interaction_kwargs` has no user. A user
+that was started for an episode is finalized exactly once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KWARGS = "interaction_kwargs"
 
 @dataclass(frozen=True, slots=True)
 class InteractionLimits:
-    """Limits on seconds of a call, messages of a user in an episode (None: no limit), and characters of a message."""
+    """Limits: seconds of a call, messages of a user in an episode (None: no limit), and characters of a message."""
 
     timeout_s: float = 60.0
     max_messages: int | None = None
@@ -43,7 +43,7 @@ class InteractionLimits:
 
 @dataclass(slots=True)
 class InteractionCounts:
-    """Counts since the start: responses of users, those that ended the conversation, and failed calls."""
+    """Counts since the start: responses of users, responses that ended the conversation, and failed calls."""
 
     responses: int = 0
     ended: int = 0
@@ -51,7 +51,7 @@ class InteractionCounts:
 
 
 class UserReply(NamedTuple):
-    """A user's reply to the policy's turn: true if the conversation `ends`, the message, and the turn's score."""
+    """A user's reply to the policy's turn: whether the conversation `ends`, the message, and the turn's score."""
 
     ends: bool
     content: Content
@@ -69,7 +69,7 @@ class Interactions:
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenInteraction | None]:
-        """Open the user of one episode. None if its task has none, or if no users are on offer.
+        """Open the user of one episode. None if its task names no user, or if no users are on offer.
 
         Raises InteractionError: the task's user is not on offer, or failed to start.
         """
@@ -101,7 +101,7 @@ class _Calls:
         self._error_logger = error_logger
 
     async def __call__(self, what: str, call: Callable[[], Awaitable[T]]) -> T:
-        """Wait for the result of `call`. Raises InteractionError, which names `what`: it raised or took too long."""
+        """Wait for the result of `call`. Raises InteractionError, which names `what`: `call` raised or was too slow."""
         limit = asyncio.timeout(self._timeout_s)
         try:
             async with limit:
@@ -141,16 +141,16 @@ class OpenInteraction:
 
     @property
     def may_go_on(self) -> bool:
-        """True if the limit of messages lets the policy read the last response."""
+        """True if the policy may read the last response without exceeding the limit of messages."""
         return self._limits.max_messages is None or self._responses <= self._limits.max_messages
 
     async def start(self) -> None:
-        """Begin the user's episode. Raises InteractionError, as the other methods do."""
+        """Begin the user's episode. Raises InteractionError."""
         kwargs = copied(dict(self._kwargs))
         await self._call("start_interaction", lambda user: user.start_interaction(self._id, **kwargs))
 
     async def respond(self, messages: Sequence[Mapping[str, Any]]) -> UserReply:
-        """Get the user's response to the policy's turn, the last of `messages`."""
+        """Get the user's response to the policy's turn, the last of `messages`. Raises InteractionError."""
         given, kwargs = copied(([dict(message) for message in messages], dict(self._kwargs)))
         result = await self._call("generate_response", lambda user: user.generate_response(self._id, given, **kwargs))
         reply = self._read(result)
@@ -167,13 +167,13 @@ class OpenInteraction:
         try:
             await self._call("finalize_interaction", lambda user: user.finalize_interaction(self._id))
         except InteractionError:
-            log.debug("%s was not finalized, as was logged and counted", self._what)
+            log.debug("%s was not finalized; the error was logged and counted", self._what)
 
     async def _call(self, name: str, call: Callable[[Interaction], Awaitable[T]]) -> T:
         return await self._calls(f"{name} of {self._what}", lambda: call(self._interaction))
 
     def _read(self, result: Any) -> UserReply:
-        """Read a response. Raises InteractionError: it is not valid."""
+        """Read a response. Raises InteractionError: the response is not valid."""
         match result:
             case (ends, message, (Real() | None) as score, *_) if _is_yes_or_no(ends) and _is_score(score):
                 if (content := self._content(message)) is not None:
@@ -181,7 +181,7 @@ class OpenInteraction:
                     return UserReply(bool(ends), content, None if score is None else float(score))
         raise self._calls.failed(
             f"{self._what} gave {result!r:.200}; generate_response must return whether the conversation ends, a text "
-            "or a list of texts and images, a score that is finite as a float32 or None, and further data"
+            "or a list of texts and images, a finite float32 score or None, and further data"
         )
 
     def _content(self, message: Any) -> Content | None:
@@ -198,7 +198,7 @@ def _is_score(value: Any) -> bool:
 
 
 def _is_yes_or_no(value: Any) -> bool:
-    """True if `value` has a truth value, which an array has not."""
+    """True if `value` has a truth value. An array of several elements has none."""
     try:
         bool(value)
     except Exception:  # noqa: BLE001 - the caller refuses it

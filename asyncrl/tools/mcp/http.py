@@ -15,7 +15,7 @@ _CONNECT_S = 30.0
 
 
 class TooLargeError(httpx2.SSEError, httpx2.StreamError):
-    """A response is too large. The package `mcp` answers the call with the text of this error."""
+    """A response is too large. The package `mcp` returns the text of this error as the answer to the call."""
 
 
 class UrlLink:
@@ -49,8 +49,8 @@ class UrlLink:
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
     """Refuses compressed responses and too large ones, and opens no stream for messages that answer no request."""
 
-    # A compressed response may have any size when it is unpacked. A server could make the client open a stream for
-    # other messages again without end.
+    # A compressed response could unpack to any size. A server could make the client reopen the stream for other
+    # messages forever.
 
     def __init__(self, forgotten: Callable[[], None]) -> None:
         """`forgotten` is called when the server reports that it does not know the session."""

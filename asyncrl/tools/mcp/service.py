@@ -1,10 +1,10 @@
 """The sessions of one MCP server, which the tools of all episodes share.
 
-A server that keeps state has a session for each episode, which begins with the episode's first call. If it is lost
-after it has answered a call, the episode fails, since another session would answer from another state. A `shared`
-server has one session for all episodes, which is opened again when it is lost.
+A server that keeps state has a session for each episode, which begins with the episode's first call. If a session is
+lost after it has answered a call, the episode fails, since another session would answer from another state. A `shared`
+server has one session for all episodes, which is reopened when it is lost.
 
-After a failure the next start waits. The wait grows with each further failure, until a call is answered. Only a few
+After a failure the next start is delayed, and longer after each further failure, until a call is answered. Only a few
 sessions start at once, since a program may take seconds of processor time to start.
 """
 
@@ -33,9 +33,9 @@ EMPTY = "(no output)"
 
 @dataclass(slots=True)
 class McpCounts:
-    """Counts since the start, but for `sessions`, the number of those that are open now.
+    """Counts since the start, except `sessions`, the number of open sessions.
 
-    - `started` sessions; `start_failures`; `lost` sessions; `states_lost`, the lost ones that had an episode's state.
+    - `started` sessions; `start_failures`; `lost` sessions; `states_lost`: lost sessions with the state of an episode.
     - `errors`: calls that the server answered with an error.
     - `unshown`: parts of results that the policy does not see, such as images.
     """
@@ -82,7 +82,7 @@ class McpService:
 
     @asynccontextmanager
     async def session(self) -> AsyncIterator[_EpisodeSession]:
-        """Open the session of one episode. It begins with its first call."""
+        """Open the session of one episode, which begins with the first call."""
         if self.server.shared:
             yield self._for_all
             return
@@ -97,7 +97,7 @@ class McpService:
         await self._for_all.close()
 
     async def open(self) -> Session:
-        """Open a new session, as soon as one may start. Raises SessionError."""
+        """Open a new session, after the delay of earlier failures. Raises SessionError."""
         async with self._starting:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
@@ -117,7 +117,7 @@ class McpService:
         self._failed()
 
     def succeeded(self) -> None:
-        """Note that a call was answered: the next start need not wait."""
+        """Reset the delay of the next failure, because a call was answered."""
         self._failures = 0
 
     def _failed(self) -> None:
@@ -127,7 +127,7 @@ class McpService:
 
 
 class _EpisodeSession:
-    """The session of an episode, for its tools. It is opened when it is needed."""
+    """The session of an episode, or of all episodes of a `shared` server. The first call opens it."""
 
     def __init__(self, service: McpService) -> None:
         self._service = service
@@ -172,7 +172,7 @@ class _EpisodeSession:
             await session.close()
 
     async def _opened(self) -> Session:
-        """The session, once it has started. Calls that come meanwhile wait for the same start. Raises SessionError."""
+        """The session, once it has started. Concurrent calls wait for the same start. Raises SessionError."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._service.open())
         opening = self._opening
@@ -184,7 +184,7 @@ class _EpisodeSession:
             raise
 
     def _give_up(self, session: Session) -> None:
-        """Count a lost session, once, though several calls may report it."""
+        """Count a lost session once, even if several calls report it."""
         if self._opening is not None and _opened_by(self._opening) is session:
             self._opening = None
             self._service.counts.sessions -= 1

@@ -1,7 +1,7 @@
 """A session with an MCP server: its handshake, its tools and its calls, each within a time limit.
 
-Its own task holds the connection: the package `mcp` must open and close a connection in one task, and cancels that task
-when the connection breaks.
+A separate task holds the connection, because the package `mcp` must open and close a connection in one task, and
+cancels this task when the connection breaks.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from asyncrl.tools.mcp.settings import McpServer
 from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
 
 CLOSE_S = 5.0
-"""Seconds that a connection has to close. Then its task is cancelled, which kills a program at once."""
+"""Seconds that a connection may take to close. Then its task is cancelled, which kills a program at once."""
 
 MAX_PAGES = 100
-"""The most pages of a list of tools, which may have MAX_MESSAGE_BYTES characters."""
+"""The most pages of a list of tools. All pages together may have MAX_MESSAGE_BYTES characters."""
 
 CLOSED = (CONNECTION_CLOSED, "Connection closed")
 """The error of the package `mcp` for a closed connection. Servers use the code for errors of their own, too."""
@@ -59,7 +59,7 @@ class Link(Protocol):
 
     @property
     def remark(self) -> str:
-        """The details of the server's end, to be appended to a reason."""
+        """The way in which the server ended, in a form that can be appended to an error's text."""
         ...
 
     @property
@@ -116,7 +116,7 @@ class Session:
                 return tools
             if size > MAX_MESSAGE_BYTES:
                 break
-        raise AnswerError(f"its list of tools does not end: {len(tools)} so far")
+        raise AnswerError(f"its list of tools is too long: {len(tools)} so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
@@ -159,7 +159,7 @@ class Session:
         finally:
             sending.add_done_callback(_forget_error)
             sending.cancel()
-        # At a URL each call is a request of its own, and another session would not mend a server that hangs.
+        # At a URL each call is a separate request, and a new session would not help against a server that hangs.
         if not done and self._server.shared and (self._server.url is not None or self.answered > before):
             raise AnswerError(f"it did not answer within {limit_s:g} s; the calls of other episodes continue")
         if not done:
@@ -179,12 +179,12 @@ class Session:
                 raise await self._over(error.message) from error
             raise AnswerError(f"it answered with the error {error.code}: {error.message:.500}") from error
         except ValueError as error:
-            raise AnswerError(f"its result is none of MCP: {reason_of(error):.500}") from error
+            raise AnswerError(f"its result is not valid MCP: {reason_of(error):.500}") from error
         except Exception as error:
             raise await self._over(reason_of(error)) from error
 
     async def _over(self, reason: str) -> SessionError:
-        """Close the session. Returns the error to raise, with the reason if it is known."""
+        """Close the session. Returns the error to raise, with the connection's own reason if there is one."""
         await finish(self.close())
         if self._holding.done() and not self._holding.cancelled() and (error := self._holding.exception()):
             reason = _first_reason(error)

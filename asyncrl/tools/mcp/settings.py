@@ -1,6 +1,6 @@
-"""The servers of `actor.mcp_servers`, in the form of other programs' lists of servers.
+"""The servers of `actor.mcp_servers`, with the keys that other MCP clients use.
 
-A program has {command, args, env}. A server that runs already has {url, headers}.
+A server that asyncrl starts has {command, args, env}. A server that runs already has {url, headers}.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Pairs = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class McpServer:
-    """One server. It is hashable, so that a cache can hold its list of tools.
+    """One server. It is hashable, so that its list of tools can be cached.
 
     - `command`: the program and its arguments; empty if there is a `url`.
-    - `tools`: the tools on offer, by the server's names; empty for all. `prefix` is put in front of their names.
-    - `shared`: true if one session serves all episodes. `sessions`: the most episodes that have one at once.
+    - `tools`: the server's names of the tools that the policy gets; empty for all. `prefix` is put in front of them.
+    - `shared`: true if one session serves all episodes. `sessions`: the most episodes that have a session at once.
     - `start_s`, `timeout_s`: the most seconds of a start and of a call.
     """
 
@@ -64,9 +64,9 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
     if not isinstance(given, Mapping):
         raise ConfigError(f"{setting}: give {{command: PROGRAM, args: [...]}} or {{url: http://...}} (docs/tools.md)")
     if unknown := [str(key) for key in given if key not in KEYS]:
-        raise ConfigError(f"{setting}: there is no key {', '.join(unknown)}; there are {', '.join(KEYS)}")
+        raise ConfigError(f"{setting}: there is no key {', '.join(unknown)}; the keys are {', '.join(KEYS)}")
     if ("command" in given) == ("url" in given):
-        raise ConfigError(f"{setting}: give either the command that starts the server, or the url of one that runs")
+        raise ConfigError(f"{setting}: give either the command that starts the server, or the url of a running server")
     other = {"command": ("headers",), "url": ("args", "env", "cwd")}["url" if "url" in given else "command"]
     if wrong := [key for key in other if key in given]:
         kind = "a url" if "url" in given else "a command"

@@ -1,10 +1,10 @@
 """The connection to an MCP server that is a program, over its standard input and output.
 
-Unlike the connection of the package `mcp`, this one has bounds. A message that is too long is cut while it is read, and
-its call gets an error. Too many messages that answer no request end the connection.
+Unlike the connection of the package `mcp`, this connection has bounds. A message that is too long is cut while it is
+read, and its call gets an error. Too many messages that answer no request end the connection.
 
-The program leads a group of processes, which ends with the connection, and with this process. Its environment has PATH,
-the given variables, and the mark of its guard.
+The program leads a process group, which is killed when the connection closes or this process dies. Its environment has
+PATH, the given variables, and the variable by which its guard (`machine/guard.py`) recognises its children.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_MESSAGE_BYTES = 8 << 20
 TOO_LARGE = f"the result is larger than {MAX_MESSAGE_BYTES >> 20} MiB"
 """A part of the error of a call whose result is longer than MAX_MESSAGE_BYTES."""
 
-UNREADABLE = "the result is no message of MCP"
+UNREADABLE = "the result is not a message of MCP"
 """A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
@@ -49,7 +49,7 @@ MAX_LINE_BYTES = 1 << 30
 """The most bytes of one line. A program that writes a longer one is ended."""
 
 GRACE_S = 1.0
-"""Seconds that a program has to end once its input has ended, before it is killed."""
+"""Seconds that a program may take to end after its input was closed, before it is killed."""
 
 _REAPED_S = 2.0
 _CHUNK = 1 << 16
@@ -114,7 +114,7 @@ class ProgramLink:
 
     @property
     def remark(self) -> str:
-        """The way in which the program ended, if it is known, and the end of its standard error."""
+        """The way in which the program ended, if known, and the end of its standard error."""
         written = self._stderr.decode(errors="replace").strip()
         return self._ended + (f"; its standard error ends with: {written}" if written else "")
 
@@ -124,7 +124,7 @@ class ProgramLink:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Streams]:
-        """Start the program. Returns the streams of messages from and to it. Raises OSError: it cannot be started."""
+        """Start the program. Yields the streams of messages from and to it. Raises OSError if it cannot start."""
         async with self._running() as process, anyio.create_task_group() as tasks:
             to_session, from_server = anyio.create_memory_object_stream[SessionMessage | Exception](0)
             to_server, from_session = anyio.create_memory_object_stream[SessionMessage](0)
@@ -165,7 +165,7 @@ class ProgramLink:
                             async with asyncio.timeout(_REAPED_S):
                                 await protocol.exited.wait()
                     finally:
-                        # A process that has left the group may hold the other ends of the pipes.
+                        # A process that has left the group may keep its ends of the pipes open.
                         transport.close()
 
     async def _end_gently(self, process: Process, exited: asyncio.Event) -> None:
@@ -188,7 +188,7 @@ class ProgramLink:
                     message = _message(line)
                     self._stray += not self._answers(message)
                     if self._stray > MAX_STRAY:
-                        self._ended = f"; it wrote {MAX_STRAY} lines that answer nothing, and was ended"
+                        self._ended = f"; it wrote {MAX_STRAY} lines that answer no request, and was ended"
                         return
                     if message is not None:
                         await to_session.send(message)
@@ -198,7 +198,7 @@ class ProgramLink:
             self._ended = "; the program ended"
 
     def _answers(self, message: SessionMessage | None) -> bool:
-        """True if it is the first answer to a request."""
+        """True if the message is the first answer to a request."""
         if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
             return False
         # As text, since a server may repeat a number as text.
@@ -235,7 +235,10 @@ class ProgramLink:
 
 
 def _message(line: Line) -> SessionMessage | None:
-    """Read the message in a line. An error replaces one that is too long or unreadable. None if there is none."""
+    """Read the message in a line, or an error in place of a message that is too long or unreadable.
+
+    None if the line has no message, or if the request that it answers cannot be read.
+    """
     if not line.whole:
         return _unread(line, TOO_LARGE)
     if not line.text.strip():
@@ -247,7 +250,7 @@ def _message(line: Line) -> SessionMessage | None:
 
 
 def _repaired(line: Line) -> SessionMessage | None:
-    """Read a message with invalid UTF-8, such as half of a character that its server cut."""
+    """Read a message with invalid UTF-8, for instance because the server cut a character in half."""
     try:
         value = encodable(json.loads(line.text.decode(errors="replace")))
         return SessionMessage(jsonrpc_message_adapter.validate_python(value, by_name=False))

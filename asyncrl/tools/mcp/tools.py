@@ -88,9 +88,9 @@ def _check_installed(server: McpServer) -> None:
 def _listed(server: McpServer) -> Mapping[str, Function]:
     """The function object of each tool, by the server's own names. Raises ConfigError.
 
-    A process starts a server for this once, and ends it again.
+    The first call starts the server to read the list, and ends it again. Later calls use the cached list.
     """
-    # In another thread, since this one may have a running event loop.
+    # In a new thread, since this thread may have a running event loop.
     with ThreadPoolExecutor(1) as thread:
         tools = thread.submit(lambda: asyncio.run(_request_tools(server))).result()
     chosen = _chosen(server, tools)
@@ -130,7 +130,7 @@ def _chosen(server: McpServer, tools: Iterable[Any]) -> dict[str, Any]:
 
 
 def _function(server: McpServer, name: str, tool: Any) -> Function:
-    """Make an OpenAI function object of a tool. Raises ConfigError: no message or no template can carry it."""
+    """Make an OpenAI function object of a tool. Raises ConfigError: its name or its schema cannot be used."""
     shown = _NO_NAME.sub("_", server.prefix + name)
     if len(shown) > MAX_NAME:
         raise ConfigError(f"{server.setting}: the name {shown} has more than {MAX_NAME} letters; choose other tools")

@@ -1,11 +1,11 @@
-"""Full-text search (BM25, by bm25s) in a corpus of the user, which is indexed once a host.
+"""Full-text search (BM25, by bm25s) in a user's corpus, which each host indexes once.
 
-- An index is a folder of the cache whose name has the digest of the corpus' bytes: a changed corpus gets another one.
+- An index is a folder of the cache, named after the digest of the corpus' bytes: a changed corpus gets a new index.
 - A process that needs a missing index locks its name, and writes a folder with a hidden name, which is renamed when it
   is complete. Other processes wait for the lock. After a kill the next process starts over.
-- An index is memory-mapped: all processes of a host share its pages. Only the vocabulary is in the memory of each.
+- An index is memory-mapped, so all processes of a host share its pages. Only the vocabulary is loaded by each process.
 
-The score is Lucene's variant of BM25 with k1 = 1.5 and b = 0.75. Passages of the same score keep their order in the
+The score is Lucene's variant of BM25 with k1 = 1.5 and b = 0.75. Passages with equal scores keep their order in the
 corpus. Source: Robertson and Zaragoza, The Probabilistic Relevance Framework: BM25 and Beyond (2009); Lu, BM25S (2024).
 """
 
@@ -39,11 +39,11 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).with_name("facts.jsonl")
-"""A small corpus to try things with: one fact a passage."""
+"""A small corpus for examples: one fact a passage."""
 
 DEFAULT_PLACE = "~/.cache/asyncrl/search"
 FORM = 1
-"""The version of the form of an index: another one has other files, or finds other passages."""
+"""The version of the index format. It changes when the files change, or when a query finds other passages."""
 
 ROWS_AT_ONCE = 1 << 14
 _PASSAGES = "passages.arrow"
@@ -59,14 +59,14 @@ def words(text: str) -> list[str]:
 
 
 class CorpusIndex:
-    """The passages of a corpus, a file of JSON lines or Parquet. `place` is the folder of indexes."""
+    """The index of a corpus, a file of JSON lines or Parquet. `place` is the folder of indexes."""
 
     def __init__(self, corpus: str | None, place: str | None = None) -> None:
         self._corpus = Path(corpus).expanduser() if corpus is not None else SHIPPED
         self._place = Path(place or DEFAULT_PLACE).expanduser()
 
     def prepare(self) -> None:
-        """Build the index, unless this host has it.
+        """Build the index, unless this host has it already.
 
         Raises ConfigError: the corpus cannot be read or has no words, or the index cannot be written.
         """
@@ -108,7 +108,10 @@ class CorpusIndex:
 
 
 def best(scores: np.ndarray, topk: int) -> np.ndarray:
-    """The indices of the highest scores above 0, float32[D], at most `topk`, the best first; equal ones in order."""
+    """The indices of the at most `topk` highest scores above 0, best first. Equal scores keep their order.
+
+    `scores` is float32[D], for D passages.
+    """
     count = min(topk, int(np.count_nonzero(scores > 0)))
     if not count:
         return np.empty(0, np.intp)
@@ -118,7 +121,7 @@ def best(scores: np.ndarray, topk: int) -> np.ndarray:
 
 
 def _digest(corpus: Path, place: Path) -> str:
-    """The digest of a corpus' bytes. It is computed again only if the file's size or its time of change differs."""
+    """The digest of a corpus' bytes. It is computed again only if the file's size or modification time differs."""
     path = str(corpus.resolve())
     known = place / f"{hashlib.sha256(path.encode()).hexdigest()[:16]}.json"
     with _locked(known.with_suffix(".lock"), corpus):
@@ -169,7 +172,7 @@ def _build(corpus: Path, folder: Path) -> None:
 
 
 def _write_passages(corpus: Path, path: Path, vocabulary: dict[str, int]) -> list[list[int]]:
-    """Write the passages. Returns the numbers of the words of each, and adds its new words to `vocabulary`."""
+    """Write the passages, and add their new words to `vocabulary`. Returns the word numbers of each passage."""
     from bm25s.stopwords import STOPWORDS_EN
 
     stop, ids, rows = frozenset(STOPWORDS_EN), list[list[int]](), _passages(corpus)
@@ -184,7 +187,7 @@ def _write_passages(corpus: Path, path: Path, vocabulary: dict[str, int]) -> lis
 
 
 def _passages(corpus: Path) -> Iterator[TitledPassage]:
-    """Yield the passages of a corpus. Raises DataError: one has no text."""
+    """Yield the passages of a corpus. Raises DataError: a passage has no text."""
     for place, row in published_rows(str(corpus)):
         text = text_of(row.get("text"))
         passage = TitledPassage(text_of(row.get("title")), text) if text else passage_of(text_of(row.get("contents")))

@@ -20,7 +20,7 @@ class PassageSource(Protocol):
     """Finds passages for all episodes of an actor."""
 
     def prepare(self) -> None:
-        """Check the source, when an actor starts and before a run. Raises ConfigError: it cannot be used."""
+        """Check the source, when an actor starts and before a run. Raises ConfigError if it cannot be used."""
         ...
 
     async def find(self, query: str, topk: int) -> Sequence[TitledPassage]:
@@ -37,8 +37,7 @@ def passage_of(contents: str) -> TitledPassage:
 def shown(passages: Sequence[TitledPassage], max_chars: int) -> str:
     """The passages in the form of Search-R1, a line each: `Doc 1(Title: T) text`.
 
-    All together have at most `max_chars` characters. Each passage gets an equal share, so that a long one displaces no
-    other.
+    The lines have at most `max_chars` characters together, and each is cut to an equal share of them.
     """
     if not passages:
         return NOTHING[:max_chars]

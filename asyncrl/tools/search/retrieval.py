@@ -4,8 +4,8 @@
     200 {"result": [[{"document": {"contents": "TITLE\\nTEXT"}, "score": 0.5}, ...], ...]}, one list a query
 
 Queries that wait while all connections are in use are sent together, so a slow server gets few large requests, and a
-fast one many small ones. Each query gets its own answer or error: if a server refuses several queries together, each of
-them is sent alone.
+fast one many small ones. If a server refuses several queries together, each of them is sent alone, so that one invalid
+query does not fail the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 CONNECTIONS = 4
 QUERIES_AT_ONCE = 64
 OVERLOADED = (429, 503)
-"""The HTTP statuses of an overloaded server, to which queries must not be sent again one by one."""
+"""The HTTP statuses of an overloaded server. Its queries are not sent again one by one, which would add to its load."""
 
 MAX_BYTES = 64 << 20
 """The most bytes of one answer."""
@@ -53,8 +53,8 @@ class RetrievalServer:
     async def find(self, query: str, topk: int) -> Sequence[TitledPassage]:
         """Find passages, see `PassageSource`.
 
-        Raises UnavailableError: the server cannot be reached, or its answer is invalid; RefusedError: it refused the
-        query.
+        Raises UnavailableError: the server cannot be reached, or its answer is invalid; RefusedError: the server
+        refused the query.
         """
         answer: asyncio.Future[list[TitledPassage]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Query(query, topk, answer))
@@ -65,14 +65,14 @@ class RetrievalServer:
         return await answer
 
     async def _send_all(self) -> None:
-        """Send the waiting queries over one connection, and close it when none is left."""
+        """Send the waiting queries over one connection, and close it when no query is left."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s)
         async with aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar()) as session:
             while queries := self._next():
                 await self._answer(session, queries)
 
     def _next(self) -> list[_Query]:
-        """Take waiting queries that want the same number of passages, and drop those whose caller was cancelled."""
+        """Take waiting queries with the same `topk`, and drop queries whose caller was cancelled."""
         queries: list[_Query] = []
         while self._waiting and len(queries) < QUERIES_AT_ONCE:
             if not self._waiting[0].answer.done():
@@ -91,7 +91,7 @@ class RetrievalServer:
                 return
             for query in queries:
                 await self._answer(session, [query])
-        except Exception as error:  # noqa: BLE001 - it is raised in the callers
+        except Exception as error:  # noqa: BLE001 - `find` raises it
             _fail(queries, error)
         else:
             for query, passages in zip(queries, found, strict=True):
@@ -130,7 +130,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def read_result(answer: Any, queries: int, topk: int) -> list[list[TitledPassage]]:
-    """Read the passages for each query, with or without scores. Raises ValueError: the answer has another form."""
+    """Read the passages for each query, with or without scores. Raises ValueError: the answer is malformed."""
     result = answer.get("result") if isinstance(answer, Mapping) else None
     if not isinstance(result, list) or len(result) != queries:
         raise ValueError(f"it has no `result` with a list for each of {queries} queries")
@@ -139,7 +139,7 @@ def read_result(answer: Any, queries: int, topk: int) -> list[list[TitledPassage
 
 def _listed(documents: Any) -> list[Any]:
     if not isinstance(documents, list):
-        raise ValueError(f"the result of a query is no list: {documents!r:.100}")
+        raise ValueError(f"the result of a query is not a list: {documents!r:.100}")
     return documents
 
 

@@ -18,7 +18,7 @@ BETWEEN = "\n---\n"
 
 
 class SearchPassages(Tool):
-    """Finds passages for one query, or for a `query_list`, which the schemas of tasks written for verl have."""
+    """Finds passages for one `query`, or for the `query_list` in the schemas of tasks written for verl."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "search",
@@ -49,14 +49,14 @@ class SearchPassages(Tool):
         cls.source.prepare()
 
     async def create(self, topk: int | None = None, **kwargs: Any) -> None:
-        """Set the passages a query, instead of `actor.search.topk`. Other entries, as in verl's tasks, are ignored."""
+        """Set the number of passages for a query. Other entries, which verl's tasks may have, are ignored."""
         if topk is not None and not (isinstance(topk, int) and topk >= 1):
             raise ValueError(f"tools_kwargs.search.topk is {topk!r}; it must be a whole number from 1")
         self._topk = topk or self.topk
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         queries = _queries(arguments)
-        # At once, so that the queries of one call reach a server together.
+        # All at once, so that the queries of one call reach a server in one request.
         found = await asyncio.gather(*(self.source.find(query, self._topk) for query in queries))
         max_chars = max(1, self.max_chars // len(queries) - len(BETWEEN))
         return BETWEEN.join(shown(passages, max_chars) for passages in found)

@@ -142,7 +142,7 @@ async def test_no_request_shows_a_file_of_the_actor_or_what_is_no_image(desk: Im
             status, answer = await agent.send(path="responses", json={"input": items})
             assert (status, "must be a data: URL" in answer["error"]["message"]) == (400, True)
         for url, reason in [
-            (data_url(b"no image"), "none of PNG"),
+            (data_url(b"no image"), "none of the formats PNG"),
             ("data:image/png,abc", "without base64"),
             ("data:image/png;base64,?", "damaged data: URL"),
         ]:
@@ -153,7 +153,7 @@ async def test_no_request_shows_a_file_of_the_actor_or_what_is_no_image(desk: Im
         assert "the policy's own turns have none" in (await agent.refusal(user("x"), turn, user("y")))["message"]
         file = {"input": [{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]}
         status, answer = await agent.send(path="responses", json=file)
-        assert (status, "there are no files" in answer["error"]["message"]) == (400, True)
+        assert (status, "files are not stored" in answer["error"]["message"]) == (400, True)
         await agent.ask(user("x"))
     assert agent.trajectory.image_names == []
     async with episode(["One."], tokenizer=TOKENIZER) as agent:

@@ -120,7 +120,7 @@ async def test_a_session_fails_when_its_agent_says_so_or_is_heard_no_more():
             await running
         running = actor.begin("t/2")
         await actor.take()
-        with pytest.raises(AgentError, match="nothing was heard"):
+        with pytest.raises(AgentError, match="agent sent no request"):
             await running
         counters = actor.player.counters()
         assert (counters["agent_sessions_failed"], counters["agent_sessions_silent"]) == (1, 1)
@@ -158,7 +158,7 @@ async def test_an_error_without_a_message_fails_its_episode(error: Any):
         session = await actor.take()
         assert await actor.chat(session) == 200
         assert await actor.tell(session, "end", {"error": error}) == 204
-        with pytest.raises(AgentError, match="the agent says: "):
+        with pytest.raises(AgentError, match="the agent reports: "):
             await running
 
 

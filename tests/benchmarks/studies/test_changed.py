@@ -37,8 +37,8 @@ def test_values_are_those_that_asyncrl_train_reads() -> None:
         ("run.dir=elsewhere", "the study's command names the folder of each run"),
         ("model.path=mine", "the study makes the policy of each seed"),
         ("+data.train=mine.parquet", "the study makes the tasks of each seed"),
-        ("rung=ladder", "there is no such rung; there are brackets-2, brackets-4"),
-        ("rung=[undo]", "there is no such rung"),
+        ("rung=ladder", "no such rung; choose one of brackets-2, brackets-4"),
+        ("rung=[undo]", "no such rung"),
         ("warm_start=long", "it must be a number of updates"),
     ],
 )

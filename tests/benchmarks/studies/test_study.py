@@ -74,7 +74,7 @@ def test_a_run_with_another_setting_seed_or_stage_is_another_run() -> None:
     ("changes", "message"),
     [
         ({"factors": {"size": {"a": {"x": 1}}, "colour": {"b": {"x": 2}}}}, "size and colour both set x"),
-        ({"skipped": [{"size": "huge"}]}, "there is no level huge of size"),
+        ({"skipped": [{"size": "huge"}]}, "size has no level huge"),
         ({"panels": "shape"}, "there is no factor shape"),
         ({"search": dataclasses.replace(age.STUDY.search, at={})}, "the search must name every factor"),
     ],
@@ -113,6 +113,7 @@ def each_level(study: Study) -> Iterator[Run]:
 RUNS = {f"{run.study}, {', '.join(run.levels.values())}": run for run in chain(*map(each_level, STUDIES))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_level_of_every_study_is_a_configuration(name: str) -> None:
     run = RUNS[name]

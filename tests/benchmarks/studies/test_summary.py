@@ -188,7 +188,7 @@ def test_a_page_gets_the_overview_and_its_folder_the_picture_and_all_figures(tmp
     write_page(page, STUDY, "where and when", cells, {("small", "red"): runs})
     assert page.read_text() == (
         "# Page\n<!-- study toy -->\nwhere and when\n\n![accuracy over samples](studies/toy.png)\n\n"
-        "Thick lines are means of the seeds that did not fail, thin ones single seeds.\n\n"
+        "Thick lines are means of the seeds that did not fail, thin lines single seeds.\n\n"
         f"{overview(STUDY, cells)}\n\n"
         "All figures of each combination are in [studies/toy.md](studies/toy.md).\n\n"
         "* small, red: out of memory\n<!-- end -->\n"

@@ -66,9 +66,9 @@ def test_a_model_is_configured_by_words_as_for_training(run: Path) -> None:
 def test_words_that_evaluate_sets_itself_are_refused(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"data.eval: --data names the tasks\nlearner.eval_attempts: --n sets it"):
         request(run, "data.eval=x", "learner.eval_attempts=2").read()
-    with pytest.raises(ConfigError, match="experiment: the configuration is that of"):
+    with pytest.raises(ConfigError, match="gives the configuration; set single keys"):
         request(run, "experiment=demo").read()
-    with pytest.raises(ConfigError, match=r"model.lora.path: an evaluation plays a whole model: merge the adapters"):
+    with pytest.raises(ConfigError, match=r"model.lora.path: adapters cannot be evaluated alone: merge them"):
         request(run, "model.lora.path=adapter").read()
 
 

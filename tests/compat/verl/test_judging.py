@@ -112,7 +112,7 @@ def test_each_row_keeps_its_own_reward_however_the_manager_sorts_its_batch() -> 
             return torch.zeros(2, 3)
 
     assert [score[0] for score in Judge(Sorting(None), 0).scores(batch(), 0)] == [0.0, 3.0]
-    with pytest.raises(ScoringError, match=r"left the rows .*t1\.0\.0"):
+    with pytest.raises(ScoringError, match=r"changed the rows .*t1\.0\.0"):
         Judge(Cutting(None), 0).scores(batch(), 0)
 
 

@@ -136,7 +136,11 @@ def test_a_batch_of_only_empty_fields_keeps_its_rows(tmp_path: Path) -> None:
         ({"x": torch.zeros(2, dtype=torch.complex64)}, {}, "'x' has torch.complex64, which Parquet lacks"),
         ({"x": torch.zeros(2).to(torch.float8_e5m2)}, {}, "'x' has torch.float8_e5m2, which Parquet lacks"),
         ({}, {"day": np.array(["2020-01-01"], dtype="M8[D]")}, r"'day' is an array of datetime64\[D\]"),
-        ({}, {"prompt": ["a"], "raw_prompt": objects([[{"role": "user"}]])}, "array of that name too: rename it"),
+        (
+            {},
+            {"prompt": ["a"], "raw_prompt": objects([[{"role": "user"}]])},
+            "an array has that name too: rename the array",
+        ),
         ({}, {"extra_info": objects([{"a": 1}, {"a": "x"}])}, "'extra_info' has rows that do not go into one column"),
     ],
 )
@@ -172,7 +176,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be read as a batch or as verl's tasks"):
         read_parquet(path)
     pq.write_table(pa.table({"question": ["a"]}), path)
-    with pytest.raises(DataError, match="it has no column prompt, but question"):
+    with pytest.raises(DataError, match="it has no column prompt, only question"):
         read_parquet(path)
     path.write_bytes(b"PAR1")
     with pytest.raises(DataError, match="cannot be read as a batch"):

@@ -268,7 +268,7 @@ def test_a_rule_is_called_only_if_something_depends_on_it(made: Callable[[str], 
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({"prm_acc_bonus": 1.0}, "no key prm_acc_bonus; did you mean prm_acc_bonus_weight"),
+        ({"prm_acc_bonus": 1.0}, "unknown key prm_acc_bonus; did you mean prm_acc_bonus_weight"),
         ({"prm_aggregation": "meen"}, "prm_aggregation='meen': it must be one of mean_response"),
         ({"incorrect_answer_penalty": 0.3}, r"a number in \(-inf, 0\]"),
         ({"prm_micro_batch_size": 0}, "prm_micro_batch_size=0"),

@@ -213,8 +213,8 @@ def make_elsewhere(**changes: Any) -> DataProto:
     [
         ({"attention_mask": torch.ones(1, 3)}, "attention_mask has 3 columns; .* must have 4"),
         ({"rollout_log_probs": torch.zeros(1, 3)}, "rollout_log_probs has 3 columns; .* must have 2"),
-        ({"responses": torch.tensor([[2**40, 0]])}, "responses has ids that are no whole numbers"),
-        ({"prompts": torch.tensor([[1.5, 2.0]])}, "prompts has ids that are no whole numbers"),
+        ({"responses": torch.tensor([[2**40, 0]])}, "responses has ids that are not whole numbers"),
+        ({"prompts": torch.tensor([[1.5, 2.0]])}, "prompts has ids that are not whole numbers"),
     ],
 )
 def test_fields_that_do_not_fit_each_other_are_named(changes: Any, message: str) -> None:

@@ -93,7 +93,7 @@ def test_a_server_that_keeps_its_old_weights_serves_nothing_of_the_version_and_t
 
     run(scenario)
     [lost, *_] = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
-    assert "version 2, which came by zmq, is not in http" in lost
+    assert "version 2, which came by zmq, fails its canary in http" in lost
     assert "(by disk)" in lost
     assert "differ from the learner's by 1 on average" in lost
 
@@ -197,7 +197,7 @@ def test_a_late_joiner_is_checked_and_only_one_that_refuses_the_canary_says_how_
             await async_until(lambda: counter(fleet, "canary_failures") > 0)
             fault = next(each.fault for each in fleet._endpoints.values() if each.fault)
             assert "did not answer the canary" in fault
-            assert ("weights.canary=false does without" in fault) == advised
+            assert ("weights.canary=false turns the canary off" in fault) == advised
             del late._logprobs
             await servers_ready(fleet, 2)
 

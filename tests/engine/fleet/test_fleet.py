@@ -329,7 +329,7 @@ SPAN = {"start": 0, "end": 1}
         ({"output_token_logprobs": [[0.5]]}, "log-probs are not finite, or above 0"),
         ({"output_token_logprobs": [[-1e39]]}, "log-probs are not finite, or above 0"),
         ({"output_ids": [VOCABULARY]}, f"sampled token {VOCABULARY}; the policy has ids up to {VOCABULARY - 1}"),
-        ({"weight_versions": [{**SPAN, "version": "0-another"}]}, "which are not ours"),
+        ({"weight_versions": [{**SPAN, "version": "0-another"}]}, "not from this fleet"),
     ],
 )
 async def test_an_answer_that_cannot_be_true_is_a_fault_of_the_server_and_a_turn_fails_after_so_many(

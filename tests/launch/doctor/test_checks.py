@@ -108,7 +108,7 @@ def test_an_address_of_this_host_that_does_not_answer_is_no_matter_of_firewalls(
         (limits(first_outgoing_port=1024), "warning", "ports", "from 1024", "ip_local_port_range"),
         (
             replace(HEALTHY, addresses=[AddressFact("replay", "10.0.0.1:1", False, "refused", 12.3)]),
-            *("warning", "ports", "refused; the run is starting, since 12 s", "look again"),
+            *("warning", "ports", "refused; the run was started 12 s ago", "look again"),
         ),
         (
             replace(HEALTHY, launcher=[LauncherFact("a shell on b", "no route")]),
@@ -117,12 +117,12 @@ def test_an_address_of_this_host_that_does_not_answer_is_no_matter_of_firewalls(
             "mend",
         ),
         (folder(error="Permission denied"), "problem", "folder", "Permission denied", "run.dir"),
-        (folder(kind="nfs4"), "warning", "folder", "nfs4", "disk of its own host"),
+        (folder(kind="nfs4"), "warning", "folder", "nfs4", "local disk"),
         (folder(free=10**8), "problem", "disk", "0.1 GB", "make room"),
         (folder(free=10**10), "warning", "disk", "10.0 GB", "make room"),
-        (beside(skew_s=9.5), "warning", "clock", "that of two is 9.5 s ahead", "time server"),
-        (beside(server_key="another"), "problem", "keys", "another one than on two", "copy server.public"),
-        (beside(versions={"torch": "2.11.0"}), "problem", "packages", "torch 2.13.0, and two", "same versions"),
+        (beside(skew_s=9.5), "warning", "clock", "the clock of two is 9.5 s ahead", "time server"),
+        (beside(server_key="another"), "problem", "keys", "differs from the one on two", "copy server.public"),
+        (beside(versions={"torch": "2.11.0"}), "problem", "packages", "other versions are on two", "same versions"),
         (replace(HEALTHY, server_error="no module"), "problem", "servers", "python3: no module", "engine.python"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -145,11 +145,11 @@ def test_what_is_wrong_is_named_with_what_mends_it(
         ),
         (
             replace(HEALTHY, packages=PackageFacts(["lmdb>=1.6"], [("torch>=2.11", "2.1")], [("rich", "1", "2")])),
-            ["lmdb>=1.6 is missing; torch>=2.11 is needed, 2.1 is there", "rich 1 instead of 2"],
+            ["lmdb>=1.6 is missing; torch>=2.11 is needed, 2.1 is installed", "rich 1 instead of 2"],
         ),
         (
             replace(HEALTHY, addresses=[replace(each, error="no") for each in HEALTHY.addresses]),
-            ["10.0.0.1:5755 cannot be listened at: no", "10.0.0.2:5756 cannot be reached: no"],
+            ["this host cannot listen at network.replay_port 10.0.0.1:5755: no", "10.0.0.2:5756 cannot be reached: no"],
         ),
         (
             replace(gpus(has_infiniband=True), limits=replace(HEALTHY.limits, locked=8 << 20)),

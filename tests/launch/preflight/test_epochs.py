@@ -35,7 +35,7 @@ def test_the_start_of_a_run_makes_steps_of_epochs_and_tells_them(tasks: Path, ca
     with caplog.at_level(logging.INFO):
         count_steps(config.learner, config.replay.shards, run_tasks(config))
     assert (config.learner.total_steps, config.learner.epochs) == (7, None)
-    assert "learner.epochs=2 of 10 tasks are learner.steps=7, each of 3 groups (2.1 epochs" in caplog.text
+    assert "learner.epochs=2 of 10 tasks are learner.steps=7, each of 3 groups (rounded up to 2.1 epochs" in caplog.text
     assert refusals(config) == []
 
 
@@ -49,7 +49,7 @@ def test_without_epochs_the_steps_are_those_that_are_set_or_a_hundred(
 
 
 def test_a_role_by_itself_does_not_count_epochs(tasks: Path) -> None:
-    with pytest.raises(ConfigError, match="only `asyncrl train` counts the steps of epochs"):
+    with pytest.raises(ConfigError, match="only `asyncrl train` computes the steps from epochs"):
         _ = config_of(tasks, epochs=1).learner.total_steps
 
 

@@ -47,7 +47,7 @@ def test_a_form_that_is_no_text_is_refused_since_parquet_would_fill_its_gaps_wit
     [
         ({"kind": "embedded"}, "engine.kind=embedded samples without grammars"),
         ({"tools": ("calculator",)}, "set actor.tools="),
-        ({"temperature": 0.5}, "with actor.temperature=0.5 none of its tokens would be trained"),
+        ({"temperature": 0.5}, "a turn under a grammar is not trained with actor.temperature=0.5"),
     ],
 )
 def test_a_form_that_this_run_cannot_serve_is_refused(tmp_path: Path, options: dict[str, Any], reason: str) -> None:

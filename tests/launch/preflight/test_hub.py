@@ -52,8 +52,8 @@ def test_a_model_that_is_not_in_the_cache_while_nobody_may_ask_the_hub_is_refuse
             ModelConfig(path="nobody/nothing", revision=revision), CriticConfig(), ImplicitConfig(), ScoringConfig()
         )
     assert str(refused.value) == (
-        f"model.path=nobody/nothing: there is no such folder, it is not in this machine's cache{where}, and "
-        "HF_HUB_OFFLINE=1 forbids to ask the hub: download it first, or name a folder"
+        f"model.path=nobody/nothing: there is no such folder, the model is not in this machine's cache{where}, and "
+        "HF_HUB_OFFLINE=1 forbids asking the hub: download it first, or name a folder"
     )
 
 
@@ -84,4 +84,4 @@ def test_a_network_that_is_silent_for_a_while_is_told_of_and_tried_further(
     monkeypatch.setattr(hub, "_connection_error", lambda *_: over.wait(GENEROUS_S) and None)
     assert unreachable(patience_s=0.01) is None
     over.set()
-    assert "nothing has answered at hub.example:443 for 0.01 s; the start goes on trying" in caplog.text
+    assert "nothing has answered at hub.example:443 for 0.01 s; the start keeps trying" in caplog.text

@@ -111,7 +111,8 @@ def test_models_that_are_missing_or_too_short_are_named_with_their_keys(
     assert refusals(config) == [
         f"model.path={tmp_path}/none: there is no such folder",
         f"critic.path={tmp_path}/empty: the folder has no config.json: name the folder of a model",
-        f"scoring.prm.path=./none: there is no such folder; a relative path counts from the working folder, {tmp_path}",
+        "scoring.prm.path=./none: there is no such folder; a relative path starts at the working directory, "
+        f"{tmp_path}",
     ]
     config.model.path, config.critic.path, config.scoring.prm.path = "my model", None, None
     assert refusals(config) == [
@@ -119,6 +120,7 @@ def test_models_that_are_missing_or_too_short_are_named_with_their_keys(
     ]
 
 
+@pytest.mark.slow
 def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.model.freeze = ["embeddings", "moe_router"]
@@ -165,6 +167,7 @@ def test_a_family_whose_layers_no_plan_divides_does_not_start(tmp_path: Path):
     assert "learner.tensor_ranks=2: a GPT2LMHeadModel has no plan in transformers" in "".join(refusals(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "option", "value", "reason"),
     [
@@ -199,7 +202,7 @@ def test_demonstrations_are_rendered_by_the_start_which_names_a_bad_row(tmp_path
         '{"prompt": "a", "response": "b"}\n{"prompt": "a", "response": "<|im_end|>b"}'
     )
     [reason] = refusals(config)
-    assert "shown.jsonl: line 2, column response: message 1 has '<|im_end|>' in it" in reason
+    assert "shown.jsonl: line 2, column response: message 1 contains '<|im_end|>'" in reason
     (tmp_path / "shown.jsonl").write_text('{"prompt": "a", "response": "b"}')
     preflight(config)
     [folder] = (tmp_path / "runs").glob("*/demonstrations/*")
@@ -244,15 +247,13 @@ def test_a_python_without_sglang_is_refused_and_called_the_default_where_none_is
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError) as refused:
         check_devices(config_with_servers(EngineConfig().python), gpus=1)
-    assert str(refused.value) == (
-        f"engine.python=python3 (the default, where none is set): it has no package sglang; {mend}"
-    )
+    assert str(refused.value) == (f"engine.python=python3 (the default): it has no package sglang; {mend}")
 
 
 def test_servers_without_a_gpu_are_refused_unless_their_arguments_name_another_device(tmp_path: Path):
     python = python_with(tmp_path, "python3", "sglang/launch_server.py")
     config = config_with_servers(python)
-    reason = r"^engine\.kind=sglang: servers need a GPU, and {}; engine\.server\.arguments=\[--device,cpu\] says .*$"
+    reason = r"^engine\.kind=sglang: servers need a GPU, and {}; engine\.server\.arguments=\[--device,cpu\] runs .*$"
     with pytest.raises(ConfigError, match=reason.format("this machine has 0 GPUs")):
         check_devices(config, gpus=0)
     config.cluster.gpus = 0
@@ -268,7 +269,7 @@ def test_servers_that_others_start_need_neither_a_gpu_nor_a_python_here():
     check_devices(config, gpus=0)
 
 
-@pytest.mark.parametrize(("gpus", "problem"), [(0, "0 GPUs; use 1"), (2, "accelerate is not installed")])
+@pytest.mark.parametrize(("gpus", "problem"), [(0, "0 GPUs; use at most 1"), (2, "accelerate is not installed")])
 def test_a_model_is_spread_only_over_gpus_that_are_there_and_with_accelerate(
     gpus: int, problem: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -469,6 +470,7 @@ class Flight:
         return to
 
 
+@pytest.mark.slow
 def test_each_environment_is_reset_with_the_first_row_that_names_it_before_the_run_starts(tmp_path: Path):
     games, named = "tests.tools.environments.games", f"{Flight.__module__}.Flight"
     several = {"flight": named, "quiet": f"{games}.Quiet"}

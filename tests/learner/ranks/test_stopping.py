@@ -71,7 +71,7 @@ def test_a_stop_in_the_middle_of_a_pass_keeps_the_steps_that_were_done(
     with pytest.raises(StoppedError):
         start(model, tmp_path, stuck)
     said = capfd.readouterr().err
-    assert said.count("the step in work is left") == ranks
+    assert said.count("the running step is dropped") == ranks
     assert [each for each in NOTHING_TO_SEE if each in said] == []
     assert [each.name for each in (tmp_path / "run" / "checkpoints").iterdir()] == [f"step-{kept:06d}"]
     reported = read_lines(tmp_path / "metrics.jsonl")

@@ -44,6 +44,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     return run
 
 
+@pytest.mark.slow
 def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
     write_config(Path("runs/mine"), replay_port=6)
     for where in (["runs/mine"], ["mine"], ["--run", "runs/mine"], ["--run", "mine"], ["--store", "runs/mine/replay"]):
@@ -54,13 +55,14 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         assert "no replay serves" in status["problem"]
 
 
+@pytest.mark.slow
 def test_a_line_of_the_status_that_goes_into_a_pipe_is_whole_and_tables_have_the_width_of_a_terminal(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_config(Path("runs/mine"), replay_port=6)
     Path("runs/mine/summary.json").write_text(json.dumps({"result": "stopped"}))
     lines = call("status", "--once", "mine")[1].splitlines()
-    goes_on = "asyncrl resume runs/mine goes on with it, and asyncrl report runs/mine shows what came of it"
+    goes_on = "asyncrl resume runs/mine continues it, and asyncrl report runs/mine shows its results"
     (whole,) = (line for line in lines if goes_on in line)
     monkeypatch.setenv("FORCE_COLOR", "1")
     on_terminal = re.sub("\x1b[^m]*m", "", call("status", "--once", "mine")[1])
@@ -73,12 +75,12 @@ def test_a_line_of_the_status_that_goes_into_a_pipe_is_whole_and_tables_have_the
 @pytest.mark.parametrize(
     ("result", "says"),
     [
-        ("done", "the run is done: asyncrl report runs/mine shows what came of it"),
+        ("done", "the run is done: asyncrl report runs/mine shows its results"),
         (
             "stopped",
-            "the run has stopped: asyncrl resume runs/mine goes on with it, and asyncrl report runs/mine",
+            "the run has stopped: asyncrl resume runs/mine continues it, and asyncrl report runs/mine",
         ),
-        ("failed", "the run failed: asyncrl resume runs/mine goes on"),
+        ("failed", "the run failed: asyncrl resume runs/mine continues it"),
         (None, "no replay serves"),
     ],
 )
@@ -103,35 +105,36 @@ def test_a_replay_that_was_started_by_hand_is_found_by_the_address_that_it_wrote
 
 def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
     status = " ".join(call("--help", command="status")[1].split())
-    assert "Rates, depths, lags" in status
-    assert "`asyncrl status` and `asyncrl inspect status` are one command" in status
-    assert "One line an episode." in call("list", "--help")[1]
+    assert "Rates, queues, lags" in status
+    assert "`asyncrl status` and `asyncrl inspect status` are the same command" in status
+    assert "One line per episode." in call("list", "--help")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fix"),
     [
-        (["status"], "name the run, such as runs/NAME, or its store by --store; there are runs/mine"),
+        (["status"], "name the run, such as runs/NAME, or its store with --store; there are runs/mine"),
         (["status", "--run", "old"], "another version of asyncrl"),
         (
             ["status", "runs/yours"],
-            "runs/yours is no run: name the folder of one, such as runs/NAME, or its name; there",
+            "runs/yours is no run: name the folder of a run, such as runs/NAME, or its name; there",
         ),
-        (["status", "--run", "yours"], "yours is no run: name the folder of one"),
+        (["status", "--run", "yours"], "yours is no run: name the folder of a run"),
         (["status", "begun"], "there is no store runs/begun/replay: it was never made, or has been removed\n"),
         (["list", "logged"], "runs/logged/replay: it was never made, or has been removed; see runs/logged/logs\n"),
-        (["status", "runs/file"], "runs/file is no run: name the folder of one"),
-        (["status", "file"], "file is no run: name the folder of one"),
+        (["status", "runs/file"], "runs/file is no run: name the folder of a run"),
+        (["status", "file"], "file is no run: name the folder of a run"),
         (["status", "--store", "yours"], "there is no store yours: name one, such as runs/NAME/replay; there are"),
         (["show", "t000000000.9.0", "--run", "mine"], "do you mean t000000000.0.0"),
         (["show", "t000000001", "--run", "mine"], "do you mean t000000001.0.0, t000000001.1.0?"),
-        (["show", "nonsense", "--run", "mine"], "one looks like t000000012.3.0"),
+        (["show", "nonsense", "--run", "mine"], "such as t000000012.3.0"),
         (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
         (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl inspect export` wrote"),
         (["requeue", "--all", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
         (["requeue", "mine", "t000000002.0.0"], "no replay serves runs/mine/replay: start the run"),
         (["requeue", "t000000002.0.0", "--run", "mine"], "no replay serves runs/mine/replay: start the run"),
-        (["requeue", "mine"], "name dead letters by their ids, or all by --all"),
+        (["requeue", "mine"], "name dead letters by their ids, or use --all"),
         (["status", "mine", "--run", "mine"], "the run is named twice"),
         (["list", "mine", "--step", "3"], "step 3 has no recorded batch; the run has no batch yet"),
     ],
@@ -156,11 +159,12 @@ def test_a_run_that_is_not_there_is_a_wrong_usage_as_for_every_command(call: Cal
     assert (code, out, "yours is no run" in err) == (2, "", True)
 
 
+@pytest.mark.slow
 def test_an_episode_is_shown_as_text_by_the_runs_own_tokenizer_and_as_ids_without(
     call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert "3 4  ⟨0.9⟩" in call("show", "t000000000.0.0", "--run", "mine")[1]
-    assert "name a tokenizer by --tokenizer" in caplog.text
+    assert "name a tokenizer with --tokenizer" in caplog.text
     write_config(Path("runs/mine"))
     assert "3 4  ⟨0.9⟩" in call("show", "t000000000.0.0", "--run", "mine")[1]
     assert "this machine has no tokenizer" in caplog.text

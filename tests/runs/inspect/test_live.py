@@ -129,7 +129,7 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     assert status["readers"] == []
     status["readers"] = [{"pid": 7, "command": "python -m slow \x1b[2J", "seconds": 75.2}]
     shown = " ".join(printed(status_table(status)).split())
-    assert "process 7 has read one snapshot for 75 s, and no space is reused: python -m slow" in shown
+    assert "process 7 has read one snapshot for 75 s, so the store cannot reuse space: python -m slow" in shown
     assert "\x1b" not in shown
 
 
@@ -174,7 +174,7 @@ def test_dead_letters_are_listed_put_back_and_discarded_and_one_that_is_unknown_
 
 
 @pytest.mark.parametrize(
-    ("known", "why"), [(True, "serves another run"), (False, "address by --endpoint tcp"), (None, "no replay serves")]
+    ("known", "why"), [(True, "serves another run"), (False, "address with --endpoint tcp"), (None, "no replay serves")]
 )
 def test_nothing_is_asked_where_no_replay_or_that_of_another_run_answers(
     at_work: AtWork, tmp_path: Path, known: bool | None, why: str

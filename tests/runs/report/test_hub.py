@@ -159,14 +159,18 @@ def test_without_a_token_it_says_how_to_get_one(
 
 
 def test_a_name_that_is_none_is_refused(hub: FakeHub, run: Path) -> None:
-    with pytest.raises(ConfigError, match="is no name of a repository"):
+    with pytest.raises(ConfigError, match="is not a valid name of a repository"):
         push(files_of(run / "model", "a/b/c"), "a/b/c", False, "Upload")
 
 
 def test_a_dry_run_lists_files_and_asks_nobody(hub: FakeHub, run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main([str(run), REPO, "--dry-run", "--report"])
     printed = capsys.readouterr().out
-    for text in ("16.4kB  model.safetensors", "report.html", f"in 5 files of {run / 'model'} would go to {REPO}"):
+    for text in (
+        "16.4kB  model.safetensors",
+        "report.html",
+        f"in 5 files of {run / 'model'} would be uploaded to {REPO}",
+    ):
         assert text in printed
     assert not hub.requests
 

@@ -53,7 +53,7 @@ def test_a_program_does_not_find_what_is_expected_of_it():
 
 
 def test_tests_that_hand_the_program_a_function_are_a_failure_and_not_a_zero():
-    with pytest.raises(ScoringError, match="cannot be judged by its asserts, for they hand the program <function"):
+    with pytest.raises(ScoringError, match="cannot be judged by its asserts: they hand the program <function"):
         judge("def apply(f, x): return f(x)", "assert apply(lambda x: x + 1, 2) == 3")
 
 

@@ -177,7 +177,7 @@ async def test_a_cancelled_episode_closes_its_environment() -> None:
         ("Unhinted", r"the method move cannot be a tool: TypeHintParsing.*or begin the name"),
         ("NoReset", "has no method reset"),
         ("NeedsArguments", "must be made without arguments: missing a required argument: 'size'"),
-        ("TASK_ROW", "is no class"),
+        ("TASK_ROW", "is not a class"),
         ("Nothing", "cannot be imported"),
     ],
 )

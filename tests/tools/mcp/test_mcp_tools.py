@@ -240,15 +240,15 @@ def test_a_server_has_only_the_variables_that_it_is_given(monkeypatch: pytest.Mo
     [
         ("flood", "Error: the result is larger than 8 MiB; ask for less.", {"mcp_lost": 0, "tool_failures": 0}),
         ("noise", "done", {"mcp_lost": 0, "tool_failures": 0}),
-        ("rubbish", r"failed .* 2 times, .*it wrote 10000 lines that answer nothing", {"mcp_lost": 2}),
-        ("stray", r"failed .* 2 times, .*it wrote 10000 lines that answer nothing", {"mcp_lost": 2}),
+        ("rubbish", r"failed .* 2 times, .*it wrote 10000 lines that answer no request", {"mcp_lost": 2}),
+        ("stray", r"failed .* 2 times, .*it wrote 10000 lines that answer no request", {"mcp_lost": 2}),
         ("line", r"failed .* 2 times, .*it wrote a line of more than 16 MiB", {"mcp_lost": 2}),
         ("half", r"half \?", {"mcp_lost": 0, "tool_failures": 0}),
         ("latin", "caf\ufffd", {"mcp_lost": 0, "tool_failures": 0}),
-        ("deep", r"failed .* 2 times, .*the result is no message of MCP", {"mcp_lost": 0, "tool_failures": 2}),
+        ("deep", r"failed .* 2 times, .*the result is not a message of MCP", {"mcp_lost": 0, "tool_failures": 2}),
         ("hang", r"failed .* 2 times, .*it did not answer within 0\.5 s", {"mcp_lost": 2, "mcp_started": 2}),
         ("error", r"failed .* 2 times, .*the error -32000: no disk", {"mcp_lost": 0, "mcp_started": 1}),
-        ("wrong", r"failed .* 2 times, .*its result is none of MCP", {"mcp_lost": 0, "tool_failures": 2}),
+        ("wrong", r"failed .* 2 times, .*its result is not valid MCP", {"mcp_lost": 0, "tool_failures": 2}),
     ],
 )
 def test_a_server_that_goes_wrong_fails_its_episode_and_nothing_else(
@@ -367,7 +367,7 @@ asyncio.run(main())
             {"s": raw("many")},
             r"actor\.mcp_servers\.s lists 1000 tools; choose at most 128 .* tools=\[act0, act1, act2\]",
         ),
-        ({"s": raw("endless")}, "its list of tools does not end"),
+        ({"s": raw("endless")}, "its list of tools is too long"),
         ({"s": raw("ok", tools=["dig"])}, r"actor\.mcp_servers\.s\.tools: the server does not list dig; it has act"),
         ({"s": raw("ok", prefix="p" * 70)}, "more than 64 letters"),
         ({"a": raw("ok"), "b": raw("ok")}, r"servers\.b offers act as actor\.mcp_servers\.a does; set its prefix"),

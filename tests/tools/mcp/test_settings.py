@@ -34,7 +34,7 @@ def test_a_server_is_described_as_other_programs_do():
         ({}, "either the command"),
         ({"command": "npx", "url": "http://x"}, "either the command"),
         ({"command": ["npx"]}, r"files\.command=\['npx'\]: it must be a text"),
-        ({"command": "npx", "arg": []}, "no key arg; there are command, args, env"),
+        ({"command": "npx", "arg": []}, "no key arg; the keys are command, args, env"),
         ({"command": "npx", "headers": {}}, "headers is not for a server with a command"),
         ({"url": "http://x", "env": {}}, "env is not for a server with a url"),
         ({"url": "file:///etc/passwd"}, "must begin with http"),

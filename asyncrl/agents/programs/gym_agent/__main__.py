@@ -1,15 +1,15 @@
-"""Plays text games with `reset` and `step`, from textarena, gem or your own code, in a Python that has them. It does
-not need asyncrl.
+"""Plays text games with `reset` and `step`, from textarena, gem or your own code, in a Python that has them. That
+Python does not need asyncrl.
 
     PYTHON gym_agent tasks GAME [--args JSON] [--limit 1000]         writes tasks as JSON lines
-    PYTHON gym_agent                                   is the program of `actor.agent_command`: plays episodes
+    PYTHON gym_agent                                   plays episodes, as the program of `actor.agent_command`
 
 GAME is `textarena:ID`, `gem:ID`, or MODULE:FUNCTION, which makes a game with Gymnasium's methods, whose observations
 and actions are texts. A task is a seed of the game. An observation of the game is the user's turn, and the text of the
 policy's answer is the action.
 
-Games draw from random generators of the whole process. So an episode has the process for itself, and a set of texts has
-the same order in all.
+Games use random generators that the whole process shares. So a process plays one episode at a time, and the hash seed
+is fixed, which gives sets of texts the same order in every process.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ FIELD = "gym"
 
 REWARD = "reward"
 FULL = ("context_length_exceeded", "turn_limit")
-"""Codes of refusals that say that the conversation has no room for another turn."""
+"""Codes of refusals that mean that the conversation has no room for another turn."""
 
 HASH_SEED = "PYTHONHASHSEED"
 WAIT_S = 24 * 3600
-"""The actor ends an episode that takes too long."""
+"""This is long, since the actor ends an episode that takes too long."""
 
 
 class GameError(Exception):
-    """The game cannot be played, or an episode failed: it has no reward."""
+    """The game cannot be played, or an episode failed and has no reward."""
 
 
 class GameStep(NamedTuple):
@@ -47,7 +47,7 @@ class GameStep(NamedTuple):
 
 
 class Game(Protocol):
-    """One game. Its steps have rewards, or the whole game has the one of `final`."""
+    """One game. Either its steps have rewards, or `final` is the reward of the whole game."""
 
     def reset(self, seed: int) -> str:
         """Begin the game. Returns the first observation."""
@@ -55,7 +55,7 @@ class Game(Protocol):
     def step(self, action: str) -> GameStep: ...
 
     def final(self) -> float | None:
-        """The reward of the whole game. None if its steps have the rewards."""
+        """The reward of the whole game; None if its steps have rewards, or if it is not over."""
 
     def close(self) -> None: ...
 
@@ -63,8 +63,8 @@ class Game(Protocol):
 class TextArenaGame:
     """A game of textarena for one or several players. The policy is the player `player` of `players`.
 
-    `opponent` plays the others. It is MODULE:FUNCTION: a function of the text that another player reads, or a class of
-    such objects.
+    `opponent`, MODULE:NAME, plays all other players. It is a function that returns a player's action for the text that
+    the player reads, or a class of such functions.
     """
 
     def __init__(self, name: str, opponent: str | None = None, player: int = 0, players: int = 1, **args: Any) -> None:
@@ -73,7 +73,7 @@ class TextArenaGame:
         self._name = name
         self._game = textarena.make(name, **args)
         self._inner = self._game
-        # The wrappers of observations repeat the whole history each time; a conversation has it already.
+        # Without wrappers, which repeat the whole history in each observation: the conversation has it already.
         while isinstance(self._inner, textarena.Wrapper):
             self._inner = self._inner.env
         self._own_action = textarena.ObservationType.PLAYER_ACTION
@@ -91,7 +91,7 @@ class TextArenaGame:
                 "opponent in --args"
             ) from error
         if self._players > 1 and self._others is None:
-            raise GameError(f"{self._name} has {self._players} players; name who plays the others: opponent in --args")
+            raise GameError(f"{self._name} has {self._players} players; give the other players an opponent in --args")
         return self._until_own_turn()
 
     def step(self, action: str) -> GameStep:
@@ -109,19 +109,19 @@ class TextArenaGame:
         pass
 
     def _until_own_turn(self) -> str:
-        """Let the others play until it is the policy's turn. Returns the text that the policy reads then."""
+        """Let the other players play until it is the policy's turn. Returns the text that the policy then reads."""
         while True:
             player, observation = self._inner.get_observation()
             if player == self._player or self._done:
                 return self._text(observation, self._player)
             if self._others is None:
-                raise GameError(f"{self._name} wants a move of player {player}, who has no opponent to play for it")
+                raise GameError(f"{self._name} needs a move of player {player}; give an opponent in --args")
             self._done, _ = self._game.step(action=str(self._others(self._text(observation, player))))
             if self._done:
                 return ""
 
     def _text(self, observation: Any, reader: int) -> str:
-        """The messages of the game and of the others since the reader's last turn."""
+        """The messages of the game and of other players since the reader's last turn."""
         if isinstance(observation, str):
             return observation
         lines = []
@@ -133,7 +133,7 @@ class TextArenaGame:
 
 
 class GymnasiumGame:
-    """A game with Gymnasium's `reset` and `step`. Games of gem have an instruction for a turn in `info["suffix"]`."""
+    """A game with Gymnasium's `reset` and `step`. `info["suffix"]` of gem's games is added to the observation."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -157,13 +157,13 @@ class GymnasiumGame:
 
 def _with_suffix(observation: Any, info: Any) -> str:
     if not isinstance(observation, str):
-        raise GameError(f"the game's observation is {observation!r:.100}; games of texts can be played")
+        raise GameError(f"the game's observation is {observation!r:.100}; only games of texts can be played")
     suffix = info.get("suffix") if isinstance(info, Mapping) else None
     return f"{observation.rstrip()}\n{suffix}" if isinstance(suffix, str) and suffix else observation
 
 
 def open_game(name: str, arguments: Mapping[str, Any]) -> Game:
-    """Raises GameError."""
+    """Make a game. Raises GameError: it cannot be made."""
     kind, _, rest = name.partition(":")
     try:
         if kind == "textarena":
@@ -186,7 +186,7 @@ def open_game(name: str, arguments: Mapping[str, Any]) -> Game:
 
 
 def _function(path: str) -> Any:
-    """The object at MODULE:NAME. Raises GameError."""
+    """The object at MODULE:NAME. Raises GameError: it cannot be imported."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -197,7 +197,7 @@ def _function(path: str) -> Any:
 
 
 def rows(name: str, arguments: str, first: int, limit: int) -> Iterator[dict[str, Any]]:
-    """Yield a row of a task file for each of `limit` seeds, from `first` on. Raises GameError."""
+    """Yield a row of a task file for each of `limit` seeds, from `first` on. Raises GameError: the game fails."""
     args = json.loads(arguments)
     for seed in range(first, first + limit):
         game = open_game(name, args)
@@ -216,7 +216,7 @@ def rows(name: str, arguments: str, first: int, limit: int) -> Iterator[dict[str
 
 
 class PolicyConnection:
-    """The policy in one episode, at the endpoint of the actor."""
+    """Requests the policy's turns of one episode from the actor's endpoint."""
 
     def __init__(self, base_url: str, key: str) -> None:
         self._turns = 0
@@ -227,7 +227,8 @@ class PolicyConnection:
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def answer(self, messages: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool] | None:
-        """The next turn, and true if it was cut by its length. None if it has no room. Raises GameError."""
+        """The next turn, and true if it reached its length limit. None if the conversation has no room for it.
+        Raises GameError: the request was refused."""
         self._server.request("POST", self._path, json.dumps({"messages": messages}), self._headers)
         response = self._server.getresponse()
         body = json.load(response)
@@ -245,7 +246,7 @@ class PolicyConnection:
 
 
 def play(task: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
-    """Play one episode. Returns its rewards, metrics and rewards of turns. Raises GameError."""
+    """Play one episode. Returns its rewards, metrics and rewards of turns. Raises GameError: the episode failed."""
     try:
         given = json.loads(task["extra_info"][FIELD])
         name, arguments, seed = given["game"], given["args"], given["seed"]
@@ -268,7 +269,7 @@ def play(task: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
 def _converse(
     game: Game, policy: PolicyConnection, messages: list[Mapping[str, Any]]
 ) -> tuple[list[float | None], bool]:
-    """Let policy and game take turns. Returns the rewards of turns, and true if the game came to its end."""
+    """Let policy and game take turns. Returns the rewards of turns, and true if the game is over."""
     turns: list[float | None] = []
     while found := policy.answer(messages):
         message, cut = found
@@ -284,8 +285,8 @@ def _converse(
 
 
 def _own_streams() -> tuple[Any, Any]:
-    """Take stdin and stdout for our own lines. Games print to stderr from now on, and read an empty input."""
-    # A game that read our input would take the next episode.
+    """Keep stdin and stdout for this program. Games print to stderr from now on, and read an empty input."""
+    # A game that reads this program's input would take the next episode.
     given, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

@@ -1,10 +1,10 @@
-"""Plays the tasks of environments of verifiers, 0.4 or 0.3, in a Python that has it. It does not need asyncrl.
+"""Plays tasks of environments of verifiers 0.4 or 0.3, in a Python that has verifiers. It does not need asyncrl.
 
     PYTHON verifiers_agent tasks ENV_ID [--args JSON] [--split train] [--limit 1000]     writes tasks as JSON lines
-    PYTHON verifiers_agent                                     is the program of `actor.agent_command`: plays episodes
+    PYTHON verifiers_agent                                     plays episodes, as the program of `actor.agent_command`
 
-A row of a task file has the environment's whole task in it, so that a program needs no data set. The rewards of an
-episode have the names of the rubric and are weighted: verifiers calls their sum the reward. Metrics are unweighted.
+A row of a task file has the environment's whole task, so that a program needs no data set. The rewards of an episode
+are weighted and have the names of the rubric; their sum is the reward of verifiers. Metrics are unweighted.
 """
 
 from __future__ import annotations
@@ -29,27 +29,28 @@ FIELD = "verifiers"
 
 MODEL = "policy"
 MAX_METRICS = 32
-"""The most metrics of an episode. Further ones are left out, and `metrics_left_out` counts them."""
+"""The most metrics of an episode. Further metrics are left out, and `metrics_left_out` counts them."""
 
 NO_MORE_TURNS = "actor.max_turns"
-"""A part of the endpoint's refusal after the last turn. verifiers knows only the refusal of a long conversation."""
+"""A part of the endpoint's refusal after the last turn. verifiers itself only knows refusals of long conversations."""
 
 NO_HARNESS = "bash"
-"""The name of verifiers' default harness, for a taskset without one of its own."""
+"""The name of verifiers' default harness, for a taskset without a harness."""
 
 KEY_VARIABLE = "ASYNCRL_VERIFIERS_KEY"
 
 
 class PlayError(Exception):
-    """The environment cannot be played, or an episode failed: it has no reward."""
+    """The environment cannot be played, or an episode failed and has no reward."""
 
 
 class Playable(Protocol):
     def tasks(self, split: str, limit: int | None) -> Iterator[dict[str, Any]]:
-        """Yield a mapping for each task: `task` for `play`, and `prompt` and `answer` to be shown. Raises PlayError."""
+        """Yield a mapping for each task, with `task` for `play`, and `prompt` and `answer` for readers.
+        Raises PlayError: the tasks cannot be listed."""
 
     async def play(self, task: Any, base_url: str, key: str) -> tuple[dict[str, float], dict[str, float]]:
-        """Play one episode. Returns its rewards and its metrics. Raises PlayError."""
+        """Play one episode. Returns its rewards and its metrics. Raises PlayError: the episode failed."""
 
     async def close(self) -> None: ...
 
@@ -68,7 +69,7 @@ class ClassicEnvironment:
             rubric = environment.rubric
             if rubric.has_group_rewards or rubric.has_advantages:
                 raise PlayError(
-                    f"{name} scores the episodes of a task together, and each is played by itself here: use an "
+                    f"{name} scores the episodes of a task together, but this program plays them one by one: use an "
                     "environment whose reward functions score one episode"
                 )
             self._watch(rubric)
@@ -83,7 +84,7 @@ class ClassicEnvironment:
         from verifiers.clients import OpenAIChatCompletionsClient
 
         self._faults.clear()
-        # A request that is sent again would be a second completion of the episode.
+        # No retries: a repeated request would be a second completion of the episode.
         openai = AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=None, http_client=self._http)
         output = await self._environment.run_rollout(task, OpenAIChatCompletionsClient(openai), MODEL, {})
         error = output.get("error")
@@ -97,7 +98,7 @@ class ClassicEnvironment:
         await self._http.aclose()
 
     def _named(self, reward: float, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the rewards by the names of the rubric, or their sum alone if these do not add up to it."""
+        """Return the rewards by the names of the rubric, or only `reward` if they do not add up to it."""
         rubric = self._environment.rubric
         rewards: dict[str, float] = {}
         for name, weight in zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=False):
@@ -109,7 +110,7 @@ class ClassicEnvironment:
 
     def _watch(self, rubric: Any) -> None:
         """Record the failures of reward functions."""
-        # verifiers gives such a function the score 0, which would mean that the episode is bad.
+        # For a failed function, verifiers records the score 0, as if the episode were bad.
         for part in getattr(rubric, "rubrics", ()):
             self._watch(part)
         rubric.funcs = [self._watched(function) for function in rubric.funcs]
@@ -130,7 +131,7 @@ class ClassicEnvironment:
 class TasksetEnvironment:
     """An environment of verifiers 0.4: a taskset, played by one agent.
 
-    The agent's harness is `asyncrl_chat`. A taskset with a harness of its own keeps it, and verifiers runs it.
+    The agent's harness is `asyncrl_chat`. If the taskset has its own harness, verifiers runs that one.
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any]) -> None:
@@ -140,7 +141,9 @@ class TasksetEnvironment:
         config = vf.env_config_type(name)
         roles = [role for role, field in config.model_fields.items() if isinstance(field.default, vf.AgentConfig)]
         if len(roles) != 1:
-            raise PlayError(f"{name} has the agents {', '.join(roles)}; environments with one agent can be trained")
+            raise PlayError(
+                f"{name} has the agents {', '.join(roles)}; only environments with one agent can be trained"
+            )
         own = vf.default_harness_id(name)
         self._chats = own == NO_HARNESS
         agent = {"harness": {"id": "asyncrl_chat" if self._chats else own}, "runtime": {"type": "subprocess"}}
@@ -160,7 +163,7 @@ class TasksetEnvironment:
         if split != "train":
             raise PlayError(f"a taskset has no splits; choose its tasks by --args (fields of {self._name}'s config)")
         if limit is None and not self._taskset.bounded:
-            raise PlayError(f"{self._name} makes tasks without end; say how many by --limit")
+            raise PlayError(f"{self._name} makes tasks without end; set their number by --limit")
         for task in itertools.islice(self._taskset, limit):
             data = task.data
             messages = data.prompt if isinstance(data.prompt, list) else []
@@ -192,22 +195,22 @@ class TasksetEnvironment:
             errors = [f"{error.type}: {error.message}" for each in (episode, *traces) for error in each.errors]
             raise PlayError("the rollout failed: " + "; ".join(errors)[:1000])
         if len(traces) != 1:
-            raise PlayError(f"{self._name} let its agent run {len(traces)} times; an episode has one run here")
+            raise PlayError(f"{self._name} let its agent run {len(traces)} times; an episode must have one run")
         rewards = traces[0].rewards
         if missing := [name for name, reward in rewards.items() if reward is None]:
-            raise PlayError(f"{', '.join(missing)} gave no score (was the limit of the scoring's time reached?)")
+            raise PlayError(f"{', '.join(missing)} gave no score (perhaps the scoring's time limit was reached)")
         weighted = {name: reward.value for name, reward in rewards.items()}
         scores = {name: reward.score for name, reward in rewards.items() if reward.weight != 1}
         return weighted, {**scores, **{name: value for name, value in traces[0].metrics.items() if value is not None}}
 
     async def _serve(self) -> None:
-        """Open the environment's own resources and the taskset's tools, for the life of the process."""
+        """Open the environment's resources and the taskset's tools. They stay open until `close`."""
         from asyncrl_chat import OwnInterception, ToolServer
 
         environment = self._environment
         await self._stack.enter_async_context(environment.serving())
         elsewhere = environment._shared_tools
-        environment._interception = None  # Each rollout has one of its own, which a tunnel may need.
+        environment._interception = None  # Each rollout makes its own, which it needs if there is a tunnel.
         if not environment._requires_tunnel(elsewhere):
             secrets = tuple(each.state_secret for each in elsewhere.values() if each.state_secret)
             own = OwnInterception(state_service_secrets=secrets)
@@ -219,7 +222,7 @@ class TasksetEnvironment:
     def _in_process(self, owner: Any) -> Callable[[], list[Any]]:
         """Take the toolsets that can run in this process from `owner`, and return a function that makes them.
 
-        `owner` is a task or a taskset. It keeps the other toolsets.
+        `owner`, a task or a taskset, keeps all other toolsets.
         """
         make = type(owner).toolsets
 
@@ -231,7 +234,7 @@ class TasksetEnvironment:
 
 
 def open_environment(name: str, arguments: Mapping[str, Any]) -> Playable:
-    """Raises PlayError."""
+    """Load an environment. Raises PlayError: it cannot be loaded."""
     try:
         if version("verifiers").startswith("0.3."):
             return ClassicEnvironment(name, arguments)
@@ -241,11 +244,11 @@ def open_environment(name: str, arguments: Mapping[str, Any]) -> Playable:
         raise
     except Exception as error:
         raise PlayError(f"{name} cannot be loaded: {type(error).__name__}: {error}") from error
-    raise PlayError(f"verifiers {version('verifiers')} is not known; releases 0.3 and 0.4 are")
+    raise PlayError(f"verifiers {version('verifiers')} is not supported; use release 0.3 or 0.4")
 
 
 def rows(name: str, arguments: str, split: str, limit: int | None) -> Iterator[dict[str, Any]]:
-    """Yield the tasks as rows of a task file. Raises PlayError."""
+    """Yield the tasks as rows of a task file. Raises PlayError: the tasks cannot be listed or written."""
     for number, found in enumerate(open_environment(name, json.loads(arguments)).tasks(split, limit)):
         answer = found["answer"]
         try:
@@ -261,7 +264,7 @@ def rows(name: str, arguments: str, split: str, limit: int | None) -> Iterator[d
 
 
 def _text(content: Any) -> str:
-    """The text of a message, to be shown. The environment itself has the whole message."""
+    """The text of a message for readers. The environment has the whole message in its task."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
@@ -269,13 +272,13 @@ def _text(content: Any) -> str:
 
 
 class EpisodePlayer:
-    """Plays episodes of tasks that `rows` gave. Each environment is loaded once."""
+    """Plays episodes of tasks from `rows`. Each environment is loaded once."""
 
     def __init__(self) -> None:
         self._environments: dict[str, Playable] = {}
 
     async def play(self, extra_info: Mapping[str, Any], base_url: str, key: str) -> dict[str, Any]:
-        """Play one episode. Returns its rewards and metrics. Raises PlayError."""
+        """Play one episode. Returns its rewards and metrics. Raises PlayError: the episode failed."""
         try:
             given = json.loads(extra_info[FIELD])
         except (KeyError, TypeError, ValueError):
@@ -297,7 +300,7 @@ class EpisodePlayer:
 
 
 def _own_stdout() -> Any:
-    """Take stdout for our own lines. Environments print to stderr from now on."""
+    """Keep stdout for this program. Environments print to stderr from now on."""
     own = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return own
@@ -325,7 +328,7 @@ def main() -> None:
     tasks.add_argument("--split", default="train")
     tasks.add_argument("--limit", type=int)
     given = parser.parse_args()
-    # Before MCP's own, which would write each request to the log.
+    # Set before MCP sets up logging, which would log each request.
     logging.basicConfig(level=logging.WARNING)
     out = _own_stdout()
     if given.command is None:

@@ -1,9 +1,8 @@
-"""A harness for verifiers 0.4 whose program runs in the process that calls it: a conversation with the tools of the
-task's toolsets, which run in this process, too.
+"""A harness for verifiers 0.4 that runs conversations, and the tools of a task's toolsets, in the calling process.
 
-verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This one
-behaves as the harness `null`, with the same tool names and the same limit of a tool's result. It is a plugin: its id is
-the name of this module. It needs verifiers 0.4, and not asyncrl.
+verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This
+harness behaves as the harness `null`, with the same tool names and the same limit of a tool's result. It is a plugin,
+whose id is the name of this module. It needs verifiers 0.4, and does not need asyncrl.
 """
 
 from __future__ import annotations
@@ -32,13 +31,12 @@ __all__ = ["InProcessChat"]
 
 @dataclass
 class LocalTools:
-    """The tools of an environment in this process: `make` makes the toolsets of one rollout; some toolsets are shared
-    by all rollouts.
+    """The tools of an environment in this process. `make` makes the toolsets of one rollout; all rollouts use `shared`.
 
     `known` keeps the descriptions of the tools of each class of toolsets.
     """
 
-    # To describe the tools again for each rollout would take milliseconds, and memory that is never freed.
+    # Describing the tools again for each rollout would take milliseconds, and memory that is never freed.
 
     make: Callable[[], Sequence[Toolset[Any, Any]]]
     shared: Sequence[ToolServer]
@@ -48,22 +46,22 @@ class LocalTools:
 LOCAL_TOOLS: ContextVar[LocalTools] = ContextVar("local_tools")
 
 ENDS = ("context_length_exceeded", "turn_limit")
-"""Refusals of the endpoint that end a conversation. It is scored as it is."""
+"""Refusals of the endpoint that end a conversation. The conversation up to there is scored."""
 
 
 class ToolServer:
-    """Offers a toolset as verifiers' server does, without a server. `trace` is the rollout that calls it."""
+    """Offers a toolset like verifiers' server, but in this process. `trace` is the rollout that calls a tool."""
 
     def __init__(self, toolset: Toolset[Any, Any]) -> None:
         self.trace: Trace | None = None
         self._toolset = toolset
         self._mcp = MCPServer(toolset.server_name or type(toolset).__name__)
-        # The rollout's state is in this process; a server would fetch and send it over HTTP.
+        # The rollout's state is in this process. verifiers' server would fetch and send it over HTTP.
         toolset._pull_state = self._pull
         toolset._push_state = self._push
 
     async def open(self, stack: AsyncExitStack, known: dict[type, list[Any]], task: Any = None) -> None:
-        """Set the toolset up for a `task`, or for all tasks. Errors of the toolset pass."""
+        """Set the toolset up for a `task`, or for all tasks (None). Raises the toolset's errors."""
         await stack.enter_async_context(self._toolset._exit_stack)
         await self._toolset.setup()
         if task is not None:
@@ -90,7 +88,7 @@ class ToolServer:
         try:
             result: Any = await self._mcp.call_tool(name, arguments)
             return mcp_content_to_chat_content(result.content)
-        except Exception as error:  # noqa: BLE001 - the policy sees it, as it would from a server
+        except Exception as error:  # noqa: BLE001 - the policy reads it, as an error of verifiers' server
             return str(error)
 
     async def _pull(self) -> Any:
@@ -125,7 +123,7 @@ class InProcessChat(Harness[HarnessConfig]):
 
 
 class _Conversation(HarnessSession):
-    """One rollout. It keeps the messages, so that a later request repeats them as the policy saw them."""
+    """One rollout. It keeps the messages, so that later requests repeat them exactly as the policy saw them."""
 
     def __init__(self, *parts: Any, **more: Any) -> None:
         super().__init__(*parts, **more)
@@ -177,7 +175,7 @@ class _Conversation(HarnessSession):
             self._calls[name] = lambda given, own=own_name: server.call(own, given, self.trace)  # type: ignore[misc]
 
     async def _offer_remote(self) -> None:
-        """Offer the toolsets that verifiers itself reaches: at an address, or in a container."""
+        """Offer the toolsets that verifiers itself connects to: at an address, or in a container."""
         if not self.mcp_urls:
             return
         limit = self.harness.config.tool_timeout
@@ -188,7 +186,7 @@ class _Conversation(HarnessSession):
             self._calls[name] = lambda given, name=name: call_mcp(connections, names, name, given)  # type: ignore[misc]
 
     async def _complete(self) -> dict[str, Any] | None:
-        """Request the policy's next message. None if the conversation has no room for one."""
+        """Request the policy's next message. None if the conversation has no room for another message."""
         body = {"model": self.ctx.model, "messages": self._messages, **({"tools": self._tools} if self._tools else {})}
         async with self._http.post(f"{self.endpoint}/chat/completions", json=body) as answer:
             text = await answer.text()
@@ -219,7 +217,7 @@ class _Conversation(HarnessSession):
         return {**message, "content": await self._within_limit(name, arguments)}
 
     async def _decision(self, call_id: str, name: str, arguments: Any) -> dict[str, Any]:
-        """Request the decision of the task's hooks about a call, before it runs."""
+        """Request the decision of the task's hooks about a call that has not run yet."""
         body = {"tool_call_id": call_id, "name": name, "arguments": arguments}
         async with self._http.post(self.tool_interception_url, json=body) as answer:
             answer.raise_for_status()
@@ -236,8 +234,7 @@ class _Conversation(HarnessSession):
 class OwnInterception(InterceptionServer):
     """Forwards the requests of all rollouts through one HTTP client."""
 
-    # Each rollout has a key of its own, for which verifiers would make another client. To read its certificates would
-    # take 20 ms.
+    # Each rollout has its own key, for which verifiers would make a new client. Reading its certificates takes 20 ms.
 
     async def start(self) -> None:
         await super().start()

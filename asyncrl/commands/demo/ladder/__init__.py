@@ -1,4 +1,4 @@
-"""Harder tasks of the demo's family: longer expressions with brackets, and wrong turns that must be undone."""
+"""Harder variants of the demo's task: longer expressions with brackets, and wrong steps that must be undone."""
 
 from asyncrl.commands.demo.ladder.judge import StepJudge
 from asyncrl.commands.demo.ladder.tools import LadderCalculator, SlowLadderCalculator, Undo

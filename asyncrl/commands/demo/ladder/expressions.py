@@ -1,8 +1,8 @@
 """Expressions with brackets, such as `(7-2-4)*3-8`, worked out one operation at a time.
 
-The calculator works in the first of the innermost brackets, on the leftmost operation with the operator that the policy
-names. So each step is one decision, as in the demo, and a longer expression is a longer horizon. Brackets around a
-single number are removed.
+The policy names an operator, and the calculator works out the leftmost operation with this operator in the first of the
+innermost brackets. So each step is one decision, as in the demo, and longer expressions have longer horizons. Brackets
+around a single number are removed.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from asyncrl.commands.demo.arithmetic import Expression, parse
 
 LARGEST_VALUE = 999
-"""Tasks have no larger intermediate results: the difficulty should be the order of operations, not long numbers."""
+"""The largest intermediate result in a task, so that long numbers do not add to the difficulty."""
 
 _SMALLEST_OPERAND, _LARGEST_OPERAND = 2, 9
 _MOST_BETWEEN = 4
 _LEAST_INSIDE = 2
 _OPERATOR_WEIGHTS = {"+": 2, "-": 2, "*": 2}
 _BEFORE, _BEHIND = ("", *"(+-*"), ("", *")+-*")
-"""The characters that may be next to brackets."""
+"""Characters that may precede an opening bracket, and characters that may follow a closing bracket."""
 _INNERMOST = re.compile(r"\(([^()]*)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """An expression as its text. Raises ValueError: the text is no expression."""
+    """An expression, stored as text. Raises ValueError: the text is not an expression."""
 
     text: str
 
@@ -37,16 +37,14 @@ class Nested:
         while found := _INNERMOST.search(text):
             before, after = text[: found.start()], text[found.end() :]
             if parse(found[1]) is None or before[-1:] not in _BEFORE or after[:1] not in _BEHIND:
-                raise ValueError(f"{self.text} is no expression")
+                raise ValueError(f"{self.text} is not an expression")
             text = f"{before}0{after}"
         if parse(text) is None:
-            raise ValueError(f"{self.text} is no expression")
+            raise ValueError(f"{self.text} is not an expression")
 
     @property
     def workplace(self) -> Expression:
-        """The part that the calculator works in: the first of the innermost brackets, or the whole if it has no
-        brackets.
-        """
+        """The part that the calculator works in: the first of the innermost brackets, else the whole expression."""
         found = _INNERMOST.search(self.text)
         expression = parse(found[1] if found else self.text)
         assert expression is not None
@@ -57,8 +55,9 @@ class Nested:
         return not self.workplace.operators
 
     def reduced(self, operator: str) -> Nested:
-        """Replace the leftmost operation with `operator` in the part that the calculator works in by its result. Raises
-        ValueError: that part has no such operation.
+        """Replace the leftmost operation with `operator` in the workplace by its result.
+
+        Raises ValueError: the workplace does not contain `operator`.
         """
         rest = self.workplace.reduced(operator)
         found = _INNERMOST.search(self.text)
@@ -68,12 +67,12 @@ class Nested:
         return Nested(self.text[: found.start()] + inner + self.text[found.end() :])
 
     def right_operator(self) -> str:
-        """The operator that precedence asks for."""
+        """The operator that comes next by the rules of precedence."""
         operators = self.workplace.operators
         return "*" if "*" in operators else operators[0]
 
     def worked_out(self) -> list[Nested]:
-        """The expression after every right step; the last one is a number."""
+        """The expression, and the expression after each right step. The last one is a number."""
         steps, expression = [self], self
         while not expression.is_number:
             expression = expression.reduced(expression.right_operator())
@@ -85,7 +84,7 @@ class Nested:
 
 
 def random_nested(rng: random.Random, operations: int) -> Nested:
-    """Draw an expression with a given number of operations whose correct steps all stay within LARGEST_VALUE."""
+    """Draw an expression with this number of operations. All numbers of its right steps are within LARGEST_VALUE."""
     while True:
         expression = Nested(_random_text(rng, operations))
         numbers = (number for step in expression.worked_out() for number in step.workplace.numbers)
@@ -96,7 +95,7 @@ def random_nested(rng: random.Random, operations: int) -> Nested:
 def distinct_nested(
     count: int, rng: random.Random, operations: Collection[int], avoid: Collection[Nested] = ()
 ) -> list[Nested]:
-    """`count` different expressions, each with a number of operations out of `operations`, none of them in `avoid`."""
+    """Draw `count` different expressions that are not in `avoid`, with numbers of operations from `operations`."""
     found: dict[Nested, None] = {}
     choices = sorted(operations)
     while len(found) < count:
@@ -107,8 +106,9 @@ def distinct_nested(
 
 
 def _random_text(rng: random.Random, operations: int) -> str:
-    """Parts with operators between them. A part is a number, or brackets with at least two operations: fewer would
-    leave nothing to decide in them."""
+    """Draw parts with operators between them. A part is a number, or brackets with at least two operations, so that
+    there is a choice within the brackets.
+    """
     between = min(operations, rng.randint(2, _MOST_BETWEEN))
     inside = [0] * (between + 1)
     left = operations - between

@@ -1,10 +1,10 @@
-"""A process reward model that knows the right steps, with as many mistakes as a study wants.
+"""A process reward model without a neural network, which makes a chosen share of wrong judgements.
 
-It needs no model: it works the expression out. A calculation is right if the remaining expression has the value of the
-task's expression. A step back is right if there was a mistake to take back, and an answer if it is that value.
+It works the expression out. A calculation is right if the remaining expression has the value of the task's expression.
+An undo is right if there was a wrong step to undo. An answer is right if it is the value of the task's expression.
 
-`accuracy` is the share of the judgements that are right. A wrong one depends on nothing but the episode up to its step,
-so that a policy can learn to seek it, as it can with a trained model.
+`accuracy` is the share of judgements that are right. A step's judgement depends only on the episode up to the step, so
+that a policy can learn to exploit wrong judgements, as it can with a trained model.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.transcript import Transcript
 
 SURE = 0.95
-"""The probability that it gives to a step that it takes for right."""
+"""The score of a step that is judged right. A step that is judged wrong has 1 - SURE."""
 
 _TASK = re.compile(r"<\|im_start\|>user\n([-0-9+*()]+)<\|im_end\|>")
 _RESULT = re.compile(r"<tool_response>\n([-0-9+*()]+)\n</tool_response>")
@@ -30,14 +30,16 @@ _UNDO = '"name": "undo"'
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The text of the episode up to its end, and if it is right."""
+    """A step: the text of the episode up to the end of the step, and whether the step is right."""
 
     before: str
     is_right: bool
 
 
 class StepJudge:
-    """`scoring.prm.family=asyncrl.commands.demo.ladder.StepJudge scoring.prm.params={accuracy: 0.8, seed: 0}`."""
+    """Scores steps. Set `scoring.prm.family=asyncrl.commands.demo.ladder.StepJudge`, and for example
+    `scoring.prm.params={accuracy: 0.8, seed: 0}`.
+    """
 
     def __init__(self, config: ScoringModelConfig) -> None:
         params = dict(config.params)
@@ -50,7 +52,7 @@ class StepJudge:
         self.name = f"judge@{self._accuracy}"
 
     def score(self, transcripts: Sequence[Transcript]) -> list[StepScores]:
-        """Raises ScoringError: a transcript is none of the ladder."""
+        """Score the steps of each transcript. Raises ScoringError: a transcript is not of a ladder task."""
         return [StepScores.of_probabilities([self._probability(step) for step in _steps(each)]) for each in transcripts]
 
     def _probability(self, step: _Step) -> float:
@@ -76,7 +78,7 @@ def _steps(transcript: Transcript) -> Iterator[_Step]:
 
 
 def _opening(text: str) -> tuple[str, int]:
-    """The expression that the policy finds, and the value of the task's."""
+    """The expression at the policy's first turn, and the value of the task's expression."""
     if (task := _TASK.search(text)) is None:
         raise ScoringError("the prompt has no expression of the ladder")
     return (_RESULT.findall(text) or [task[1]])[-1], Nested(task[1]).value()

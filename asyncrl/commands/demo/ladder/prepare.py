@@ -1,4 +1,4 @@
-"""The files of a run on a rung: a policy that serves every rung, and the rung's tasks. Made once, then found again."""
+"""Prepares the files of a run on a rung: one policy for all rungs, and the rung's tasks. Later runs reuse the files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HELD_OUT_TASKS = 128
 WARM_START_STEPS = 400
 
 _NOT_PREPARED = ("judge", "prepare", "tools")
-"""Files on which nothing that is made here depends."""
+"""Code files that do not affect the prepared files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class PreparedRung:
 def prepare_rung(
     directory: Path, rung: Rung, seed: int, progress: Callable[[str], None], steps: int = WARM_START_STEPS
 ) -> PreparedRung:
-    """Make the parts under `directory`, or find them there. `progress` gets a line of text now and then."""
+    """The files under `directory`, which are made if they do not exist. `progress` gets lines of text."""
     code = [path for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem not in _NOT_PREPARED]
     code += [Path(demo.__file__).with_name(f"{name}.py") for name in ("tokenizer", "transcripts", "warm_start")]
     model = directory / demo.fingerprint(f"policy {seed} {steps}", code)
     tasks = directory / demo.fingerprint(f"{rung} {seed} {TRAINING_TASKS} {HELD_OUT_TASKS}", code)
 
     def make_policy(folder: Path) -> None:
-        progress(f"preparing the ladder's policy of seed {seed} in {model} (once, 5 to 20 minutes)")
+        progress(f"preparing the ladder's policy with seed {seed} in {model} (once, 5 to 20 minutes)")
         _make_policy(folder, seed, progress, steps)
 
     demo.made_once(model, make_policy)

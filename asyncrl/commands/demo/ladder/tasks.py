@@ -1,12 +1,10 @@
 """The rungs of the ladder, and their tasks.
 
-A rung says how many operations its expressions have, and what makes them harder than the demo's:
-
-* `brackets-N`: N operations, so that the horizon is N decisions and an answer;
-* `brackets`: 2 to 10 operations;
-* `sparse`: 8 to 10 operations, only expressions whose value careless play never found in a fixed number of tries;
-* `undo`: 3 to 6 operations and a second tool that takes a step back. The messages of half of the tasks begin with a
-wrong first step, and of the other half with a right one.
+* `brackets-N`: expressions with N operations, so that the horizon is N decisions and an answer
+* `brackets`: 2 to 10 operations
+* `sparse`: 8 to 10 operations. Random choices of operators (`careless_value`) find the value in none of 24 tries
+* `undo`: 3 to 6 operations, and a second tool that undoes a step. Each task begins with a first step, which is wrong in
+half of the tasks
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """`is_sparse`: only expressions that careless play gets wrong. `has_first_step`: a step is taken already."""
+    """`is_sparse`: only expressions that random choices get wrong. `has_first_step`: the prompt shows a first step."""
 
     name: str
     operations: tuple[int, ...]
@@ -40,13 +38,13 @@ class Rung:
 
     @property
     def tools(self) -> list[str]:
-        """The tools that `actor.tools` names."""
+        """The value of `actor.tools`."""
         names = ["LadderCalculator", "Undo"] if self.has_first_step else ["LadderCalculator"]
         return [f"asyncrl.commands.demo.ladder.{name}" for name in names]
 
     @property
     def most_turns(self) -> int:
-        """Enough for every operation, the answer, an undone step and a few refused calls."""
+        """The limit of turns: enough for all operations, the answer, an undone step and a few refused calls."""
         return max(self.operations) + 4 + 2 * self.has_first_step
 
 
@@ -62,13 +60,13 @@ RUNGS: Mapping[str, Rung] = {
 
 
 def call(name: str, arguments: Mapping[str, str]) -> Message:
-    # As text: columns of a file of tasks would give each call the arguments of all tools.
+    # Arguments are text, because structs in a Parquet column would give each call the arguments of all tools.
     function = {"name": name, "arguments": json.dumps(arguments)}
     return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
 
 
 def careless_operator(expression: Nested, rng: random.Random) -> str:
-    """A random operator of the part that the calculator works in, as a policy without precedence chooses it."""
+    """A random operator of the workplace, as the policy chooses it before training."""
     operators = expression.workplace.operators
     return rng.choices(operators, [LEANING[each] for each in operators])[0]
 
@@ -80,7 +78,7 @@ def careless_value(expression: Nested, rng: random.Random) -> int:
 
 
 def rung_expressions(rung: Rung, count: int, rng: random.Random, avoid: Collection[Nested] = ()) -> list[Nested]:
-    """`count` different expressions of the rung, none of them in `avoid`."""
+    """Draw `count` different expressions of the rung that are not in `avoid`."""
     if not rung.is_sparse:
         return distinct_nested(count, rng, rung.operations, avoid)
     found: dict[Nested, None] = {}
@@ -92,7 +90,7 @@ def rung_expressions(rung: Rung, count: int, rng: random.Random, avoid: Collecti
 
 
 def opening(expression: Nested, taken: Collection[str] = ()) -> list[Message]:
-    """The messages before the policy's first turn; `taken` are the operators of steps that they show."""
+    """The messages before the policy's first turn. `taken` has the operators of the steps that the messages show."""
     messages: list[Message] = [
         {"role": "system", "content": SYSTEM_PROMPT},
         {"role": "user", "content": expression.text},
@@ -104,7 +102,7 @@ def opening(expression: Nested, taken: Collection[str] = ()) -> list[Message]:
 
 
 def first_step(expression: Nested, rng: random.Random) -> str:
-    """A right or a wrong first operator, each half of the time where there are both."""
+    """A first operator: right or wrong with equal chance if the expression has both."""
     operators = sorted(set(expression.workplace.operators))
     right = [each for each in operators if expression.reduced(each).value() == expression.value()]
     wrong = [each for each in operators if each not in right]

@@ -1,6 +1,4 @@
-"""The ladder's tools: a calculator that remembers the expression, one that is slow now and then, and one that undoes a
-step.
-"""
+"""The ladder's tools: a calculator that remembers the expression, the same with delays, and one that undoes a step."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from asyncrl.tools.base import Tool, ToolRefusal
 from asyncrl.tools.delayed import Delayed
 
 _STATES = "expressions"
-"""The key of the episode's expressions in `shared`, the oldest first."""
+"""The key in `shared` of the episode's expressions, the oldest first."""
 
 
 class LadderCalculator(Tool):
@@ -30,7 +28,7 @@ class LadderCalculator(Tool):
     }
 
     async def create(self, **kwargs: Any) -> None:
-        """Begin with the task's `expression`, and in `taken` the operators of steps that its messages show already."""
+        """Begin with the task's `expression`. `taken` has the operators of the steps that the task's messages show."""
         states = [Nested(kwargs["expression"])]
         for operator in kwargs.get("taken") or ():
             states.append(states[-1].reduced(operator))
@@ -47,7 +45,7 @@ class LadderCalculator(Tool):
 
 
 class SlowLadderCalculator(Delayed, LadderCalculator):
-    """The same with heavy-tailed delays."""
+    """LadderCalculator with heavy-tailed delays."""
 
 
 class Undo(Tool):

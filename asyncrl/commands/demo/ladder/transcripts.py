@@ -1,4 +1,4 @@
-"""Demonstrations of the ladder's tasks, which know how to call the tools and not when, and its tokenizer."""
+"""The ladder's tokenizer, and demonstrations that show how to call the tools, but not when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ONE_TOOL: list[Any] = [{"type": "function", "function": LadderCalculator.schema}
 TWO_TOOLS: list[Any] = [*ONE_TOOL, {"type": "function", "function": Undo.schema}]
 
 _UNDONE = 0.2
-"""The share of steps that take one back where there is one and a tool for it."""
+"""The chance of an undo in a demonstration, if there is a step to undo."""
 _PHRASES = (
     SYSTEM_PROMPT,
     "calculator(operator)",
@@ -30,13 +30,12 @@ _PHRASES = (
 
 
 def ladder_tokenizer() -> PreTrainedTokenizerFast:
-    """The demo's, with this task's phrases."""
+    """The demo's tokenizer, with the ladder's phrases."""
     return build_tokenizer(_PHRASES)
 
 
 def demonstration(expression: Nested, rng: random.Random, with_undo: bool) -> list[Message]:
-    """Well-formed calls and a copied answer. Operators are taken as if any order were right, and steps taken back as
-    if that were a matter of chance."""
+    """A transcript with well-formed calls and a copied answer, but with random operators and random undos."""
     taken = [first_step(expression, rng)] if with_undo else []
     messages = opening(expression, taken)
     states = [expression]
@@ -55,9 +54,11 @@ def demonstration(expression: Nested, rng: random.Random, with_undo: bool) -> li
 
 
 def drawn_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Demonstrations with one tool or with two, most of them short: token ids int64[B, T], and which of them are
-    learned, bool[B, T]. These are all tokens: tool results, which repeat what was there, teach to copy. The answers
-    alone are too few for that."""
+    """Draw demonstrations, with one tool or with two: token ids int64[B, T], and a mask bool[B, T] of tokens to learn.
+
+    Short expressions are more frequent. All tokens are learned, also tool results: they teach the policy to copy, for
+    which its own turns are too few tokens.
+    """
     with_undo = rng.random() < 0.5
     counts = [min(rng.choice(OPERATIONS), rng.choice(OPERATIONS)) for _ in range(BATCH)]
     transcripts = [demonstration(random_nested(rng, count), rng, with_undo) for count in counts]

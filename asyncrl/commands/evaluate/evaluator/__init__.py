@@ -1,1 +1,1 @@
-"""The role that takes the place of the learner in an evaluation."""
+"""The role `evaluator`, which an evaluation has instead of a learner."""

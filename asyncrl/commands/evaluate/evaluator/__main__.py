@@ -1,7 +1,7 @@
-"""`python -m asyncrl.commands.evaluate.evaluator`: takes the learner's place in an evaluation, on the CPU.
+"""`python -m asyncrl.commands.evaluate.evaluator`: replaces the learner in an evaluation, on the CPU.
 
-It publishes the weights of model.path as version 0, has the replay evaluate them, and ends when every attempt is scored
-or failed. A second start resumes the same evaluation.
+It publishes the weights of model.path as version 0, and asks the replay to evaluate them. It ends when every attempt is
+scored or has failed. After a restart it resumes the same evaluation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from asyncrl.machine.activity import Activity, heartbeat
 
 
 def run(config: TrainConfig) -> None:
-    """Publish, and wait for the evaluation. Raises StoppedError: a signal came; ConfigError: the model cannot be
-    loaded, or its log-probs are not finite."""
+    """Publish the weights, and wait for the evaluation.
+
+    Raises StoppedError: a signal came. Raises ConfigError: the model cannot be loaded, or its log-probs are not finite.
+    """
     stop = process.stop_on_signals()
     process.limit_threads(config.cluster.learner_threads)
     from asyncrl.learner.batch.from_config import open_batches

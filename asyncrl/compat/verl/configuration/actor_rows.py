@@ -15,7 +15,7 @@ REF = "actor_rollout_ref.ref"
 OPTIM = f"{ACTOR}.optim"
 FSDP = f"{ACTOR}.fsdp_config"
 FREEZES_MIXTURE = f"{MODEL}.override_config.moe_freeze_all"
-"""A key of a fork of verl, which reads it from the fields of the model's configuration."""
+"""A key that only a fork of verl has."""
 STEPS = "trainer.total_training_steps"
 ESTIMATOR = "algorithm.adv_estimator"
 DTYPES = {
@@ -24,7 +24,7 @@ DTYPES = {
     **dict.fromkeys(("fp32", "float32"), "float32"),
 }
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
-LEARNERS_OWN = "The learner has its own settings of layers, memory and kernels (docs/training.md)."
+LEARNERS_OWN = "The learner has its own settings for layers, memory and kernels (docs/training.md)."
 
 
 def _path(key: str, here: str, default: str) -> Row:
@@ -33,9 +33,9 @@ def _path(key: str, here: str, default: str) -> Row:
             return
         yield here, at_home(source[key])
         if not source.says(key):
-            yield f"{key} is not given: {here} is verl's default"
+            yield f"{key} is not given: {here} is set to verl's default"
 
-    return made(key, f"`{here}`", default, "A folder or a name of the hub; `~` becomes the home folder.", path)
+    return made(key, f"`{here}`", default, "A folder or a name on the hub; `~` becomes the home folder.", path)
 
 
 def _remote_code(source: VerlConfig) -> Iterator[Setting | str]:
@@ -46,7 +46,7 @@ def _dtype(source: VerlConfig) -> Iterator[Setting | str]:
     given = source[f"{FSDP}.dtype"]
     yield "model.dtype", DTYPES.get(str(given), "bfloat16")
     if str(given) not in DTYPES:
-        yield f"{FSDP}.dtype={given}: asyncrl computes in float32, bfloat16 or float16; it is bfloat16"
+        yield f"{FSDP}.dtype={given}: model.dtype is bfloat16; it may also be float32 or float16"
 
 
 def _given(name: str, here: str) -> Callable[[VerlConfig], Iterator[Setting | str]]:
@@ -67,14 +67,14 @@ def _router_replay(source: VerlConfig) -> Iterator[Setting | str]:
     if mode == "R3":
         yield "learner.router_replay", True
     elif mode not in (None, "disabled"):
-        yield f"{ACTOR}.router_replay.mode={mode}: only experts of the rollout are replayed (R3); none are"
+        yield f"{ACTOR}.router_replay.mode={mode}: left out, because asyncrl only replays the rollout's experts (R3)"
 
 
 def _freeze(source: VerlConfig) -> Iterator[Setting | str]:
     asked = {f"{ACTOR}.freeze_vision_tower": "vision", FREEZES_MIXTURE: "verl_moe"}
     wanted = {key: rule for key, rule in asked.items() if source.values.get(key)}
     if wanted and (source[f"{MODEL}.lora_rank"] or source[f"{MODEL}.lora_adapter_path"]):
-        yield f"{', '.join(wanted)}: adapters alone are trained; name their layers in model.lora.targets"
+        yield f"{', '.join(wanted)}: LoRA trains only the adapters; name their layers in model.lora.targets"
     elif wanted:
         yield "model.freeze", list(wanted.values())
 
@@ -86,7 +86,7 @@ def _attention(source: VerlConfig) -> Iterator[Setting | str]:
     if implementation in ATTENTION:
         yield "model.attention", ATTENTION[implementation]
     elif implementation:
-        yield f"{MODEL}.override_config.attn_implementation={implementation}: model.attention stays auto"
+        yield f"{MODEL}.override_config.attn_implementation={implementation}: model.attention is auto"
     given = {name.removeprefix("model_config."): value for name, value in changes.items() if value not in (None, {})}
     if given:
         yield "model.override_config", given
@@ -114,8 +114,8 @@ def _micro_tokens(source: VerlConfig) -> Iterator[Setting | str]:
 def _epochs(source: VerlConfig) -> Iterator[Setting | str]:
     if (epochs := source[f"{ACTOR}.ppo_epochs"]) != 1:
         yield (
-            f"{ACTOR}.ppo_epochs={epochs}: a step passes once over its batch; "
-            "replay.sampler.max_times_sampled lets later batches have its groups again"
+            f"{ACTOR}.ppo_epochs={epochs}: a step trains once on its batch; "
+            "replay.sampler.max_times_sampled lets later batches contain the same groups again"
         )
 
 
@@ -138,7 +138,7 @@ def _schedule(source: VerlConfig) -> Iterator[Setting | str]:
     if given in ("constant", "cosine", "linear"):
         yield "learner.schedule", given
     else:
-        yield f"{OPTIM}.lr_scheduler_type={given}: it is constant; learner.schedule has linear and cosine too"
+        yield f"{OPTIM}.lr_scheduler_type={given}: learner.schedule is constant; it may also be linear or cosine"
     if given in ("cosine", "linear") and source[f"{OPTIM}.min_lr_ratio"]:
         yield "learner.lr_floor", source[f"{OPTIM}.min_lr_ratio"]
 
@@ -148,7 +148,7 @@ def _optimizer(source: VerlConfig) -> Iterator[Setting | str]:
     eight = "8bit" in given.lower()
     yield "learner.optimizer", "adamw_8bit" if eight else "muon" if given.lower() == "muon" else "adamw"
     if given.lower() not in ("adamw", "adamw8bit", "muon"):
-        yield f"{OPTIM}.optimizer={given}: it is adamw"
+        yield f"{OPTIM}.optimizer={given}: learner.optimizer is adamw"
 
 
 def _reshard(source: VerlConfig) -> Iterator[Setting | str]:
@@ -178,21 +178,21 @@ ROWS = (
         f"{MODEL}.trust_remote_code",
         "`model.trust_remote_code`",
         False,
-        "For the tokenizer too.",
+        "True if this or `data.trust_remote_code` is true.",
         _remote_code,
     ),
     made(
         f"{MODEL}.enable_gradient_checkpointing",
         "`model.activations`",
         True,
-        "True leaves our default, which keeps as many activations as fit; false keeps all of them.",
+        "True leaves asyncrl's default, which keeps as many activations as fit in memory. False keeps all activations.",
         _recompute,
     ),
     Row(
         (f"{MODEL}.override_config.*",),
         "`model.override_config`, `model.attention`",
-        "`attn_implementation` becomes `model.attention`, and `moe_freeze_all` of a fork the rule `verl_moe` of "
-        "`model.freeze`.",
+        "`attn_implementation` becomes `model.attention`, and `moe_freeze_all` (in a fork of verl) becomes "
+        "`model.freeze=[verl_moe]`. All other fields become `model.override_config`.",
         _attention,
     ),
     made(
@@ -203,29 +203,29 @@ ROWS = (
         _lora,
     ),
     used(f"{MODEL}.lora_alpha", "`model.lora.alpha`", 16, "The same."),
-    used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same; a name alone is a list of one."),
-    used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "The folder says rank, alpha and targets."),
+    used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same; a single name becomes a list."),
+    used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "Rank, alpha and targets are read from the folder."),
     none(MODEL, "exclude_modules lora.*", "`model.lora.targets` names all layers that get adapters."),
     made(
         f"{MODEL}.custom_chat_template",
         "`model.chat_template`",
         None,
-        "The text of a template.",
+        "The text of the template.",
         _given("custom_chat_template", "model.chat_template"),
     ),
     made(
         f"{MODEL}.tokenizer_path",
         "`model.tokenizer`",
         None,
-        "A folder or a name of the hub; `~` becomes the home folder.",
+        "A folder or a name on the hub; `~` becomes the home folder.",
         _given("tokenizer_path", "model.tokenizer"),
     ),
     none(
         MODEL,
         "hf_config_path",
-        "The config.json of the model's folder is taken: change its fields by model.override_config.",
+        "config.json in the model's folder is read; `model.override_config` changes its fields.",
     ),
-    none(MODEL, "external_lib", "Modules are named by dotted paths where they are used."),
+    none(MODEL, "external_lib", "Give the dotted path of a class or function of yours in the key that uses it."),
     none(
         MODEL,
         "use_remove_padding use_shm use_liger use_fused_kernels fused_kernel_options.* enable_activation_offload "
@@ -233,56 +233,59 @@ ROWS = (
         "Sequences are always packed without padding. The learner has its own settings for the rest "
         "(docs/training.md).",
     ),
-    used(f"{ACTOR}.ppo_mini_batch_size", "`learner.minibatches`", 256, "Together with `train_batch_size`."),
+    used(f"{ACTOR}.ppo_mini_batch_size", "`learner.minibatches`", 256, "`train_batch_size / ppo_mini_batch_size`."),
     made(
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
         "`learner.micro_tokens`",
         None,
-        "The tokens of so many sequences of the greatest length; with `use_dynamic_bsz`, `ppo_max_token_len_per_gpu`.",
+        "This number times `max_prompt_length + max_response_length`. With `use_dynamic_bsz` it is not used.",
         _micro_tokens,
     ),
-    used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "Batches are always bounded in tokens."),
-    used(f"{ACTOR}.ppo_max_token_len_per_gpu", "`learner.micro_tokens`", 16384, "With `use_dynamic_bsz`."),
-    none(ACTOR, "ppo_micro_batch_size", "Counted over all GPUs; use `ppo_micro_batch_size_per_gpu`."),
+    used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "True takes `ppo_max_token_len_per_gpu`."),
+    used(f"{ACTOR}.ppo_max_token_len_per_gpu", "`learner.micro_tokens`", 16384, "Used with `use_dynamic_bsz`."),
+    none(ACTOR, "ppo_micro_batch_size", "Use `ppo_micro_batch_size_per_gpu`."),
     made(
         f"{ACTOR}.ppo_epochs",
         "",
         1,
-        "A step passes once over its batch. `replay.sampler.max_times_sampled` lets later batches use its groups "
-        "again.",
+        "A step trains once on its batch. `replay.sampler.max_times_sampled` lets later batches contain the same "
+        "groups again.",
         _epochs,
     ),
     same(f"{OPTIM}.lr", "learner.lr", 1e-6),
     same(f"{OPTIM}.betas", "learner.betas", [0.9, 0.999]),
     same(f"{OPTIM}.weight_decay", "learner.weight_decay", 0.01),
-    made(f"{OPTIM}.optimizer", "`learner.optimizer`", "AdamW", "`AdamW8bit` is `adamw_8bit`.", _optimizer),
+    made(f"{OPTIM}.optimizer", "`learner.optimizer`", "AdamW", "`AdamW8bit` becomes `adamw_8bit`.", _optimizer),
     made(
         f"{OPTIM}.lr_warmup_steps",
         "`learner.warmup_steps`",
         -1,
-        "At most the number of steps.",
+        "The same, but at most the number of training steps.",
         _warmup,
     ),
     used(
         f"{OPTIM}.lr_warmup_steps_ratio",
         "`learner.warmup_steps`",
         0.0,
-        "A share of `total_training_steps`. If these are not given, the report says what to set.",
+        "The ratio times `total_training_steps`. If that key is not given, the report asks you to set "
+        "`learner.warmup_steps`.",
     ),
-    used(f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "The number of steps for the two keys above."),
+    used(
+        f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "Used if `trainer.total_training_steps` is null."
+    ),
     made(
         f"{OPTIM}.lr_scheduler_type",
         "`learner.schedule`, `learner.lr_floor`",
         "constant",
-        "The floor is `min_lr_ratio`; a constant rate has none.",
+        "A schedule other than `constant`, `cosine` and `linear` becomes `constant`.",
         _schedule,
     ),
     used(f"{OPTIM}.warmup_style", "`learner.schedule`", None, "An older name of `lr_scheduler_type`."),
-    used(f"{OPTIM}.min_lr_ratio", "`learner.lr_floor`", 0.0, "With a cosine or linear schedule."),
+    used(f"{OPTIM}.min_lr_ratio", "`learner.lr_floor`", 0.0, "Used with a cosine or linear schedule."),
     none(
         OPTIM,
         "optimizer_impl num_cycles zero_indexed_step override_optimizer_config clip_grad",
-        "The optimizer has no other settings; gradients are clipped at `actor.grad_clip`.",
+        "The optimizer has no such settings. Gradients are clipped at `actor.grad_clip`.",
     ),
     same(f"{ACTOR}.grad_clip", "learner.max_grad_norm", 1.0),
     made(
@@ -293,24 +296,24 @@ ROWS = (
         _dtype,
     ),
     same(f"{FSDP}.optimizer_offload", "learner.optimizer_on_host", False),
-    made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False is 0.", _reshard),
+    made(f"{FSDP}.reshard_after_forward", "`learner.reshard`", True, "False becomes 0.", _reshard),
     same(
         f"{ACTOR}.ulysses_sequence_parallel_size",
         "learner.context_ranks",
         1,
-        "The ranks that divide the tokens of a pass; `ppo_max_token_len_per_gpu` is per rank here, too.",
+        "The number of ranks that share the tokens of a pass. As in verl, `ppo_max_token_len_per_gpu` is per rank.",
     ),
     same(f"{FSDP}.full_determinism", "learner.deterministic", False),
-    used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if either key of verl is false."),
-    made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves our default.", _compile),
+    used(f"{FSDP}.use_torch_compile", "`model.compile`", True, "False if this or `actor.use_torch_compile` is false."),
+    made(f"{ACTOR}.use_torch_compile", "`model.compile`", True, "True leaves asyncrl's default.", _compile),
     none(
         FSDP,
         "param_offload offload_policy fsdp_size forward_prefetch model_dtype use_orig_params seed wrap_policy.* "
         "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
         "entropy_checkpointing use_no_sync_for_gradient_accumulation pad_to_length pad_to_length_bucket forward_only "
         "strategy qat.* turbo_config.* mixed_precision.*",
-        "Weights are sharded over all ranks (`learner.replicas` makes copies), and the actor's own "
-        "`ulysses_sequence_parallel_size` says how many divide sequences. " + LEARNERS_OWN,
+        "Weights are sharded over all ranks; with `learner.replicas`, over the ranks of each replica. Sequence "
+        "parallelism is read from `actor.ulysses_sequence_parallel_size`. " + LEARNERS_OWN,
     ),
     none(
         ACTOR,
@@ -319,21 +322,21 @@ ROWS = (
         "entropy_checkpointing pad_to_length use_remove_padding use_prefix_grouper calculate_entropy "
         "calculate_sum_pi_squared load_weight veomni.* megatron.* torchtitan.* engine.* "
         "router_replay.record_file router_replay.replay_file",
-        "Checkpoints always have everything, and the entropy is always reported. verl's FSDP workers divide no "
-        "matrices; `learner.tensor_ranks` is for layers that do not fit. " + LEARNERS_OWN,
+        "Checkpoints are always complete, and the entropy is always reported. For tensor parallelism, set "
+        "`learner.tensor_ranks`. " + LEARNERS_OWN,
     ),
     made(
         f"{ACTOR}.freeze_vision_tower",
         "`model.freeze`",
         False,
-        "True is `vision`, which a model without a tower for images refuses.",
+        "True becomes `[vision]`, which is an error for a model without a vision tower.",
         _freeze,
     ),
     made(
         f"{ACTOR}.router_replay.mode",
         "`learner.router_replay`",
         "disabled",
-        "`R3` is true.",
+        "`R3` becomes true.",
         _router_replay,
     ),
     same(
@@ -347,7 +350,7 @@ ROWS = (
         "log_prob_micro_batch_size_per_gpu log_prob_max_token_len_per_gpu profiler.* ulysses_sequence_parallel_size "
         "entropy_from_logits_with_chunking entropy_from_logits_chunk_size entropy_checkpointing pad_to_length "
         "router_replay.* megatron.* veomni.* torchtitan.* model.*",
-        "The reference is the first policy, in passes of `learner.micro_tokens`.",
+        "The reference is the initial policy. It runs in micro-batches of `learner.micro_tokens` tokens.",
     ),
     _path("critic.model.path", "critic.path", "~/models/deepseek-llm-7b-chat"),
     made("critic.optim.lr", "`critic.lr`", 1e-5, "Only with `adv_estimator=gae`.", _critic),
@@ -355,7 +358,7 @@ ROWS = (
         "critic.cliprange_value",
         "`algorithm.value`",
         0.5,
-        "The `clip` of the loss `clipped`.",
+        "The parameter `clip` of the value loss `clipped`.",
         _value_clip,
     ),
     none(
@@ -364,6 +367,6 @@ ROWS = (
         "ppo_max_token_len_per_gpu forward_max_token_len_per_gpu forward_micro_batch_size ppo_epochs "
         "forward_micro_batch_size_per_gpu grad_clip shuffle data_loader_seed rollout_n strategy loss_agg_mode "
         "loss_scale_factor model.* optim.* fsdp.* checkpoint.* profiler.* ulysses_sequence_parallel_size megatron.*",
-        "The advantage decides whether there is a critic; all its other settings are those of the policy.",
+        "A run has a critic if its advantage needs one. All other settings are shared with the policy.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The keys of verl's section `algorithm`, and those of the actor that belong to its loss."""
+"""The keys of verl's section `algorithm`, and the keys of section `actor` that set the loss."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ PLAIN = {
 }
 KL_FORMS = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 RATIOS = {"vanilla": "ppo", "gspo": "gspo", "geo_mean": "gmpo", "cispo": "cispo", "clip_cov": "clip_cov"}
-"""Losses with the two clips of ratios."""
+"""verl's losses with a lower and an upper clip, each with asyncrl's name."""
 DEFAULT_CLIP = 0.2
 BY_SEQUENCE = ("gspo", "geo_mean")
-"""Losses with one ratio a sequence."""
+"""Losses with one ratio per sequence."""
 OLDER_SPANS = {"token": "token", "sequence": "sequence_sum", "geometric": "sequence_mean"}
-"""Rejections of verl 0.6, each with the value of our `over`."""
+"""Values of `rollout_rs` in verl 0.6, each with our parameter `over`."""
 MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 """Losses that verl always aggregates as seq-mean-token-mean."""
 
 
 FILTER = "algorithm.filter_groups"
 OF_FUNCTION = ("acc", "score")
-"""Metrics of a group that the reward function gives, before the penalty on long responses."""
+"""Metrics of filtered groups that exclude the penalty on long responses."""
 OF_BATCH = ("seq_reward", "seq_final_reward")
-"""Metrics of a group that include the penalty."""
+"""Metrics of filtered groups that include the penalty."""
 
 
 def part(name: str, **params: Any) -> dict[str, Any]:
-    """A part of the algorithm."""
+    """The setting of a loss, an advantage or another part of the algorithm."""
     return {"name": name, "params": params} if params else {"name": name}
 
 
@@ -69,7 +69,7 @@ def _advantage(source: VerlConfig) -> Iterator[Setting | str]:
             yield "algorithm.advantage", part(PLAIN[name])
         case _:
             yield "algorithm.advantage", part("grpo")
-            yield f"{ESTIMATOR}={name}: asyncrl has no such advantage; it is grpo (docs/algorithms.md lists all)"
+            yield f"{ESTIMATOR}={name}: asyncrl lacks this advantage and uses grpo (docs/algorithms.md lists all)"
     if name == "remax":
         yield "algorithm.greedy_sibling", True
     if name == "gae":
@@ -96,7 +96,7 @@ def _weighs_tokens(source: VerlConfig) -> bool:
 
 
 def _clips(source: VerlConfig) -> tuple[float, float]:
-    """The clip below and above. `clip_ratio` counts for a side that is not given."""
+    """The lower and the upper clip: `clip_ratio` for a side that is not given."""
     both = source[f"{ACTOR}.clip_ratio"]
     low, high = (source[f"{ACTOR}.clip_ratio_{side}"] for side in ("low", "high"))
     return (both if low is None else low), (both if high is None else high)
@@ -107,8 +107,8 @@ def _loss(source: VerlConfig) -> Iterator[Setting | str]:
     dual = source[f"{ACTOR}.clip_ratio_c"]
     if source.says(f"{ACTOR}.clip_ratio") and not source.says(f"{ACTOR}.clip_ratio_low") and low != DEFAULT_CLIP:
         yield (
-            f"{ACTOR}.clip_ratio={low}: it is taken, as by older releases; verl 0.9 leaves clip_ratio_low and "
-            f"clip_ratio_high at {DEFAULT_CLIP} unless they are given"
+            f"{ACTOR}.clip_ratio={low}: used, as in older releases of verl; verl 0.9 ignores it and leaves "
+            f"clip_ratio_low and clip_ratio_high at {DEFAULT_CLIP}"
         )
     if source[f"{CORRECTION}.bypass_mode"] and source[f"{CORRECTION}.loss_type"] == "reinforce":
         cap = _bounds(source[f"{CORRECTION}.rollout_is_threshold"])[1]
@@ -142,7 +142,7 @@ def _loss(source: VerlConfig) -> Iterator[Setting | str]:
             yield "algorithm.loss", part(RATIOS[mode], clip_low=low, clip_high=high)
         case _:
             yield "algorithm.loss", part("ppo", clip_low=low, clip_high=high, dual_clip=dual)
-            yield f"{POLICY_LOSS}.loss_mode={mode}: asyncrl has no such loss; it is ppo (docs/algorithms.md lists all)"
+            yield f"{POLICY_LOSS}.loss_mode={mode}: asyncrl lacks this loss and uses ppo (docs/algorithms.md lists all)"
 
 
 def _aggregated(source: VerlConfig) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _kl(source: VerlConfig) -> Iterator[Setting | str]:
         weight = source[f"{ACTOR}.kl_loss_coef"]
         yield "algorithm.kl", part(_form(form), weight=weight, place="loss")
         if in_reward:
-            yield "algorithm.use_kl_in_reward=true: the KL has one place, which is the loss (actor.use_kl_loss)"
+            yield "algorithm.use_kl_in_reward=true: ignored, because actor.use_kl_loss puts the KL into the loss"
     elif in_reward:
         form = source["algorithm.kl_penalty"]
         params: dict[str, Any] = {"weight": source[f"{KL_CONTROL}.kl_coef"], "place": "reward"}
@@ -176,7 +176,7 @@ def _kl(source: VerlConfig) -> Iterator[Setting | str]:
         yield "algorithm.kl", part("none")
         return
     if str(form).removesuffix("+") not in KL_FORMS:
-        yield f"the KL {form} has no counterpart: it is k3"
+        yield f"the KL {form} has no counterpart: k3 is used"
 
 
 def _form(given: Any) -> str:
@@ -185,7 +185,7 @@ def _form(given: Any) -> str:
 
 
 def _bounds(threshold: Any) -> tuple[float | None, float]:
-    """The lower bound, if there is one, and the upper one, of a number or a text `LOWER_UPPER`."""
+    """The lower and upper bound of a text `LOWER_UPPER`. A single number is the upper bound."""
     low, sign, high = str(threshold).partition("_")
     return (float(low), float(high)) if sign else (None, float(low))
 
@@ -196,7 +196,7 @@ def _correction(source: VerlConfig) -> Iterator[Setting | str]:
         level = source["algorithm.rollout_is_level"]
     by_sequence = source[f"{POLICY_LOSS}.loss_mode"] in BY_SEQUENCE and not bypass
     if by_sequence and level == "token":
-        yield f"{CORRECTION}.rollout_is=token: this loss has one ratio a sequence, so the level is geometric"
+        yield f"{CORRECTION}.rollout_is=token: this loss has one ratio per sequence, so the level is geometric"
         level = "geometric"
     if bypass:
         yield "algorithm.proximal", "behaviour"
@@ -211,14 +211,14 @@ def _correction(source: VerlConfig) -> Iterator[Setting | str]:
     elif not bypass:
         weights = [part("truncate", level="geometric" if by_sequence else "token", cap=2.0)]
         yield (
-            f"{CORRECTION}.rollout_is is null: episodes may be older than the policy that trains on them, so their "
-            "weights are truncated at 2 as by default"
+            f"{CORRECTION}.rollout_is is null: episodes may be older than the policy that trains on them, so "
+            "importance weights are truncated at 2, as by default"
         )
     dropping = [*_rejections(source), *_vetoes(source)]
     if dropping and bypass:
         yield (
-            f"{CORRECTION}.bypass_mode=true: rejections compare the proximal with the behaviour policy, which are one "
-            "here, and are left out; set algorithm.proximal=recompute to have them"
+            f"{CORRECTION}.bypass_mode=true: rejections are left out, because the proximal policy that they compare "
+            "with the behaviour policy is the same here; set algorithm.proximal=recompute to keep them"
         )
         dropping = []
     yield "algorithm.correction", [*weights, *dropping]
@@ -245,7 +245,7 @@ def _rejections(source: VerlConfig) -> Iterator[dict[str, Any]]:
 
 
 def _older(name: str, threshold: str, source: VerlConfig) -> dict[str, Any]:
-    """The rejection of an older release, which bounds the ratio itself."""
+    """A rejection from an older release of verl, whose bounds are ratios instead of logarithms."""
     low, high = _bounds(threshold)
     low = source[f"{CORRECTION}.rollout_rs_threshold_lower"] or low or 1 / high
     return part("reject", by="k1", over=OLDER_SPANS[name], low=-math.log(high), high=-math.log(low))
@@ -287,38 +287,45 @@ ROWS = (
         ESTIMATOR,
         "`algorithm.advantage`",
         "gae",
-        "The advantage of the same method. `gae` has a critic and whitens; `remax` sets `algorithm.greedy_sibling`. "
-        "One that asyncrl does not have becomes `grpo`, and the report says so.",
+        "The advantage of the same method. `gae` trains a critic and whitens advantages; `remax` also sets "
+        "`algorithm.greedy_sibling`. An estimator that asyncrl lacks becomes `grpo`, and the report names it.",
         _advantage,
     ),
     used(
         f"{NAMED}_keys",
         "`algorithm.advantage`",
         None,
-        "The `weights` of `gdpo`, by the names that the numbers of your function have here. An episode whose result "
-        "lacks one is a dead letter; verl ends there.",
+        "The names in `weights` of `gdpo`, for example `rule/compute_score/format` for the key `format`. An episode "
+        "without one of these scores is dead-lettered; verl stops with an error.",
     ),
-    used(f"{NAMED}_weights", "`algorithm.advantage`", None, "The values of these `weights`; 1 without it."),
-    used("algorithm.gamma", "`algorithm.advantage`", 1.0, "Of `gae`, `reinforce_pp` and `optimal_token_baseline`."),
-    used("algorithm.lam", "`algorithm.advantage`", 1.0, "A parameter of `gae`."),
+    used(
+        f"{NAMED}_weights",
+        "`algorithm.advantage`",
+        None,
+        "The values in `weights` of `gdpo`; null means 1 for every key.",
+    ),
+    used(
+        "algorithm.gamma", "`algorithm.advantage`", 1.0, "`gamma` of `gae`, `reinforce_pp` or `optimal_token_baseline`."
+    ),
+    used("algorithm.lam", "`algorithm.advantage`", 1.0, "`lam` of `gae`."),
     used("algorithm.norm_adv_by_std_in_grpo", "`algorithm.advantage`", True, "`normalise_std` of `grpo`."),
     made(
         f"{POLICY_LOSS}.loss_mode",
         "`algorithm.loss`",
         "vanilla",
-        "`vanilla` is `ppo`, `geo_mean` is `gmpo`; other names are the same. A loss that asyncrl does not have becomes "
-        "`ppo`, and the report says so.",
+        "`vanilla` becomes `ppo`, `geo_mean` becomes `gmpo`; other losses have the same name. A loss that asyncrl "
+        "lacks becomes `ppo`, and the report names it.",
         _loss,
     ),
     used(
         f"{ACTOR}.clip_ratio",
         "`algorithm.loss`",
         DEFAULT_CLIP,
-        "For the side whose `clip_ratio_low` or `clip_ratio_high` is not given.",
+        "Used for `clip_ratio_low` or `clip_ratio_high` if that key is not given.",
     ),
-    used(f"{ACTOR}.clip_ratio_low", "`algorithm.loss`", None, "`clip_low`; of `dppo_*` it is `delta_low`."),
-    used(f"{ACTOR}.clip_ratio_high", "`algorithm.loss`", None, "`clip_high`; of `dppo_*` it is `delta`."),
-    used(f"{ACTOR}.clip_ratio_c", "`algorithm.loss`", 3.0, "`dual_clip` of `ppo`, `cap` of `dppo_*`."),
+    used(f"{ACTOR}.clip_ratio_low", "`algorithm.loss`", None, "`clip_low`, or `delta_low` of `dppo_*`."),
+    used(f"{ACTOR}.clip_ratio_high", "`algorithm.loss`", None, "`clip_high`, or `delta` of `dppo_*`."),
+    used(f"{ACTOR}.clip_ratio_c", "`algorithm.loss`", 3.0, "`dual_clip` of `ppo`, or `cap` of `dppo_*`."),
     used(f"{ACTOR}.tau_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
     used(f"{ACTOR}.tau_neg", "`algorithm.loss`", 1.05, "`tau_neg` of `sapo`."),
     used(f"{POLICY_LOSS}.clip_cov_ratio", "`algorithm.loss`", 0.0002, "`share` of `clip_cov`."),
@@ -331,35 +338,36 @@ ROWS = (
         f"{ACTOR}.loss_agg_mode",
         "`algorithm.aggregation`",
         "token-mean",
-        "The same names. `sapo` and `geo_mean` always have `seq-mean-token-mean`.",
+        "The same. The losses `sapo` and `geo_mean` always use `seq-mean-token-mean`.",
         _aggregation,
     ),
     used(
         f"{ACTOR}.loss_scale_factor",
         "`algorithm.aggregation`",
         None,
-        "`norm` of `seq-mean-token-sum-norm`; null is the response's length.",
+        "`norm` of `seq-mean-token-sum-norm`; null becomes `data.max_response_length`.",
     ),
     same(f"{ACTOR}.entropy_coeff", "algorithm.entropy_weight", 0),
     made(
         f"{ACTOR}.use_kl_loss",
         "`algorithm.kl`",
         False,
-        "`place: loss` with `kl_loss_type` (`low_var_kl` is `k3`, `mse` is `k2`, `kl` is `k1`) and `kl_loss_coef`.",
+        "True becomes `place: loss`.",
         _kl,
     ),
-    used(f"{ACTOR}.kl_loss_coef", "`algorithm.kl`", 0.001, "`weight`."),
+    used(f"{ACTOR}.kl_loss_coef", "`algorithm.kl`", 0.001, "`weight` of the KL in the loss."),
     used(
         f"{ACTOR}.kl_loss_type",
         "`algorithm.kl`",
         "low_var_kl",
-        "The form of the KL in the loss; `full` becomes `k3`, and the report says so.",
+        "The form of the KL in the loss: `kl` becomes `k1`, `mse` becomes `k2`, `low_var_kl` becomes `k3`. A form that "
+        "asyncrl lacks, such as `full`, becomes `k3`, and the report names it.",
     ),
     used(
         "algorithm.use_kl_in_reward",
         "`algorithm.kl`",
         False,
-        "`place: reward`. If there is a KL in the loss too, only that one stays.",
+        "True becomes `place: reward`. It is ignored if `actor.use_kl_loss` is true.",
     ),
     used("algorithm.kl_penalty", "`algorithm.kl`", "kl", "The form of the KL in the reward."),
     used(f"{KL_CONTROL}.type", "`algorithm.kl`", "fixed", "`adaptive` sets `target` and `horizon`."),
@@ -370,58 +378,64 @@ ROWS = (
         f"{CORRECTION}.rollout_is",
         "`algorithm.correction`",
         None,
-        "`truncate` at the level that it names, or `mask` if there are two bounds. null becomes `truncate` at 2, since "
-        "data is not always of the newest policy.",
+        "`truncate` at this level, or `mask` if `rollout_is_threshold` has two bounds. null becomes `truncate` at 2, "
+        "because episodes may be older than the policy that trains on them.",
         _correction,
     ),
     used(
         f"{CORRECTION}.rollout_is_threshold",
         "`algorithm.correction`",
         2.0,
-        "`cap`, or `low` and `high`; `cap` of `optimal_token_baseline`.",
+        "`cap` of `truncate` and `optimal_token_baseline`, or `low` and `high` of `mask`.",
     ),
     used(f"{CORRECTION}.rollout_is_batch_normalize", "`algorithm.correction`", False, "Adds `normalise`."),
-    used(f"{CORRECTION}.rollout_rs", "`algorithm.correction`", None, "One `reject` for each name."),
+    used(f"{CORRECTION}.rollout_rs", "`algorithm.correction`", None, "Each name becomes a `reject`."),
     used(
         f"{CORRECTION}.rollout_rs_threshold",
         "`algorithm.correction`",
         None,
-        "`high`; for k1 the logarithms of both bounds.",
+        "`high` of `reject`. For k1, `low` and `high` are the logarithms of the two bounds.",
     ),
     used(
         f"{CORRECTION}.rollout_rs_threshold_lower",
         "`algorithm.correction`",
         None,
-        "The lower bound of `rollout_rs` as `token`, `sequence` or `geometric` of older releases.",
+        "The lower bound if `rollout_rs` is `token`, `sequence` or `geometric`, as in older releases.",
     ),
     used(f"{CORRECTION}.rollout_token_veto_threshold", "`algorithm.correction`", None, "Adds `veto`."),
-    used(f"{CORRECTION}.bypass_mode", "`algorithm.proximal`", False, "`behaviour`, without a correction."),
+    used(
+        f"{CORRECTION}.bypass_mode",
+        "`algorithm.proximal`",
+        False,
+        "True becomes `behaviour`, and `algorithm.correction` is empty.",
+    ),
     used(
         f"{CORRECTION}.loss_type",
         "`algorithm.loss`",
         "ppo_clip",
-        "In bypass mode, `reinforce` is that loss; without `rollout_is` it is `gpg`.",
+        "Used in bypass mode: `reinforce` is kept if `rollout_is` is set, else it becomes `gpg`.",
     ),
-    used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level where `rollout_is` is true."),
+    used("algorithm.rollout_is_level", "`algorithm.correction`", "token", "The level if `rollout_is` is true."),
     *(alias(f"algorithm.{old}", f"{CORRECTION}.{new}") for old, new in OLD.items()),
     made(
         f"{FILTER}.enable",
         "`replay.filter.zero_variance`",
         False,
-        "Groups without a difference are refused, counted and replaced.",
+        "Groups whose members all have the same score are counted and replaced by new groups.",
         _groups,
     ),
     used(
         f"{FILTER}.metric",
         "`replay.filter.score`",
         None,
-        "`acc` and `score` are `outcome`, without the penalty on long responses; `seq_reward` and `seq_final_reward` "
-        "are `reward`, with it but without a KL. Another number is for `zero_variance` of `algorithm.correction`.",
+        "`acc` and `score` become `outcome`, which excludes the penalty on long responses. `seq_reward` and "
+        "`seq_final_reward` become `reward`, which includes the penalty but no KL. For another metric, use "
+        "`zero_variance` of `algorithm.correction`.",
     ),
     none(
         FILTER,
         "max_num_gen_batches max_inflight_gen_batches",
-        "The replay asks for other groups until the batch is full.",
+        "New groups are started until the batch is full.",
     ),
     none("algorithm", "use_pf_ppo pf_ppo.*", "`replay.sampler.kind=prioritised` prefers groups by their rewards."),
     none(POLICY_LOSS, "rollout_correction.*", "Only `algorithm.rollout_correction` is read."),

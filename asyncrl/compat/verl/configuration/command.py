@@ -1,11 +1,11 @@
 """`asyncrl from-verl [CONFIG] [KEY=VALUE ...] [--out FILE]`: a verl PPO configuration becomes an experiment file.
 
-CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell script like verl's examples. A script's
-name ends in .sh; it is not run, only its words with dotted keys are read. KEY=VALUE, also with + or ++, and ~KEY win
-over CONFIG. A key that neither names has verl's default.
+CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell script (.sh) like verl's examples. A script
+is not run: only its words with dotted keys are read. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY override CONFIG. All
+other keys have verl's defaults.
 
-Prints the differences, the keys without a counterpart, and what to use instead. Without --out it prints the experiment
-file with these lines as comments. docs/verl.md lists all keys.
+Prints the differences, the keys without a counterpart, and what to use instead. Without --out it also prints the
+experiment file, with these lines as comments. docs/verl.md lists all keys.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from asyncrl.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Ends with a message and status 1 where a file cannot be read or written."""
+    """The command's entry point. If a file cannot be read or written, it ends with a message and status 1."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "words", nargs="*", metavar="CONFIG KEY=VALUE", help="a YAML file or a script, and keys of verl"
+        "words", nargs="*", metavar="CONFIG KEY=VALUE", help="a YAML file or a script, then keys of verl"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the experiment file there")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the experiment file to FILE")
     given = parser.parse_intermixed_args(argv)
     if not given.words:
-        parser.error("name a configuration of verl, or some of its keys")
+        parser.error("name a configuration file of verl, or keys of verl as KEY=VALUE")
     file = Path(given.words[0]) if "=" not in given.words[0] and given.words[0][:1] != "~" else None
     text, report = translated(file, given.words[1:] if file else given.words, given.out)
     if given.out is None:
@@ -51,18 +51,18 @@ def main(argv: Sequence[str]) -> None:
 
 
 def translated(file: Path | None, words: list[str], out: Path | None) -> tuple[str, list[str]]:
-    """The text of the experiment file, and the lines of the report. Raises ConfigError: something cannot be read."""
+    """The text of the experiment file, and the lines of the report. Raises ConfigError: an input cannot be read."""
     result = translate(read_verl(file, words, os.environ))
     name = out or Path("mine.yaml")
     text = f"# From verl: asyncrl train experiment={name if name.is_absolute() else f'./{name}'}\n"
     text += OmegaConf.to_yaml(experiment(result))
     problems = list(refused(text))
     unread = _unread(file)
-    return text, [*unread, *result.report, *(["To be mended before a start:"] if problems else []), *problems]
+    return text, [*unread, *result.report, *(["Fix before a start:"] if problems else []), *problems]
 
 
 def _unread(file: Path | None) -> list[str]:
-    """A line that names the configuration file whose keys a script adds to, which only verl can find."""
+    """A warning if a script starts verl with a configuration file that only verl can find (`--config-name`)."""
     name = named_config(read_small(file)) if file is not None and file.suffix == ".sh" else None
     if name is None:
         return []
@@ -73,7 +73,7 @@ def _unread(file: Path | None) -> list[str]:
 
 
 def refused(text: str) -> Iterator[str]:
-    """The lines about settings that asyncrl refuses in an experiment file; missing data files are allowed."""
+    """The errors in the text of an experiment file, one per line. Missing data files are no error."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yaml"
         file.write_text(text)

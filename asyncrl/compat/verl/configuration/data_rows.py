@@ -61,7 +61,7 @@ def _column(key: str, ours: str) -> Row:
         if source[key] not in (None, ours):
             yield f"{key}={source[key]}: asyncrl reads the column {ours}; rename the column in the files"
 
-    return made(key, "", ours, f"The column is always `{ours}`: rename another one in the files.", column)
+    return made(key, "", ours, f"asyncrl always reads `{ours}`: rename a column with another name.", column)
 
 
 def _own_class(source: VerlConfig) -> Iterator[Setting | str]:
@@ -79,18 +79,23 @@ ROWS = (
         BATCH,
         "`learner.batch_size`, `learner.group_size`, `learner.minibatches`",
         1024,
-        "verl counts prompts, `learner.batch_size` trajectories: it is this times `rollout.n`, the group size. "
-        "Each step has `train_batch_size / ppo_mini_batch_size` updates.",
+        "`learner.batch_size` counts trajectories: it is `train_batch_size * rollout.n`. `learner.group_size` is "
+        "`rollout.n`. A step has `train_batch_size / ppo_mini_batch_size` minibatches.",
         _batch,
     ),
-    made(GENERATED, "`replay.oversample`", None, "As a multiple of `train_batch_size`.", _oversample),
-    used(PROMPT, "`data.max_prompt_length`, `actor.max_tokens`", 512, "The same limit of the prompt."),
+    made(GENERATED, "`replay.oversample`", None, "`gen_batch_size / train_batch_size`.", _oversample),
+    used(
+        PROMPT,
+        "`data.max_prompt_length`, `actor.max_tokens`",
+        512,
+        "The same; `actor.max_tokens` is prompt plus response.",
+    ),
     made(
         RESPONSE,
         "`actor.max_tokens`, `actor.max_turn_tokens`, `engine.max_length`",
         512,
-        "A sequence may have as many tokens as prompt and response together, and one turn as many as the response. "
-        "What tools answer counts in the sequence, as in verl.",
+        "A turn may have `max_response_length` tokens, a sequence `max_prompt_length + max_response_length`. Tool "
+        "results are part of the sequence, as in verl.",
         _lengths,
     ),
     same("data.truncation", "data.truncation", "error"),
@@ -98,17 +103,22 @@ ROWS = (
     _column("data.prompt_key", "prompt"),
     _column("data.reward_fn_key", "data_source"),
     same("data.shuffle", "data.shuffle", True),
-    same("data.seed", "run.seed", None, "It seeds the whole run."),
+    same("data.seed", "run.seed", None, "The same; it seeds the whole run."),
     made(
         "data.custom_cls.path",
         "`data.dataset`, `data.dataset_params`",
         None,
-        "The class by its dotted path: `NAME` in `a/b.py` is `a.b.NAME`. The class also gets the keys of `data` that "
-        "verl itself does not have.",
+        "The dotted path of the class: `NAME` in `a/b.py` becomes `a.b.NAME`. Keys of `data` that verl does not define "
+        "become `data.dataset_params`.",
         _own_class,
     ),
     used("data.custom_cls.name", "`data.dataset`", None, "The name of the class."),
-    used("data.trust_remote_code", "`model.trust_remote_code`", False, "True if either key of verl is true."),
+    used(
+        "data.trust_remote_code",
+        "`model.trust_remote_code`",
+        False,
+        "True if this or `model.trust_remote_code` is true.",
+    ),
     same("data.apply_chat_template_kwargs", "actor.template_kwargs", {}),
     none(
         "data",
@@ -120,15 +130,14 @@ ROWS = (
         "tokenizer use_shm val_batch_size return_raw_input_ids return_raw_chat return_full_prompt "
         "dataloader_num_workers filter_overlong_prompts_workers validation_shuffle return_multi_modal_inputs "
         "tool_config_path function_tool_path",
-        "The replay hands out one task at a time, so nothing is collated or loaded ahead. The tokenizer is that of "
-        "`model.path`, and tools are named by `actor.tools`.",
+        "The replay hands out one task at a time, so there is no data loader. The tokenizer comes from `model.path`, "
+        "and `actor.tools` names the tools.",
     ),
     none(
         "data",
         "image_key video_key audio_key image_patch_size mm_processor_kwargs",
-        "Messages show their images themselves, by `data.images`; policies read no videos and no sounds "
-        "(docs/models.md).",
+        "Images are part of the messages (`data.images`). Videos and sounds are not supported (docs/models.md).",
     ),
     none("data.sampler", "class_path class_name", "Use `data.weights` or `data.band`."),
-    none("data.datagen", "path name", "No data is made during a run."),
+    none("data.datagen", "path name", "A run does not generate tasks."),
 )

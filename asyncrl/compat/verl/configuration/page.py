@@ -1,6 +1,6 @@
 """`python -m asyncrl.compat.verl.configuration.page docs/verl.md` writes the lists of verl's keys on that page.
 
-They are: a table of the keys that have a counterpart, a list of the keys that have none, and a table of older names.
+The lists are a table of keys with a counterpart, a list of keys without a counterpart, and a table of older names.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PLACE = re.compile(r"(<!-- keys of verl -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def page(text: str) -> str:
-    """The page `text` with new lists."""
+    """The text of the page, with its lists written again."""
     lines = "".join(f"{line}\n" for line in (*_with_counterpart(), "", *_without_counterpart(), "", *_older_names()))
     return PLACE.sub(lambda place: place[1] + lines + place[2], text)
 
@@ -32,7 +32,7 @@ def _with_counterpart() -> Iterator[str]:
 
 def _without_counterpart() -> Iterator[str]:
     yield "### Keys without a counterpart"
-    yield "They set nothing in the experiment file."
+    yield "The translation leaves these keys out."
     yield "`data` (`tokenizer`, `use_shm`) means `data.tokenizer` and `data.use_shm`."
     yield ""
     yield from (f"* {_by_section(row.there)}: {row.sentence}" for row in TABLE if not row.here)
@@ -48,7 +48,7 @@ def _older_names() -> Iterator[str]:
 
 
 def _by_section(keys: Sequence[str]) -> str:
-    """The keys as text. More than two of one section are put in brackets after its name."""
+    """The keys as text. Three or more keys of one section follow the section's name in brackets."""
     section = min((key.rpartition(".")[0] for key in keys), key=len)
     if len(keys) < 3 or not all(section and key.startswith(f"{section}.") for key in keys):
         return _quoted(keys)

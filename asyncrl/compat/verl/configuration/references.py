@@ -1,7 +1,7 @@
 """References between the keys of a configuration: `${key}`, relative ones such as `${.key}`, `${oc.select:key,VALUE}`.
 
-The configuration may come from a stranger. Only its own keys are read, and what references make is bounded. Resolvers
-of OmegaConf, which read the environment for example, are never called.
+The configuration may come from a stranger. References read only its own keys, and the size of their values is limited.
+OmegaConf's resolvers, such as `oc.env`, are never called.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from asyncrl.compat.verl.configuration.yaml_files import MAX_VALUES
 MISSING = "???"
 REFERENCE = re.compile(r"\$\{\s*(oc\.select\s*:\s*)?(\.*)([\w-]+(?:\.[\w-]+)*)\s*(?:,([^{}$]*))?\}")
 MAX_CHARACTERS = 1 << 16
-"""The longest text with its references resolved."""
+"""The longest text after its references are resolved."""
 MAX_STEPS = 50
-"""The longest chain of references that lead to each other."""
+"""The longest chain of references."""
 
 
 class References:
@@ -34,7 +34,7 @@ class References:
     def resolved(self, value: Any, key: str) -> Any:
         """The value at `key`, with its references resolved.
 
-        Raises ValueError: a reference names no key of the configuration, refers to itself, or gives too many values.
+        Raises ValueError: a reference names an unknown key, refers to itself, or gives too many values.
         """
         if isinstance(value, Mapping):
             return {name: self.resolved(inner, f"{key}.{name}") for name, inner in value.items()}
@@ -57,19 +57,19 @@ class References:
                 raise ValueError(f"it becomes longer than {MAX_CHARACTERS} characters")
         joined = "".join([*parts, text[position:]])
         if is_reference(joined):
-            raise ValueError(f"only references to other keys are resolved, and {text!r:.200} has something else")
+            raise ValueError(f"only references to other keys are resolved; {text!r:.200} has another kind of reference")
         return joined
 
     def _target(self, found: re.Match[str], key: str) -> Any:
-        """The value to which one reference at `key` leads."""
+        """The value that the reference `found`, written at `key`, refers to."""
         selects, dots, name, default = found.groups()
         if default is not None and not selects:
-            raise ValueError(f"{found[0]!r:.200} is no reference to a key")
+            raise ValueError(f"{found[0]!r:.200} is not a reference to a key")
         parts = [*key.split(".")[: -len(dots)], *name.split(".")] if dots else name.split(".")
         absolute = ".".join(parts)
         if absolute not in self._known:
             if absolute in self._within or len(self._within) >= MAX_STEPS:
-                raise ValueError(f"{absolute:.200} refers to itself, or over more than {MAX_STEPS} keys")
+                raise ValueError(f"{absolute:.200} refers to itself, or to a chain of more than {MAX_STEPS} keys")
             self._within.append(absolute)
             try:
                 self._known[absolute] = self._at(parts)
@@ -78,14 +78,14 @@ class References:
         value = self._known[absolute]
         if value == MISSING:
             if not selects:
-                raise ValueError(f"there is no value of {absolute:.200}")
+                raise ValueError(f"{absolute:.200} has no value")
             return yaml.safe_load(default or "null")
         if self._size(value) > MAX_VALUES:
             raise ValueError(f"it becomes more than {MAX_VALUES} values")
         return value
 
     def _at(self, parts: list[str]) -> Any:
-        """The value at a key; MISSING: there is none."""
+        """The value at a key; MISSING if the key does not exist."""
         node: Any = self._root
         for index, name in enumerate(parts):
             if isinstance(node, list):
@@ -99,7 +99,7 @@ class References:
         return self.resolved(node, ".".join(parts))
 
     def _size(self, value: Any) -> int:
-        """The number of values in it. A value that occurs at several places is visited once."""
+        """The number of values in `value`. A shared value counts wherever it occurs, but is visited once."""
         if not isinstance(value, Mapping | list):
             return 1
         if id(value) not in self._sizes:
@@ -114,7 +114,7 @@ def is_reference(value: Any) -> bool:
 
 
 def has_reference(value: Any) -> bool:
-    """True if `is_reference` is true of the value, or of a value in it."""
+    """True if the value is a reference or contains one."""
     if isinstance(value, Mapping):
         return any(map(has_reference, value.values()))
     return any(map(has_reference, value)) if isinstance(value, list | tuple) else is_reference(value)

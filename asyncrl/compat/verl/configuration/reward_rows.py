@@ -1,4 +1,4 @@
-"""The keys of verl's sections `reward`, `reward_model` and `custom_reward_function`, and of its process rewards."""
+"""The keys of verl's sections `reward`, `reward_model` and `custom_reward_function`, and of process-reward managers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KWARGS = "reward.reward_kwargs"
 BUFFER = f"{KWARGS}.overlong_buffer_cfg"
 PRIME_PROCESSES = 8
 SHAPING = tuple(each.name for each in options(ShapingKeys))
-"""Keys of the process-reward managers that scoring.shaping has under the same name."""
+"""Keys with the same name in the process-reward managers and in scoring.shaping."""
 DEFAULTS = defaults("qwen_prm")
 PRM_KEYS = tuple(DEFAULTS)
 TOKENIZERS = ("tokenizer", "input_tokenizer")
@@ -35,7 +35,7 @@ def _manager(source: VerlConfig) -> Iterator[Setting | str]:
             yield f"{MODULE}={source[MODULE]}: {place}"
         if params := source.below(KWARGS):
             yield "scoring.manager.params", _nested(params)
-        yield f"{MANAGER}={name}: it must be made with tokenizer and num_examine, and called with a DataProto"
+        yield f"{MANAGER}={name}: the class must take tokenizer and num_examine, and a call gets a DataProto"
         return
     if name in KEYS:
         yield from _process(source, name)
@@ -44,7 +44,7 @@ def _manager(source: VerlConfig) -> Iterator[Setting | str]:
     elif name == "batch":
         yield "scoring.manager.name", "batch"
     elif name not in ("naive", "dapo", None):
-        yield f"{MANAGER}={name}: asyncrl has no such manager; name a class by its dotted path in scoring.manager.name"
+        yield f"{MANAGER}={name}: asyncrl lacks this manager; name a class by its dotted path in scoring.manager.name"
     yield from _overlong(source)
 
 
@@ -53,7 +53,7 @@ def _own_class(source: VerlConfig) -> bool:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings within each other, of values by their dotted keys."""
+    """The values, given by dotted keys, as nested mappings."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         *sections, name = key.split(".")
@@ -76,7 +76,7 @@ def _process(source: VerlConfig, family: str) -> Iterator[Setting | str]:
     dtype = str(given["dtype"])
     yield "scoring.prm.dtype", DTYPES.get(dtype, DEFAULTS["dtype"])
     if dtype not in DTYPES:
-        yield f"{KWARGS}.dtype={dtype}: it is {DEFAULTS['dtype']}; use bfloat16, float16 or float32"
+        yield f"{KWARGS}.dtype={dtype}: {DEFAULTS['dtype']} is used; choose bfloat16, float16 or float32"
     device = str(given["device_map"])
     yield "scoring.prm.device", device if device.startswith(("cpu", "cuda")) else "auto"
     yield "scoring.prm.micro_inputs", given["prm_micro_batch_size"]
@@ -99,7 +99,7 @@ def _tokenizers(source: VerlConfig) -> Iterator[Setting | str]:
     if own and own != source[f"{KWARGS}.prm_model_path"]:
         yield "scoring.prm.tokenizer", at_home(own)
     if policys and policys != source["actor_rollout_ref.model.path"]:
-        yield f"{KWARGS}.input_tokenizer={policys}: what the policy wrote is decoded by the tokenizer of model.path"
+        yield f"{KWARGS}.input_tokenizer={policys}: the policy's text is decoded by the tokenizer of model.path"
 
 
 def _aggregation(source: VerlConfig, given: str) -> Iterator[Setting | str]:
@@ -111,11 +111,14 @@ def _aggregation(source: VerlConfig, given: str) -> Iterator[Setting | str]:
         return
     if source[ESTIMATOR] in ("grpo", "grpo_vectorized"):
         yield "algorithm.advantage", part("process_grpo", outcome_weight=0.0)
-        yield f"{KWARGS}.prm_aggregation={given}: scores of steps train by the advantage process_grpo"
+        yield f"{KWARGS}.prm_aggregation={given}: the advantage is process_grpo, which trains on step scores"
     elif source[ESTIMATOR] in ("gae", "reinforce_plus_plus"):
         yield "algorithm.advantage.params.step_weight", 1.0
     else:
-        yield f"{KWARGS}.prm_aggregation={given}: choose an advantage that reads steps, such as process_grpo or pure"
+        yield (
+            f"{KWARGS}.prm_aggregation={given}: choose an advantage that trains on step scores, such as process_grpo "
+            "or pure"
+        )
 
 
 def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
@@ -124,7 +127,7 @@ def _overlong(source: VerlConfig) -> Iterator[Setting | str]:
     longest = source[f"{KWARGS}.max_resp_len"] if source.says(f"{KWARGS}.max_resp_len") else source[RESPONSE]
     buffer, weight = source[f"{BUFFER}.len"], source[f"{BUFFER}.penalty_factor"]
     if source[f"{FILTER}.metric"] in OF_FUNCTION:
-        # Groups are compared before the learner changes the rewards.
+        # The filter compares groups before the learner adds this penalty.
         yield "algorithm.reward", [part("overlong", max_length=longest, buffer=buffer, weight=weight)]
     else:
         yield "scoring.shaping.overlong_penalty", weight
@@ -141,8 +144,8 @@ def _function(source: VerlConfig) -> Iterator[Setting | str]:
     if not path:
         yield "scoring.rules", {"openai/gsm8k": "gsm8k"}
         yield (
-            f"{FUNCTION}.path is null: verl chooses a function by the data source. openai/gsm8k has the rule gsm8k, "
-            "others exact_number; name theirs in scoring.rules (docs/scoring.md)"
+            f"{FUNCTION}.path is null: verl chooses a function by the data source. Here openai/gsm8k has the rule "
+            "gsm8k, all other sources have exact_number; name other rules in scoring.rules (docs/scoring.md)"
         )
         return
     rule = dotted(path, name)
@@ -152,7 +155,7 @@ def _function(source: VerlConfig) -> Iterator[Setting | str]:
     params = source.below(f"{FUNCTION}.reward_kwargs") | source.below("custom_reward_function.reward_kwargs")
     if params:
         yield (
-            f"{FUNCTION}.reward_kwargs={params}: only rules of a data source have parameters; use scoring.rules.SOURCE="
+            f"{FUNCTION}.reward_kwargs={params}: only rules of a data source take parameters; set scoring.rules.SOURCE="
             f"[{{name: {rule}, params: {{...}}}}]"
         )
 
@@ -167,8 +170,8 @@ def _outcome_model(source: VerlConfig) -> Iterator[Setting | str]:
 def _prm_rows() -> Iterator[Row]:
     """The rows of the keys whose counterpart has the same name."""
     differs = {
-        "prm_apply_sigmoid": "The same. With neither it nor `use_logit_tanh`, `scoring.shaping.use_raw_logit` is true.",
-        "max_resp_len": "The same; the penalty on long responses counts from it too.",
+        "prm_apply_sigmoid": "The same. If it and `use_logit_tanh` are false, `scoring.shaping.use_raw_logit` is true.",
+        "max_resp_len": "The same. It is also the limit of the penalty on long responses.",
     }
     for name in SHAPING:
         yield used(f"{KWARGS}.{name}", f"`scoring.shaping.{name}`", DEFAULTS[name], differs.get(name, "The same."))
@@ -179,8 +182,9 @@ ROWS = (
         f"{FUNCTION}.path",
         "`scoring.rule`, `scoring.manager.compute_score`",
         None,
-        "The function by its dotted path; a manager's where there is one. Without one, `openai/gsm8k` has the rule "
-        "`gsm8k`, all others `exact_number`.",
+        "The dotted path of the function. With `batch` or a manager of yours it becomes "
+        "`scoring.manager.compute_score`. null gives the data source `openai/gsm8k` the rule `gsm8k`, and all others "
+        "`exact_number`.",
         _function,
     ),
     used(f"{FUNCTION}.name", "`scoring.rule`", "compute_score", "The name of the function."),
@@ -189,20 +193,26 @@ ROWS = (
         MANAGER,
         "`scoring.*`, `actor.step_split`",
         "naive",
-        "`naive` and `dapo` need no key of their own, `prime` sets `scoring.rule_processes`; `qwen_prm` and "
-        "`skywork_prm` are process reward models, whose scores are the whole reward. `batch` and classes of yours are "
-        "`scoring.manager.name`, and judge whole groups.",
+        "`naive` and `dapo` set nothing; `prime` sets `scoring.rule_processes`. `qwen_prm` and `skywork_prm` set "
+        "`scoring.prm` and `scoring.shaping`, so that the process scores are the whole reward. `batch` and classes of "
+        "yours become `scoring.manager.name`, and score whole groups.",
         _manager,
     ),
-    used(MANAGER_SOURCE, "`scoring.manager.name`", "register", "With `importlib`, a class of yours."),
-    used(MODULE, "`scoring.manager.name`", None, "The file or module of that class."),
+    used(MANAGER_SOURCE, "`scoring.manager.name`", "register", "`importlib` means a class of yours."),
+    used(MODULE, "`scoring.manager.name`", None, "The file or module of your class."),
     used(
         f"{BUFFER}.enable",
         "`scoring.shaping.overlong_max_length`",
         False,
-        "With `filter_groups.metric` `acc` or `score` it is `overlong` of `algorithm.reward`, after the filter.",
+        "If `filter_groups.metric` is `acc` or `score`, the penalty becomes `overlong` in `algorithm.reward`, which "
+        "applies after the filter.",
     ),
-    used(f"{BUFFER}.len", "`scoring.shaping.overlong_buffer`", 512, "Tokens before the limit."),
+    used(
+        f"{BUFFER}.len",
+        "`scoring.shaping.overlong_buffer`",
+        512,
+        "The penalty begins this many tokens before the limit.",
+    ),
     used(f"{BUFFER}.penalty_factor", "`scoring.shaping.overlong_penalty`", 1.0, "The largest penalty."),
     none(BUFFER, "log", "Every score and penalty is recorded with its episode."),
     used(f"{KWARGS}.prm_model_path", "`scoring.prm.path`", None, "Only with `qwen_prm` and `skywork_prm`."),
@@ -210,35 +220,35 @@ ROWS = (
         f"{KWARGS}.prm_aggregation",
         "`scoring.shaping.prm_aggregation`",
         DEFAULTS["prm_aggregation"],
-        "`best_of_n` also goes into `algorithm.reward`. `raw` becomes `per_step`, with the advantage `process_grpo` in "
-        "place of `grpo`, and `step_weight=1` for `gae` and `reinforce_plus_plus`.",
+        "`best_of_n` also sets `algorithm.reward`. `raw` becomes `per_step`, and changes the advantage: `grpo` becomes "
+        "`process_grpo`, `gae` and `reinforce_plus_plus` get `step_weight=1`.",
     ),
     used(
         f"{KWARGS}.prm_micro_batch_size",
         "`scoring.prm.micro_inputs`, `scoring.prm.micro_tokens`",
         DEFAULTS["prm_micro_batch_size"],
-        "The same, and the tokens of so many sequences of the greatest length.",
+        "`micro_inputs` is the same; `micro_tokens` is this times `max_prompt_length + max_response_length`.",
     ),
     used(f"{KWARGS}.dtype", "`scoring.prm.dtype`", DEFAULTS["dtype"], "The same."),
     used(
         f"{KWARGS}.device_map",
         "`scoring.prm.device`",
         DEFAULTS["device_map"],
-        "`cpu` and `cuda` stay; all else is `auto`, one GPU for each scorer. For a model that does not fit on one, set "
-        "`scoring.prm.gpus`.",
+        "`cpu` and `cuda` are kept; other values become `auto`, one GPU for each scorer. If the model does not fit on "
+        "one GPU, set `scoring.prm.gpus`.",
     ),
     used(
         f"{KWARGS}.tokenizer",
         "`scoring.prm.tokenizer`",
         None,
-        "The model's own tokenizer, where it is not in the model's folder.",
+        "The reward model's tokenizer, if it is not in the model's folder.",
     ),
     *_prm_rows(),
     none(
         KWARGS,
         "input_tokenizer",
-        "What the policy wrote is decoded by the tokenizer of `model.path`; the model reads that text in its own "
-        "template, through its own tokenizer.",
+        "The policy's text is decoded by the tokenizer of `model.path`. The reward model then reads the text with its "
+        "own template and tokenizer.",
     ),
     none(KWARGS, "use_shm", "Weights are mapped from their files, and the scorers of a host share one copy in memory."),
     none(KWARGS, "strategy", "A scorer holds a whole model, or spreads it over `scoring.prm.gpus`."),
@@ -246,22 +256,23 @@ ROWS = (
         f"{MODEL}.enable",
         "`scoring.outcome_model.path`",
         False,
-        "A model that scores whole episodes, as a sequence classifier.",
+        "A sequence classifier that scores whole episodes.",
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),
-    none(MODEL, "enable_resource_pool n_gpus_per_node nnodes rollout.*", "Scorers run where `cluster.*` puts them."),
+    none(MODEL, "enable_resource_pool n_gpus_per_node nnodes rollout.*", "`cluster.*` places the scorers."),
     none(
         "reward",
         "num_workers reward_manager.module.* reward_loop_source reward_loop_module_path "
         "reward_loop_class_name launch_reward_fn_async",
-        "`cluster.scorers` and `scoring.rule_processes` say how many score; a manager of yours is named in "
-        "`scoring.manager.name` by its dotted path.",
+        "`cluster.scorers` and `scoring.rule_processes` set the number of processes. `scoring.manager.name` takes the "
+        "dotted path of a manager of yours.",
     ),
     none(
         "reward.sandbox_fusion",
         "url max_concurrent memory_limit_mb",
-        "The rule `code` runs programs where `actor.sandbox.kind` says: `http` and `actor.sandbox.url` name a server.",
+        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`. For a server, set it to `http`, and set "
+        "`actor.sandbox.url`.",
     ),
     *(alias(f"custom_reward_function.{name}", f"{FUNCTION}.{name}") for name in ("path", "name")),
     alias("reward_model.reward_manager", MANAGER),
@@ -283,9 +294,11 @@ ROWS = (
         "num_workers enable_resource_pool n_gpus_per_node nnodes reward_loop_source reward_loop_module_path "
         "reward_loop_class_name launch_reward_fn_async micro_batch_size micro_batch_size_per_gpu max_length "
         "forward_max_token_len_per_gpu use_dynamic_bsz profiler.* rollout.* model.* sandbox_fusion.*",
-        "Scorers run where `cluster.*` puts them, in batches of `scoring.batch_tokens`.",
+        "`cluster.*` places the scorers, and `scoring.batch_tokens` limits their batches.",
     ),
     none(
-        "sandbox_fusion", "url max_concurrent memory_limit_mb", "The rule `code` has a sandbox on the scorer's machine."
+        "sandbox_fusion",
+        "url max_concurrent memory_limit_mb",
+        "The rule `code` runs programs in the sandbox `actor.sandbox.kind`.",
     ),
 )

@@ -17,12 +17,12 @@ TURNS = f"{ROLLOUT}.multi_turn"
 VALIDATION = f"{ROLLOUT}.val_kwargs"
 FORMATS = {"hermes": "hermes", "llama3_json": "llama3", "qwen3_coder": "qwen3_coder", "gpt-oss": "harmony"}
 TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
-"""The tools of verl, each with the tool of asyncrl that does its work."""
+"""Tool classes of verl, each with the name of asyncrl's counterpart."""
 ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
 UNBOUNDED_TURNS = 64
-"""The limit of turns where verl limits an episode by its tokens alone."""
+"""The limit of turns if verl limits an episode only by its tokens."""
 
 
 def _engine(source: VerlConfig) -> Iterator[Setting | str]:
@@ -55,8 +55,8 @@ def _memory(source: VerlConfig) -> Iterator[Setting | str]:
         return
     yield "engine.server.memory", share
     yield (
-        f"{ROLLOUT}.gpu_memory_utilization={share}: in verl the learner has the rest of the GPU; here a server has it "
-        "to itself unless cluster.colocated=true, so set engine.server.memory=null"
+        f"{ROLLOUT}.gpu_memory_utilization={share}: in verl the learner uses the rest of the GPU; without "
+        "cluster.colocated=true a server has the GPU to itself, so set engine.server.memory=null"
     )
 
 
@@ -65,8 +65,8 @@ def _whole_distribution(source: VerlConfig) -> Iterator[Setting | str]:
         value = source[f"{ROLLOUT}.{name}"]
         if value not in (None, off, 0):
             yield (
-                f"{ROLLOUT}.{name}={value}: training samples from the whole distribution, because log-probs of a cut "
-                "one do not fit the learner's"
+                f"{ROLLOUT}.{name}={value}: ignored. Training samples from the whole distribution, because the "
+                "learner computes log-probs of the whole distribution"
             )
 
 
@@ -75,7 +75,7 @@ def _validation(source: VerlConfig) -> Iterator[Setting | str]:
     sampled = source[f"{VALIDATION}.do_sample"]
     yield "learner.eval_attempts", attempts
     if sampled and attempts == 1:
-        yield f"{VALIDATION}.do_sample=true: one attempt is greedy here; set learner.eval_attempts to 2 or more"
+        yield f"{VALIDATION}.do_sample=true: a single attempt is greedy here; set learner.eval_attempts to 2 or more"
     training = source[f"{ROLLOUT}.temperature"]
     if sampled and attempts > 1 and source[f"{VALIDATION}.temperature"] != training:
         yield (
@@ -84,7 +84,7 @@ def _validation(source: VerlConfig) -> Iterator[Setting | str]:
         )
     for name, off in (("top_p", 1), ("top_k", -1)):
         if sampled and source[f"{VALIDATION}.{name}"] not in (None, off, 0):
-            yield f"{VALIDATION}.{name}={source[f'{VALIDATION}.{name}']}: attempts use the whole distribution"
+            yield f"{VALIDATION}.{name}={source[f'{VALIDATION}.{name}']}: ignored, as for training"
 
 
 def _turns(source: VerlConfig) -> Iterator[Setting | str]:
@@ -95,11 +95,11 @@ def _turns(source: VerlConfig) -> Iterator[Setting | str]:
     turns = source[f"{TURNS}.max_assistant_turns"] or source[f"{TURNS}.max_turns"] or source[f"{TURNS}.max_user_turns"]
     yield "actor.max_turns", turns or UNBOUNDED_TURNS
     if not turns:
-        yield f"{TURNS} names no number of turns: it is {UNBOUNDED_TURNS}, and actor.max_tokens ends most episodes"
+        yield f"{TURNS} sets no number of turns: actor.max_turns is {UNBOUNDED_TURNS}"
     yield "actor.max_tool_chars", source[f"{TURNS}.max_tool_response_length"]
     yield "actor.tool_call_format", FORMATS.get(source[f"{TURNS}.format"], "auto")
     if source[f"{TURNS}.format"] not in FORMATS:
-        yield f"{TURNS}.format={source[f'{TURNS}.format']}: it is auto, which reads it from the chat template"
+        yield f"{TURNS}.format={source[f'{TURNS}.format']}: actor.tool_call_format is auto, the chat template's format"
     yield from _tools(source[f"{TURNS}.tool_config_path"])
     yield from _interactions(source)
 
@@ -122,7 +122,7 @@ def _tools(path: str | None) -> Iterator[Setting | str]:
     for each in classes:
         ours = TOOLS.get(_last(each))
         yield (
-            f"{TURNS}.tool_config_path: {each} is {ours} here"
+            f"{TURNS}.tool_config_path: {each} becomes {ours}"
             if ours
             else f"{TURNS}.tool_config_path: write {each} as a tool of asyncrl (docs/tools.md), and add its "
             "dotted path to actor.tools"
@@ -148,13 +148,13 @@ def _interactions(source: VerlConfig) -> Iterator[Setting | str]:
     if any(user["class_name"] == ANSWER_CHECKER for user in users.values()):
         yield f"{key}: verl's Gsm8kInteraction is {ANSWER_CHECKER} here"
     yield (
-        f"{key}: the policy's last turn is scored too, where verl ends the episode; verl leaves the scores to a reward "
-        "function, and scoring.shaping.environment_weight adds them to the reward"
+        f"{key}: the policy's last turn is scored too, while verl ends the episode before that score. "
+        "scoring.shaping.environment_weight adds the scores to the reward, as a reward function must do in verl"
     )
 
 
 def _user(entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name of a user in verl's file, and its entry of ours."""
+    """The name and our settings of a simulated user, given its entry in verl's file."""
     path = str(entry["class_name"])
     config = dict(entry.get("config") or {})
     name = str(entry.get("name") or _last(path).removesuffix("Interaction").lower() or _last(path).lower())
@@ -184,19 +184,20 @@ ROWS = (
         "Training samples from the whole distribution, for which the learner computes log-probs.",
         _whole_distribution,
     ),
-    used(f"{ROLLOUT}.top_k", "", -1, "As `top_p`."),
+    used(f"{ROLLOUT}.top_k", "", -1, "The same as for `top_p`."),
     made(
         f"{ROLLOUT}.tensor_model_parallel_size",
         "`engine.server.tp_size`",
         2,
-        "GPUs of one server.",
+        "The number of GPUs of one server.",
         _tensor_parallel,
     ),
     made(
         f"{ROLLOUT}.gpu_memory_utilization",
         "`engine.server.memory`",
         DEFAULT_MEMORY,
-        "verl's default leaves it to SGLang: a server has its GPUs to itself unless `cluster.colocated=true`.",
+        "verl's default 0.5 leaves the choice to SGLang, because a server has its GPUs to itself unless "
+        "`cluster.colocated=true`.",
         _memory,
     ),
     none(
@@ -209,7 +210,7 @@ ROWS = (
         f"{TURNS}.enable",
         "`actor.max_turns`, `actor.tools`",
         False,
-        "Without it an episode has one turn and no tools.",
+        "If false, an episode has one turn and no tools.",
         _turns,
     ),
     used(
@@ -219,30 +220,32 @@ ROWS = (
         f"{TURNS}.max_user_turns",
         "`actor.max_user_turns`",
         None,
-        "With interactions; without them `actor.max_turns`, if the two other numbers of turns are null.",
+        "The same, if there are interactions. It also becomes `actor.max_turns` if `max_assistant_turns` and "
+        "`max_turns` are null.",
     ),
     used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name of `max_assistant_turns`."),
     used(
         f"{TURNS}.tool_config_path",
         "`actor.tools`",
         None,
-        "verl's sandbox tool becomes `python`. The report names the other tools, which you write as tools of asyncrl.",
+        "verl's sandbox tool becomes `python`. The report names the tools that you must write again for asyncrl.",
     ),
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
-    used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "Formats with another name become `auto`."),
+    used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
     none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut."),
     none(TURNS, "max_parallel_calls", "All calls of a turn run at once."),
     used(
         f"{TURNS}.interaction_config_path",
         "`actor.interactions`",
         None,
-        "The classes of the file are used unchanged, if what they import is installed.",
+        "The classes in the file are used unchanged, if the packages that they import are installed.",
     ),
     none(
         TURNS,
         "function_tool_path use_inference_chat_template tokenization_sanity_check_mode num_repeat_rollouts "
         "completion_callback tokenization_mode enable_tokenization_sanity_check",
-        "Tools are classes (docs/tools.md); later turns go on from the sampled tokens, which `actor.history` changes.",
+        "Tools are classes (docs/tools.md). The tokens of a later turn are appended to the sampled tokens; "
+        "`actor.history` changes that.",
     ),
     made(
         f"{VALIDATION}.n",
@@ -252,9 +255,9 @@ ROWS = (
         _validation,
     ),
     used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "A single attempt is always greedy."),
-    used(f"{VALIDATION}.temperature", "`actor.temperature`", 0, "Evaluation has no temperature of its own."),
+    used(f"{VALIDATION}.temperature", "`actor.temperature`", 0, "Evaluation uses `actor.temperature`."),
     used(f"{VALIDATION}.top_p", "", 1.0, "Evaluation samples from the whole distribution."),
-    used(f"{VALIDATION}.top_k", "", -1, "As `top_p`."),
+    used(f"{VALIDATION}.top_k", "", -1, "The same as for `top_p`."),
     none(
         ROLLOUT,
         "enforce_eager cudagraph_capture_sizes free_cache_engine data_parallel_size expert_parallel_size "
@@ -262,18 +265,18 @@ ROWS = (
         "enable_prefix_caching scheduling_policy load_format layered_summon disable_log_stats dtype quantization "
         "quantization_config_file engine_kwargs.* skip_tokenizer_init mtp mtp.* qat qat.* disaggregation.* seed "
         "full_determinism",
-        "Settings of the servers themselves: `engine.server.arguments` takes SGLang's own options.",
+        "`engine.server.arguments` takes SGLang's own options.",
     ),
     none(
         ROLLOUT,
         "n_gpus_per_node nnodes",
-        "asyncrl divides the GPUs between servers and learner; `cluster.pools` divides them otherwise.",
+        "asyncrl divides the GPUs between servers and learner; `cluster.pools` overrides the division.",
     ),
     none(
         ROLLOUT,
         "mode do_sample ignore_eos over_sample_rate",
-        "Episodes run asynchronously, are sampled, and end "
-        "with the model's own token; `replay.oversample` starts more.",
+        "Episodes always run asynchronously, are sampled, and end with the model's end-of-turn token. "
+        "`replay.oversample` starts more episodes than a batch needs.",
     ),
     none(
         ROLLOUT,
@@ -292,12 +295,12 @@ ROWS = (
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",
-        "`weights.channel` and `weights.into_servers` choose the fastest way.",
+        "Weights take the fastest route; `weights.channel` and `weights.into_servers` choose another one.",
     ),
     none(
         ROLLOUT,
         "multi_stage_wake_up router_config_path moe_load_balance_metrics_interval "
         "profiler.* trace.* prometheus.* custom.*",
-        "There is no such setting; `observe.*` and docs/metrics.md say what is measured.",
+        "asyncrl has no such settings; see `observe.*` and docs/metrics.md.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The rows of the table that translates verl's keys, and the functions that make rows."""
+"""The type `Row` of the table that translates verl's keys, and functions that make rows."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from typing import Any
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 Setting = tuple[str, Any]
-"""A key of ours with its value."""
+"""One of asyncrl's keys, with its value."""
 Translate = Callable[[VerlConfig], Iterator[Setting | str]]
 """Gives settings, and a remark for each value that has no exact counterpart."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Keys of verl and their counterpart. `there` are keys of verl, `defaults` their values in verl.
+    """Keys of verl and their counterpart in asyncrl.
 
-    A key that ends in `.*` means all keys of its section that no other row has. `here` are our keys, empty without a
-    counterpart; `sentence` then says what to use instead. A row without `translate` is read together with another one.
-    `alias_of`: the key of which this one is an older name.
+    - `there`: keys of verl. A key that ends in `.*` means all keys of its section that no other row has
+    - `here`: our keys; empty if there is no counterpart
+    - `sentence`: the translation in words, or what to use instead
+    - `translate`: None if the function of another row reads these keys
+    - `defaults`: the values of the keys in verl
+    - `alias_of`: the newer name of this key; empty if its name is current
     """
 
     there: tuple[str, ...]
@@ -33,7 +36,7 @@ class Row:
 
 
 def same(there: str, here: str, default: Any, sentence: str = "The same.") -> Row:
-    """A row whose value is kept; null leaves our default."""
+    """A row whose value is copied; null leaves asyncrl's default."""
 
     def copy(source: VerlConfig) -> Iterator[Setting | str]:
         if source[there] is not None:
@@ -53,7 +56,7 @@ def used(there: str, here: str, default: Any, sentence: str) -> Row:
 
 
 def none(section: str, names: str, sentence: str) -> Row:
-    """A row of the named keys of a section, which have no counterpart."""
+    """A row for keys of a section that have no counterpart. `names` are separated by spaces."""
     return Row(tuple(f"{section}.{name}" if section else name for name in names.split()), "", sentence)
 
 
@@ -63,24 +66,24 @@ def alias(there: str, new: str) -> Row:
 
 
 def dotted(path: str, name: str) -> str:
-    """The dotted path of an object that verl finds by a file and a name."""
+    """The dotted path of the object `name` in the file or module `path`."""
     if path.startswith("pkg://"):
         return f"{path.removeprefix('pkg://')}.{name}"
     file = PurePath(path)
     parts = file.with_suffix("").parts
     if file.suffix == ".py":
-        # A module is found from the folder of the start, or else by PYTHONPATH.
+        # Python finds modules in the working directory and in PYTHONPATH.
         parts = parts[-1:] if file.is_absolute() or ".." in parts else tuple(part for part in parts if part != ".")
     return ".".join([*parts, name])
 
 
 def at_home(path: str) -> str:
-    """The path with `~` as the home folder."""
+    """The path with `~` replaced by the home folder."""
     return str(Path(path).expanduser()) if path.startswith("~") else path
 
 
 def found_from(path: str) -> str:
-    """The folder where a file of Python must be found, for a remark; empty if it is the start's folder."""
+    """A remark on how Python can find the file `path`; empty if it is within the working directory."""
     file = PurePath(path)
     if file.suffix == ".py" and (file.is_absolute() or ".." in file.parts):
         return f"start asyncrl in {file.parent}, or put this folder into PYTHONPATH"

@@ -1,7 +1,7 @@
 """The `key=value` words of a shell script, such as verl's examples. The script is read, never run.
 
-`NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}` and `$((SUM))` stand for values. Every word with a
-dotted key counts, also within an array. Other commands, loops and conditions are skipped.
+`NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}` and `$((SUM))` are expanded. Every word with a
+dotted key counts, also within an array. Other words are skipped, and loops and conditions have no effect.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
 SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\\]+)", re.MULTILINE)
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
-"""The configurations that verl's own PPO starts with."""
+"""The configurations that verl ships for PPO."""
 LONGEST = 1 << 16
-"""The most characters that the variables of one command may expand to; more is a mistake, or an attack."""
+"""The most characters that the variables of one command may expand to; more is a mistake or an attack."""
 SPACE, DOLLAR = "\x1f", "\x1e"
-"""Marks for a space that divides no words, and for a dollar sign that begins no variable."""
+"""Characters that replace a quoted space and a quoted dollar sign while words are split and variables expanded."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,7 +35,7 @@ BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def script_words(text: str, environment: Mapping[str, str]) -> list[str]:
-    """The words of a script that set keys. A variable that nothing sets stays as it is written."""
+    """The words of a script that set keys. A variable without a value stays unexpanded."""
     variables = dict(environment)
     words: list[str] = []
     for line in text.replace("\r\n", "\n").replace("\\\n", " ").splitlines():
@@ -50,14 +50,14 @@ def script_words(text: str, environment: Mapping[str, str]) -> list[str]:
 
 
 def named_config(text: str) -> str | None:
-    """The name of the configuration file that a script starts verl with, unless verl ships it."""
+    """The configuration file that a script names by `--config-name`; None if there is none, or if verl ships it."""
     lines = (line for line in text.splitlines() if not line.lstrip().startswith("#"))
     found = CONFIG_NAME.search("\n".join(lines))
     return found[1] if found and found[1].removesuffix(".yaml") not in OF_VERL else None
 
 
 def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterator[str]:
-    """The words of a command that set keys. Those that set variables, which come first, go into `variables`."""
+    """The words of a command that set keys. Assignments before the command are added to `variables`."""
     begins = True
     for part in parts:
         if begins and (assigned := ASSIGNMENT.fullmatch(part)):
@@ -69,9 +69,7 @@ def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterato
 
 
 def _commands(line: str) -> Iterator[str]:
-    """The commands of a line, without its comment, with SPACE and DOLLAR where quotes hide a space or a dollar sign
-    from the shell.
-    """
+    """The commands of a line, without its comment. Quoted spaces and dollar signs become SPACE and DOLLAR."""
     command, quote, depth, escaped = "", "", 0, False
     for place, letter in enumerate(line):
         before = line[place - 1 : place]
@@ -96,7 +94,7 @@ def _commands(line: str) -> Iterator[str]:
 
 
 def _balanced(command: str) -> str:
-    """The word without the bracket that ends an array or a group of commands."""
+    """The command without the bracket that closes an array or a group of commands."""
     ends = command.rstrip()
     return ends[:-1] if ends.endswith(")") and ends.count(")") > ARRAY.sub("", ends, count=1).count("(") else command
 
@@ -114,7 +112,7 @@ def _expanded(text: str, variables: dict[str, str]) -> str:
         room -= len(text)
         return text if room > 0 else match[0]
 
-    # A default may hold another variable, at most as deep as scripts are written.
+    # A default may contain another variable. Scripts rarely nest deeper than 8.
     for _ in range(8):
         text = VARIABLE.sub(value, text)
     return SUM.sub(lambda match: _sum(match, variables), text)
@@ -137,4 +135,4 @@ def _value(node: ast.expr, variables: Mapping[str, str]) -> int:
             return -_value(operand, variables)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in BINARY:
             return BINARY[type(op)](_value(left, variables), _value(right, variables))
-    raise ValueError(f"{ast.unparse(node)}: a sum may hold whole numbers, names and + - * / %")
+    raise ValueError(f"{ast.unparse(node)}: a sum may contain only whole numbers, names and + - * / %")

@@ -1,4 +1,4 @@
-"""A configuration of verl: its YAML file or a script's words, with verl's defaults for what neither names."""
+"""A configuration of verl: a YAML file or the words of a script, with verl's defaults for all other keys."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.errors import ConfigError
 
 Section = dict[str, Any]
-"""Keys with plain values; references are as they are written."""
+"""Keys with plain values; references are unresolved."""
 
 
 class VerlConfig:
     """The values of a configuration of verl, with verl's defaults.
 
-    `values` has every key with its value, also defaults; `given` has the keys that the file and the words name.
+    `values` has the value of every key, also of keys with a default; `given` has the keys in the file and the words.
     `remarks` has a line for each value that cannot be read. Raises ConfigError: a section is a list, or there are more
     than MAX_VALUES values.
     """
@@ -41,7 +41,7 @@ class VerlConfig:
         self.given = [key for key in _names(given, "") if key in self.values]
 
     def __getitem__(self, key: str) -> Any:
-        """The value of a key, or verl's default if it is null."""
+        """The value of a key, or verl's default if the value is null."""
         value = self.values.get(key)
         return self._defaults.get(key) if value is None else value
 
@@ -69,9 +69,9 @@ class VerlConfig:
 
 
 def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str, str]) -> Section:
-    """The configuration of a file (YAML, or a script that ends in .sh) and words (KEY=VALUE, also with + or ++; ~KEY).
+    """The configuration in a file (YAML or .sh), changed by words (KEY=VALUE, +KEY=VALUE, ++KEY=VALUE or ~KEY).
 
-    Later words win. Raises ConfigError: a part cannot be read.
+    Later words win. Raises ConfigError: the file or a word cannot be read.
     """
     given: Any = {}
     try:
@@ -106,7 +106,7 @@ def _apply(given: Section, word: str) -> None:
 
 
 def written_at(given: Section, key: str) -> Any:
-    """The value of a key as it is written, with its references unresolved; None without a value."""
+    """The value of a key, with references unresolved; None if the key has no value."""
     node: Any = given
     for name in key.split("."):
         if not isinstance(node, dict) or name not in node:
@@ -116,9 +116,7 @@ def written_at(given: Section, key: str) -> Any:
 
 
 def set_key(given: Section, key: str, value: Any) -> None:
-    """Set the value of a dotted key, in the existing section if there is one. Raises ConfigError: the section is a
-    list.
-    """
+    """Set the value of a dotted key; missing sections are added. Raises ConfigError: a section is a list."""
     *sections, name = key.split(".")
     for each in sections:
         if isinstance(given.get(each), list):
@@ -134,7 +132,7 @@ def set_key(given: Section, key: str, value: Any) -> None:
 
 
 def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:
-    """The configuration with the default of each key that it lacks. A section that is null, or elsewhere, stays so."""
+    """The configuration with the defaults of missing keys. A section that is null or a reference gets no defaults."""
     whole = copy.deepcopy(given)
     for key, value in defaults.items():
         *sections, name = key.split(".")
@@ -144,7 +142,7 @@ def _with_defaults(given: Section, defaults: Mapping[str, Any]) -> Section:
         if isinstance(node, dict):
             node.setdefault(name, value)
         elif isinstance(node, list):
-            raise ConfigError(f"a section of verl's configuration is none: a list is in the place of that of {key}")
+            raise ConfigError(f"verl's configuration has a list instead of the section of {key}")
     return whole
 
 

@@ -1,4 +1,4 @@
-"""The counterpart of every key of verl's PPO configuration. This table makes the translation and its page."""
+"""The counterpart of every key of verl's PPO configuration. `translation.py` and `page.py` read this table."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BY_KEY: Mapping[str, Row] = {key: row for row in TABLE for key in row.there}
 
 
 def row_of(key: str) -> Row | None:
-    """The row of a key: its own, or the row of the nearest section that has one."""
+    """The key's own row, else the row of the nearest section that has one; None for an unknown key."""
     section = key
     found = BY_KEY.get(key) or BY_KEY.get(f"{key}.*")
     while found is None and "." in section:

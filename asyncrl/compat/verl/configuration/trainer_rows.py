@@ -39,8 +39,8 @@ def _gpus(source: VerlConfig) -> Iterator[Setting | str]:
 def _hosts(source: VerlConfig) -> Iterator[Setting | str]:
     if (hosts := source["trainer.nnodes"]) > 1:
         yield (
-            f"trainer.nnodes={hosts}: the file is for one host; for {hosts} set cluster.launcher to hosts, ray or slurm"
-            " (docs/cluster.md)"
+            f"trainer.nnodes={hosts}: the experiment file is for one host; for {hosts} hosts, set cluster.launcher to "
+            "hosts, ray or slurm (docs/cluster.md)"
         )
 
 
@@ -52,7 +52,7 @@ def _loggers(source: VerlConfig) -> Iterator[Setting | str]:
     yield "observe.sinks", [name for name in LOGGERS if name in named]
     if others := [name for name in named if name not in LOGGERS]:
         yield (
-            f"trainer.logger: {', '.join(others)} gets nothing; every role writes its metrics as JSON lines "
+            f"trainer.logger: {', '.join(others)} left out; every role writes its metrics as JSON lines "
             "(docs/metrics.md)"
         )
 
@@ -70,18 +70,18 @@ def _evaluations(source: VerlConfig) -> Iterator[Setting | str]:
     if every > 0 and not source["trainer.val_before_train"]:
         yield "trainer.val_before_train=false: the first evaluation is always before step 1"
     if every <= 0 and source.says("trainer.val_before_train") and source["trainer.val_before_train"]:
-        yield "trainer.val_before_train=true: without trainer.test_freq nothing is evaluated; set learner.eval_every"
+        yield "trainer.val_before_train=true: without trainer.test_freq there is no evaluation; set learner.eval_every"
 
 
 def _resume(source: VerlConfig) -> Iterator[Setting | str]:
     mode = source["trainer.resume_mode"]
     if mode == "disable":
-        yield "trainer.resume_mode=disable: a run of the same name goes on; give another run.name for a new one"
+        yield "trainer.resume_mode=disable: a run of the same name is resumed; choose another run.name for a new run"
     if mode == "resume_path":
         path = source["trainer.resume_from_path"]
         yield (
-            f"trainer.resume_mode=resume_path: no run goes on from verl's checkpoints ({path}); "
-            "`asyncrl merge` makes a model.path of one"
+            f"trainer.resume_mode=resume_path: a run cannot resume from verl's checkpoints ({path}); "
+            "`asyncrl merge` turns a checkpoint into a folder for model.path"
         )
 
 
@@ -98,40 +98,45 @@ ROWS = (
         "Both count steps of `train_batch_size` prompts.",
         _length,
     ),
-    used(EPOCHS, "`learner.epochs`", 30, "Where `total_training_steps` is null."),
-    made("trainer.n_gpus_per_node", "`cluster.gpus`", 8, "GPUs of each host, if your configuration names them.", _gpus),
+    used(EPOCHS, "`learner.epochs`", 30, "Used if `total_training_steps` is null."),
+    made("trainer.n_gpus_per_node", "`cluster.gpus`", 8, "Copied if your configuration sets it.", _gpus),
     made(
-        "trainer.nnodes", "", 1, "The file is for one host; `cluster.launcher` names several (docs/cluster.md).", _hosts
+        "trainer.nnodes",
+        "",
+        1,
+        "The experiment file is for one host. For several, set `cluster.launcher` (docs/cluster.md).",
+        _hosts,
     ),
     same("trainer.project_name", "observe.project", "verl_examples"),
     made(
         NAME,
         "`run.name`, `run.dir`",
         "gsm8k",
-        "Characters that a folder's name cannot have become `-`.",
+        "Special characters become `-`.",
         _name,
     ),
     used(
         DIR,
         "`run.dir`",
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "Taken if it is not verl's default, without the run's name at its end.",
+        "Copied if it is not verl's default, without the run's name at its end.",
     ),
     made(
         "trainer.logger",
         "`observe.sinks`",
         ["console", "wandb"],
-        "Taken if your configuration names it. Other loggers get nothing; every role writes its metrics as JSON lines.",
+        "Copied if your configuration sets it; loggers that asyncrl lacks are left out. Every role also writes its "
+        "metrics as JSON lines.",
         _loggers,
     ),
     made(
         "trainer.save_freq",
         "`learner.checkpoint_every`",
         -1,
-        "-1 leaves our default: every run writes checkpoints, to resume from.",
+        "-1 leaves asyncrl's default, since a run needs checkpoints to resume.",
         _checkpoints,
     ),
-    used("trainer.max_actor_ckpt_to_keep", "`learner.keep_checkpoints`", None, "null leaves our default."),
+    used("trainer.max_actor_ckpt_to_keep", "`learner.keep_checkpoints`", None, "null leaves asyncrl's default."),
     made("trainer.test_freq", "`learner.eval_every`", -1, "-1 becomes 0: no evaluation.", _evaluations),
     used(
         "trainer.val_before_train",
@@ -143,14 +148,15 @@ ROWS = (
         "trainer.resume_mode",
         "",
         "auto",
-        "A run of the same name goes on, as with `auto`.",
+        "A run of the same name is always resumed, as with `auto`.",
         _resume,
     ),
     used(
         "trainer.resume_from_path",
         "",
         None,
-        "No run goes on from verl's checkpoints; `asyncrl merge` makes a `model.path` of one.",
+        "A run cannot resume from verl's checkpoints; `asyncrl merge` turns a checkpoint into a folder for "
+        "`model.path`.",
     ),
     made("trainer.critic_warmup", "`critic.warmup_steps`", 0, "The same.", _warmup),
     none(
@@ -163,21 +169,21 @@ ROWS = (
         "trainer",
         "balance_batch esi_redundant_time checkpoint_callback_class default_hdfs_dir del_local_ckpt_after_load "
         "max_critic_ckpt_to_keep ray_wait_register_center_timeout device use_v1 use_legacy_worker_impl",
-        "There is no such setting: batches are always balanced, and a checkpoint holds policy and critic together.",
+        "asyncrl has no such settings. Batches are always balanced, and a checkpoint contains policy and critic.",
     ),
     Row(
         ("trainer.v1.*",),
         "",
-        "`replay.max_lag` says how old data may be: 2 versions by default, with generation and training at once; 0 is "
-        "synchronous.",
+        "`replay.max_lag` limits the age of the data. The default of 2 versions lets generation and training run at "
+        "once; 0 is synchronous.",
     ),
-    Row(("global_profiler.*",), "", "`observe.profile_steps` and `observe.memory_steps`."),
-    Row(("ray_kwargs.*", "ray_init.*"), "", "`cluster.ray.*` with `cluster.launcher=ray`."),
+    Row(("global_profiler.*",), "", "Use `observe.profile_steps` and `observe.memory_steps`."),
+    Row(("ray_kwargs.*", "ray_init.*"), "", "Use `cluster.ray.*` with `cluster.launcher=ray`."),
     Row(("transfer_queue.*", "skip.*"), "", "The replay has its own queue."),
-    Row(("distillation.*",), "", "The weight stream `ref_kl` (`algorithm.stream`) learns from a reference."),
+    Row(("distillation.*",), "", "Use the loss `ref_kl` in `algorithm.stream`, which learns from a reference model."),
     Row(
         ("hydra.*", "defaults", "actor_rollout_ref.hybrid_engine", "actor_rollout_ref.nccl_timeout"),
         "",
-        "Only verl's own start needs it.",
+        "Only verl's own program needs these keys.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The settings for a configuration of verl, and a report of the keys without a counterpart."""
+"""Translates a configuration of verl into settings of asyncrl, and reports the differences."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from asyncrl.config.option import as_yaml
 from asyncrl.masking import masked
 
 CLASS = "_target_"
-"""The name of the class that verl makes of a section."""
+"""A key that names the class that verl creates from a section."""
 LAG = (
-    "verl generates and trains in turns; here both run at once, on data of at most replay.max_lag=2 versions ago: set 0"
-    " for verl's way"
+    "verl alternates between generation and training; here both run at once, on data that is at most replay.max_lag=2 "
+    "versions old. Set 0 to alternate"
 )
 
 
 @dataclass(frozen=True)
 class Translated:
-    """The result of a translation: `settings` are our keys with their values, the rest are lines of the report.
+    """The result of a translation.
 
-    - `differs`: the values that became others
-    - `without`: the rows of the table that have no counterpart
-    - `unknown`: the keys that the table does not know
-
-    `off` are keys of rows without a counterpart that turn something off.
+    - `settings`: our keys with their values
+    - `differs`: lines about values that could not be copied exactly
+    - `without`: lines about keys without a counterpart
+    - `unknown`: lines about keys that the table does not know
+    - `off`: keys without a counterpart whose value turns a feature off
     """
 
     settings: Mapping[str, Any]
@@ -52,7 +52,7 @@ class Translated:
             "Different here:": self.differs,
             "No counterpart:": self.without,
             "Unknown, and left out:": self.unknown,
-            "Turned off there, and left out:": (", ".join(self.off),) if self.off else (),
+            "Turned off in verl, and left out:": (", ".join(self.off),) if self.off else (),
         }
         for title, lines in parts.items():
             if lines:
@@ -71,19 +71,19 @@ def translate(given: Section) -> Translated:
             if isinstance(made, str):
                 differs.append(made)
             elif has_reference(made[1]):
-                # Hydra would resolve it.
-                differs.append(f"{made[0]}: its value has a reference in it, and is left out: set it yourself")
+                # Hydra would resolve the reference.
+                differs.append(f"{made[0]}: its value has a reference, and is left out: set this key yourself")
             else:
                 settings[made[0]] = made[1]
     if "data.dataset" in settings:
-        # A class of the user's own gets the whole section.
+        # A dataset class of the user's takes parameters that verl does not define.
         settings["data.dataset_params"] = {
             key.removeprefix("data."): source[key] for key in source.given if _is_own(key)
         }
     left = [key for key in source.given if not key.endswith(CLASS) and not _is_passed_on(key, settings)]
     without, off = _without(source, left)
     unknown = [
-        f"{_said(key, source)}: verl 0.9's ppo_trainer.yaml has no such key{did_you_mean(key, list(BY_KEY))}"
+        f"{_with_value(key, source)}: verl 0.9's ppo_trainer.yaml lacks this key{did_you_mean(key, list(BY_KEY))}"
         for key in left
         if row_of(key) is None
     ]
@@ -92,19 +92,19 @@ def translate(given: Section) -> Translated:
     return Translated(ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off))
 
 
-def _said(key: str, source: VerlConfig) -> str:
-    """A key with its value as text."""
-    # No key of verl that ends with `_key` or `_token` is a secret.
+def _with_value(key: str, source: VerlConfig) -> str:
+    """The key and its value, as `key=value`."""
+    # None of verl's own keys is a secret, although some end with `_key` or `_token`.
     return f"{key}={as_yaml(masked(source[key], '' if row_of(key) else key.rpartition('.')[2]))}"
 
 
 def _is_own(key: str) -> bool:
-    """True if the key is in verl's section of data, and not one of verl's."""
+    """True if the key is in the section `data`, but verl does not define it."""
     return key.startswith("data.") and key.count(".") == 1 and row_of(key) is None
 
 
 def _is_passed_on(key: str, settings: Mapping[str, Any]) -> bool:
-    """True if a class of the user's own, a dataset or a reward manager, gets the key."""
+    """True if a dataset or a reward manager of the user's gets the key."""
     if key.startswith(f"{KWARGS}."):
         return "scoring.manager.params" in settings
     return "data.dataset" in settings and _is_own(key)
@@ -115,7 +115,7 @@ def _made(row: Row, source: VerlConfig) -> Iterator[Setting | str]:
         yield from row.translate(source) if row.translate else ()
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         key = row.there[0]
-        yield f"{_said(key, source)}: this value, or one that goes with it, is left out: {error}"
+        yield f"{_with_value(key, source)}: this value or a related one is wrong, and is left out: {error}"
 
 
 def experiment(translated: Translated) -> DictConfig:
@@ -127,7 +127,7 @@ def experiment(translated: Translated) -> DictConfig:
 
 
 def _renamed(given: Section) -> Section:
-    """The values, with those of older keys under their newer names."""
+    """The configuration with older keys renamed to their newer names."""
     content = copy.deepcopy(given)
     for row in TABLE:
         if row.alias_of and (value := written_at(given, row.there[0])) is not None:
@@ -136,7 +136,7 @@ def _renamed(given: Section) -> Section:
 
 
 def _without(source: VerlConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Lines for rows without a counterpart that have some of the `given` keys, and those that turn something off."""
+    """The lines about `given` keys without a counterpart, and the keys whose value turns a feature off."""
     lines, off = [], []
     rows = ((key, row) for key in given if (row := row_of(key)) is not None and _has_none(row))
     by_row = sorted(rows, key=lambda each: TABLE.index(each[1]))
@@ -150,14 +150,14 @@ def _without(source: VerlConfig, given: Sequence[str]) -> tuple[list[str], list[
 
 
 def _shown(row: Row, keys: Sequence[str], source: VerlConfig) -> Iterator[str]:
-    """Each key that the row names, with its value, and the number of those in a section that it has as a whole."""
+    """The keys that the row names, each with its value. Keys of a section that the row has as `.*` are counted."""
     whole: Counter[str] = Counter()
     for key in keys:
         sections = [each for each in row.there if each.endswith(".*") and key.startswith(each[:-1])]
         if sections:
             whole[sections[0]] += 1
         else:
-            yield f"{_said(key, source)}"
+            yield f"{_with_value(key, source)}"
     yield from (f"{section} ({number} keys)" for section, number in whole.items())
 
 

@@ -1,4 +1,4 @@
-"""Files of strangers: they are read if they are small, also once every alias in their YAML is written out."""
+"""Reads files that strangers may have written. A file must be small, also after its YAML aliases are expanded."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 MAX_BYTES = 256 << 10
 MAX_VALUES = 20_000
 SHORT = 16
-"""The characters of a text that count as one value."""
+"""A long text counts as one more value for each 16 characters."""
 
 
 def read_small(path: Path) -> str:
-    """The text of a file. Raises ValueError: it is too large, or no text; OSError."""
+    """The text of a file. Raises ValueError: it is too large or not UTF-8. Raises OSError: it cannot be read."""
     if path.exists() and not path.is_file():
-        raise OSError(f"{path} is no file")
+        raise OSError(f"{path} is not a file")
     with path.open("rb") as file:
         content = file.read(MAX_BYTES + 1)
     if len(content) > MAX_BYTES:
@@ -27,24 +27,21 @@ def read_small(path: Path) -> str:
 
 
 def read_yaml(path: Path) -> Any:
-    """The values of a file, with references as they are written. Raises the errors in `config.group_files.FAILURES`."""
+    """The values of a file, with references unresolved. Raises the errors in `config.group_files.FAILURES`."""
     text = read_small(path)
     tree = yaml.compose(text, Loader=yaml.SafeLoader)
     if tree is not None and _count(tree, {}) > MAX_VALUES:
-        raise ValueError(f"it has more than {MAX_VALUES} values, once its aliases are written out")
+        raise ValueError(f"it has more than {MAX_VALUES} values after its aliases are expanded")
     return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)), resolve=False)
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """The number of values of a node with its aliases written out; a long text counts as several.
-
-    Raises ValueError: the node is part of itself.
-    """
+    """The number of values of a node after its aliases are expanded. Raises ValueError: the node contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1 + len(node.value) // SHORT
     if (before := known.get(id(node))) is not None:
         if not before:
-            raise ValueError("a value is part of itself")
+            raise ValueError("a value contains itself")
         return before
     known[id(node)] = 0
     inner = node.value if isinstance(node, yaml.SequenceNode) else [each for pair in node.value for each in pair]

@@ -1,9 +1,10 @@
 """Divides the arguments of a call among the workers, and joins their results to the result of the call.
 
-A dispatch function gets the group and the call's arguments, and returns arguments that are lists with one element a
+A dispatch function gets the group and the call's arguments. It turns each argument into a list with one element per
 worker. A collect function gets the group and the results of all workers, which are futures if the call does not wait.
-Batches are divided into equal parts. A batch with padding enabled (`auto_padding=True`) is padded first, and the rows
-that were added are taken off the result.
+
+Batches are divided into equal parts. A batch with padding enabled (`auto_padding=True`) is padded first, and the
+padding is removed from the result.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
 PADDING = "_padding_size_key_x123d"
-"""The keyword by which a dispatch function tells the number of rows that it added.
+"""The keyword argument in which a dispatch function returns the number of rows that it added.
 
-It is verl's, for functions that were written for verl.
+The name is verl's, so that dispatch functions written for verl work.
 """
 MEGATRON = "megatron"
 """The mesh of the modes MEGATRON_COMPUTE and MEGATRON_COMPUTE_PROTO."""
@@ -29,7 +30,7 @@ Arguments = tuple[Sequence[Any], dict[str, Any]]
 
 
 class Workers(Protocol):
-    """The facts about a worker group that dispatch depends on."""
+    """The part of a worker group that dispatch functions use."""
 
     @property
     def world_size(self) -> int: ...
@@ -39,26 +40,26 @@ class Workers(Protocol):
         ...
 
     def collecting(self, mesh: str) -> list[bool]:
-        """bool[W]: true if the worker has the outputs of its data-parallel rank."""
+        """bool[W]: true if the worker returns the result of its data-parallel rank."""
         ...
 
 
 class Strategy(NamedTuple):
-    """The two steps of a dispatch mode."""
+    """The two functions of a dispatch mode."""
 
     dispatch: Callable[..., Arguments]
     collect: Callable[[Workers, Any], Any]
 
 
 def strategy_of(mode: Dispatch | Mapping[str, Callable[..., Any]]) -> Strategy:
-    """The steps of a dispatch mode."""
+    """The two functions of a dispatch mode."""
     if isinstance(mode, Dispatch):
         return STRATEGIES[mode]
     return Strategy(mode["dispatch_fn"], mode["collect_fn"])
 
 
 def to_all(group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Every worker gets all."""
+    """Give every worker all arguments."""
     size = group.world_size
     return [[each] * size for each in args], {name: [each] * size for name, each in kwargs.items()}
 
@@ -72,17 +73,20 @@ def as_returned(group: Workers, output: Any) -> Any:
 
 
 def one_each(group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Every worker gets its element of lists [W]. Raises DispatchError: one has another length."""
+    """Give worker i the element i of each argument, a list [W]. Raises DispatchError: a list has another length."""
     return _lists(args, kwargs, group.world_size, "workers")
 
 
 def divided(group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Every worker gets its part of batches. Raises DispatchError: an argument is no batch, or cannot be divided."""
+    """Give each worker its part of each batch. Raises DispatchError: an argument is no batch, or cannot be divided."""
     return split(group.world_size, args, kwargs)
 
 
 def divided_with_function(group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """The same after a function, which every worker gets. Raises DispatchError: the first argument is no function."""
+    """Divide like `divided`, but give the first argument, a function, to every worker.
+
+    Raises DispatchError: the first argument is not a function.
+    """
     if not args or not callable(args[0]):
         raise DispatchError("the first argument must be a function, which every worker gets")
     parts, named = split(group.world_size, args[1:], kwargs)
@@ -90,14 +94,19 @@ def divided_with_function(group: Workers, *args: Any, **kwargs: Any) -> Argument
 
 
 def over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """The workers of data-parallel rank d get element d of lists [D]. Raises DispatchError: one has another length."""
+    """Give the workers of data-parallel rank d the element d of each argument, a list [D].
+
+    Raises DispatchError: a list has another length.
+    """
     ranks = group.dp_ranks(mesh)
     return _by_rank(ranks, *_lists(args, kwargs, max(ranks) + 1, f"data-parallel ranks of the mesh {mesh!r}"))
 
 
 def divided_over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """The workers of data-parallel rank d get part d of batches. Raises DispatchError: an argument is no batch, or
-    cannot be divided."""
+    """Give the workers of data-parallel rank d the part d of each batch.
+
+    Raises DispatchError: an argument is no batch, or cannot be divided.
+    """
     ranks = group.dp_ranks(mesh)
     parts, named = split(max(ranks) + 1, args, kwargs)
     padding = {PADDING: named.pop(PADDING)} if PADDING in named else {}
@@ -106,7 +115,7 @@ def divided_over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> A
 
 
 def joined(group: Workers, output: Sequence[Any]) -> DataProto | DataProtoFuture:
-    """The batch of the workers' batches, in the order of the workers. Raises DispatchError: one returned no batch."""
+    """The workers' batches joined in the order of the workers. Raises DispatchError: a worker returned no batch."""
     if all(is_future(each) for each in output):
         return DataProtoFuture.concat(output)
     kinds = sorted({type(each).__name__ for each in output if not isinstance(each, DataProto)})
@@ -117,8 +126,10 @@ def joined(group: Workers, output: Sequence[Any]) -> DataProto | DataProtoFuture
 
 
 def from_mesh(mesh: str, group: Workers, output: Sequence[Any]) -> list[Any]:
-    """The results of the collecting workers, in the order of their data-parallel ranks. Raises DispatchError: not
-    every data-parallel rank has exactly one such worker."""
+    """The results of the collecting workers, in the order of their data-parallel ranks.
+
+    Raises DispatchError: a data-parallel rank has no collecting worker, or several.
+    """
     ranks, collecting = group.dp_ranks(mesh), group.collecting(mesh)
     found = sorted((rank, index) for index, rank in enumerate(ranks) if collecting[index])
     if [rank for rank, _ in found] != list(range(max(ranks) + 1)):
@@ -130,7 +141,7 @@ def from_mesh(mesh: str, group: Workers, output: Sequence[Any]) -> list[Any]:
 
 
 def joined_from_mesh(mesh: str, group: Workers, output: Sequence[Any]) -> DataProto | DataProtoFuture:
-    """The batch of their batches. Raises DispatchError: as `from_mesh` and `joined`."""
+    """The batches of `from_mesh`, joined. Raises the errors of `from_mesh` and `joined`."""
     return joined(group, from_mesh(mesh, group, output))
 
 
@@ -158,10 +169,10 @@ STRATEGIES: Mapping[Dispatch, Strategy] = {
 
 
 def split(chunks: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[list[Any]], dict[str, Any]]:
-    """The `chunks` parts of each batch. Where rows were added, the keyword PADDING has their number.
+    """The `chunks` parts of each batch. If rows were added, the keyword argument PADDING has their number.
 
-    Raises DispatchError: an argument is no batch, or batches with padding differ in length; DataProtoError: a batch
-    without padding cannot be divided.
+    Raises DispatchError: an argument is no batch, or batches with padding differ in length. Raises DataProtoError: a
+    batch without padding cannot be divided.
     """
     named = {f"argument {number}": each for number, each in enumerate(args)} | dict(kwargs)
     for name, each in named.items():
@@ -169,12 +180,14 @@ def split(chunks: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
             raise DispatchError(f"{name} is a {type(each).__name__}; only a DataProto can be divided among workers")
     lengths = {len(each) for each in named.values() if isinstance(each, DataProto) and each.is_padding_enabled()}
     if len(lengths) > 1:
-        raise DispatchError(f"batches of {sorted(lengths)} rows cannot be padded alike: they must have one length")
+        raise DispatchError(
+            f"batches of {sorted(lengths)} rows cannot be padded together: they must have the same length"
+        )
     padding = -lengths.pop() % chunks if lengths else 0
 
     def parts(value: DataProto | DataProtoFuture) -> list[Any]:
         if padding and isinstance(value, DataProto) and value.is_padding_enabled():
-            # The caller's batch keeps its rows.
+            # Pad a copy, so that the caller's batch does not change.
             own: DataProto = value[:]
             own.padding(padding)
             return own.chunk(chunks)
@@ -185,7 +198,7 @@ def split(chunks: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[
 
 
 def without_padding(output: Any, padding: int) -> Any:
-    """The result of a call without the rows that were added. Results that are no batches stay as they are."""
+    """The result of a call without its last `padding` rows. Results other than batches are not changed."""
     if isinstance(output, DataProto):
         return output[: len(output) - padding]
     if isinstance(output, DataProtoFuture):

@@ -1,4 +1,4 @@
-"""Results that workers still compute: futures of workers in this process, or Ray's references."""
+"""Futures of workers' results: futures of threads in this process, or references of Ray."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.compat.verl.protocol import DataProto
 
 
 def is_future(value: Any) -> bool:
-    """True if the value is a future of one worker, which a call of a worker group without waiting returns."""
+    """True if the value is the future of one worker's result."""
     return isinstance(value, Future) or _is_reference(value)
 
 
@@ -24,9 +24,9 @@ def _is_reference(value: Any) -> bool:
 
 
 def results(futures: Sequence[Any], what: str = "rank") -> list[Any]:
-    """The results of workers, in order. `what` names the owners of the futures in errors.
+    """The results of workers, in order. In errors a future is called `what` and its number, such as "rank 0".
 
-    Raises WorkerError as soon as a worker has failed: the other workers may wait for the failed one.
+    Raises WorkerError at the first failure, because the other workers may wait for the failed one.
     """
     if any(_is_reference(each) for each in futures):
         from asyncrl.compat.verl.controller.references import fetched
@@ -41,12 +41,13 @@ def results(futures: Sequence[Any], what: str = "rank") -> list[Any]:
 
 @dataclass(frozen=True)
 class DataProtoFuture:
-    """A batch whose parts are still computed by `futures`, one a worker.
+    """A future batch, made of one future per worker.
 
-    It may be the argument of another worker group's method: the workers of that group wait for it, not the caller.
+    It may be passed to a method of another worker group. Then that group's workers wait for the batch, and the caller
+    does not.
 
-    `collect_fn` joins the parts and `dispatch_fn` takes from the whole what one worker needs. The last `padding` rows
-    of the whole are left out: they were added to divide the batch among workers.
+    `collect_fn` joins the workers' results. The last `padding` rows, which were added to divide the batch, are removed.
+    `dispatch_fn` then takes this future's part of the batch; None: the whole batch.
     """
 
     collect_fn: Callable[[list[Any]], DataProto]
@@ -56,7 +57,7 @@ class DataProtoFuture:
 
     @staticmethod
     def concat(data: Sequence[Any]) -> DataProtoFuture:
-        """The batch whose parts are these futures."""
+        """The future of the joined batch."""
         return DataProtoFuture(_joined, list(data))
 
     def chunk(self, chunks: int) -> list[DataProtoFuture]:
@@ -66,7 +67,7 @@ class DataProtoFuture:
     def get(self) -> DataProto:
         """Wait for the batch, or for this part of it.
 
-        Raises WorkerError: a worker failed; DataProtoError: the parts are no batches, or cannot be joined.
+        Raises WorkerError: a worker failed. Raises DataProtoError: the parts are no batches, or cannot be joined.
         """
         whole = self.collect_fn(results(self.futures, "the worker of part"))
         if self.padding:
@@ -86,5 +87,5 @@ def _chunk(whole: DataProto, index: int, chunks: int) -> DataProto:
 
 
 def materialized(value: Any) -> Any:
-    """The batch of a DataProtoFuture; any other value as it is."""
+    """The batch of a DataProtoFuture, after waiting for it. Any other value is returned unchanged."""
     return value.get() if isinstance(value, DataProtoFuture) else value

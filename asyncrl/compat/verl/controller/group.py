@@ -1,4 +1,4 @@
-"""A worker group: the caller's side of W workers. Its methods are those that the workers' class registers."""
+"""A worker group: the caller's interface to W workers. It has every method that the workers' class registers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.errors import DispatchError, WorkerError
 
 
 class ResourcePool:
-    """The number of processes on each node: `process_on_nodes` has a number a node."""
+    """The number of processes on each node. `process_on_nodes=[4, 2]` means 4 on the first node and 2 on the second."""
 
     def __init__(self, process_on_nodes: Sequence[int] | None = None, max_colocate_count: int = 10) -> None:
         self._store = list(process_on_nodes or ())
@@ -41,7 +41,7 @@ class ResourcePool:
         return [count for count in self._store for _ in range(count)]
 
     def local_rank_list(self) -> list[int]:
-        """int[W]: the number of each process on its node."""
+        """int[W]: the index of each process among the processes of its node."""
         return [rank for count in self._store for rank in range(count)]
 
 
@@ -62,8 +62,8 @@ class WorkerGroup(ABC):
 
     `close` ends the workers, and so does the end of a `with` block.
 
-    A method's error is raised as WorkerError, which names the rank. Raises DispatchError: the group has methods of its
-    own with the names of registered ones.
+    If a method fails on a worker, the caller gets a WorkerError that names the rank. Raises DispatchError: a registered
+    method has the name of a method that every group has.
     """
 
     def __init__(self, worker_class: type) -> None:
@@ -73,14 +73,16 @@ class WorkerGroup(ABC):
         self.method_names: list[str] = []
         for name, registration in registered(worker_class).items():
             if hasattr(type(self), name):
-                raise DispatchError(f"{worker_class.__name__}.{name} cannot be registered: worker groups have {name}")
+                raise DispatchError(
+                    f"{worker_class.__name__}.{name} cannot be registered: worker groups have a method {name}"
+                )
             setattr(self, name, self._bound(name, registration))
             self.method_names.append(name)
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Callable[..., Any]:
-            """The registered methods, which type checkers cannot see."""
+            """A registered method, for type checkers."""
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +95,7 @@ class WorkerGroup(ABC):
     def world_size(self) -> int: ...
 
     def close(self) -> None:
-        """End the workers, once; a call after that is refused."""
+        """End the workers. Later calls of registered methods are refused."""
         if not self._closed:
             self._closed = True
             self._end()
@@ -104,12 +106,12 @@ class WorkerGroup(ABC):
 
     @abstractmethod
     def submit(self, rank: int, method_name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Have a worker run a method, after those that it was given before. Returns a future."""
+        """Let a worker run a method after its earlier calls. Return the future of the result."""
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """The futures of a method on all workers.
+        """Run a method on all workers, and return the futures of the results.
 
-        If all arguments are lists [W], each worker gets its elements. Otherwise all get the same.
+        If all arguments are lists [W], worker i gets the elements i. Otherwise all workers get the same arguments.
         """
         given = [*args, *kwargs.values()]
         each_its_own = all(isinstance(each, list) and len(each) == self.world_size for each in given)
@@ -128,23 +130,23 @@ class WorkerGroup(ABC):
         ]
 
     def execute_all_async(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """The same."""
+        """verl's second name for `execute_all`."""
         return self.execute_all(method_name, *args, **kwargs)
 
     def execute_all_sync(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """The results of a method on all workers. Raises WorkerError."""
+        """The results of a method on all workers. Raises WorkerError: a worker failed."""
         return results(self.execute_all(method_name, *args, **kwargs))
 
     def execute_rank_zero(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """The future of a method on rank 0."""
+        """Run a method on rank 0, and return the future of the result."""
         return self.submit(0, method_name, args, kwargs)
 
     def execute_rank_zero_async(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """The same."""
+        """verl's second name for `execute_rank_zero`."""
         return self.execute_rank_zero(method_name, *args, **kwargs)
 
     def execute_rank_zero_sync(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """The result of a method on rank 0. Raises WorkerError."""
+        """The result of a method on rank 0. Raises WorkerError: the worker failed."""
         return results([self.execute_rank_zero(method_name, *args, **kwargs)])[0]
 
     def dp_ranks(self, mesh: str) -> list[int]:
@@ -154,7 +156,7 @@ class WorkerGroup(ABC):
         return self._dp_ranks[mesh]
 
     def collecting(self, mesh: str) -> list[bool]:
-        """bool[W]: true if the worker has the outputs of its data-parallel rank."""
+        """bool[W]: true if the worker returns the result of its data-parallel rank."""
         if mesh not in self._collecting:
             self._collecting[mesh] = self.execute_all_sync("_query_collect_info", mesh)
         return self._collecting[mesh]
@@ -192,10 +194,10 @@ def run_method(worker: Any, method_name: str, args: Sequence[Any], kwargs: dict[
 
 
 def worker_error(message: str, error: Exception | SystemExit) -> WorkerError:
-    """The error with the method and the reason. Its cause is kept if it can be sent between processes."""
+    """A WorkerError with the message and the reason. `error` becomes its cause if pickle can transport it."""
     message = f"{message}: {type(error).__name__}: {error}"
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301 - bytes of this process
-    except Exception:  # noqa: BLE001 - any error says that it cannot be sent
+    except Exception:  # noqa: BLE001 - any error means that pickle cannot transport it
         return WorkerError(message)
     return WorkerError(message, error)

@@ -1,4 +1,4 @@
-"""Workers in this process, each in a thread: without Ray, for tests and for one worker on a laptop."""
+"""Workers in threads of this process, without Ray: for tests, or for one worker on a laptop."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from asyncrl.errors import DispatchError
 
 
 class LocalWorkerGroup(WorkerGroup):
-    """Workers in this process, as many as `resource_pool` has, one by default.
+    """Workers in this process, one for each process of `resource_pool`; one worker by default.
 
-    They share this process's memory and its one torch.distributed group, so several of them cannot train one model
-    together.
+    The workers share this process's memory and its single torch.distributed group, so several workers cannot train one
+    model together.
 
-    Raises DispatchError: the pool has no process; and what the workers' constructor raises.
+    Raises DispatchError: the pool has no process. Passes on errors of the workers' constructor.
     """
 
     def __init__(self, class_with_args: ClassWithInitArgs, resource_pool: ResourcePool | None = None) -> None:
         super().__init__(class_with_args.cls)
         pool = resource_pool or ResourcePool([1])
         if not pool.world_size:
-            raise DispatchError("the resource pool has no process: give it a number a node, such as [1]")
+            raise DispatchError(
+                "the resource pool has no process: give the number of processes on each node, such as [1]"
+            )
         self._workers: list[Any] = []
         places = zip(pool.local_rank_list(), pool.local_world_size_list(), strict=True)
         with ExitStack() as unless_all_are_made:
@@ -54,7 +56,7 @@ class LocalWorkerGroup(WorkerGroup):
 
 
 def _own(value: Any) -> Any:
-    """A batch with the same tensors and arrays. Fields that a worker adds do not appear in the caller's batch."""
+    """A shallow copy of a batch, so that fields that a worker adds do not appear in the caller's batch."""
     if not isinstance(value, DataProto):
         return value
     batch = None if value.batch is None else value.batch.select(*value.batch.keys())
@@ -69,7 +71,7 @@ def rank_variables(rank: int, world_size: int, local_rank: int, local_size: int)
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Environment variables that hold within the block."""
+    """Set environment variables within the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

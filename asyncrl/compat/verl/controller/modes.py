@@ -1,7 +1,7 @@
-"""The dispatch and execute modes of verl, which say how a call reaches the workers, and the decorator that names them.
+"""verl's dispatch and execute modes, and the decorator `register`, which sets them for a method.
 
-A dispatch mode divides the arguments of a call among the workers, and joins their results to the call's result, by the
-functions of `dispatch.py`.
+The dispatch mode decides how the arguments of a call are divided among the workers, and how the results are joined. The
+execute mode decides which workers run the method. `dispatch.py` has the functions of each dispatch mode.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncrl.errors import DispatchError
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 ATTRIBUTE = "asyncrl_registration"
-"""The attribute of a registered method that has its Registration."""
+"""The attribute that holds the Registration of a registered method."""
 STEPS = ("dispatch_fn", "collect_fn")
 """The keys of a dispatch mode that is given as a mapping."""
 
@@ -28,24 +28,24 @@ class Dispatch(Enum):
     """verl's dispatch modes. W is the number of workers, D the number of data-parallel ranks."""
 
     RANK_ZERO = "RANK_ZERO"
-    """Rank 0 alone gets the call, and its result is returned."""
+    """Only rank 0 gets the call, and its result is returned."""
     ONE_TO_ALL = "ONE_TO_ALL"
     """Every worker gets the same arguments; a list of W results is returned."""
     ALL_TO_ALL = "ALL_TO_ALL"
-    """Each worker gets its elements if all arguments are lists [W]; otherwise the same as ONE_TO_ALL."""
+    """Worker i gets the elements i if all arguments are lists [W]. Otherwise the same as ONE_TO_ALL."""
     DP_COMPUTE = "DP_COMPUTE"
-    """Arguments are lists [W], one element a worker; a list of W results is returned."""
+    """Arguments are lists [W], and worker i gets the elements i; a list of W results is returned."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
-    """Batches are divided among the W workers, and those that they return are joined."""
+    """Batches are divided among the W workers, and the returned batches are joined."""
     DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
-    """The same; the first argument is a function, which all workers get."""
+    """The same as DP_COMPUTE_PROTO, but the first argument is a function, which all workers get."""
     DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
     """Batches are divided among the W workers; a list of W results is returned."""
     MEGATRON_COMPUTE = "MEGATRON_COMPUTE"
-    """Arguments are lists [D]. The workers of a data-parallel rank get the same element; a list of D results is
-    returned, each from the worker that has the outputs of its data-parallel rank."""
+    """Arguments are lists [D]. All workers of data-parallel rank d get the elements d. A list of D results is returned,
+    each from the worker that collects for its data-parallel rank."""
     MEGATRON_COMPUTE_PROTO = "MEGATRON_COMPUTE_PROTO"
-    """Batches are divided among the D data-parallel ranks, and those that come back as above are joined."""
+    """Batches are divided among the D data-parallel ranks, and the D returned batches are joined."""
 
 
 class Execute(Enum):
@@ -57,7 +57,7 @@ class Execute(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """The modes by which a worker group calls a method. Without `blocking`, a call returns futures at once.
+    """The modes by which a worker group calls a method. With `blocking=False`, a call returns futures at once.
 
     A dispatch mode of your own is a mapping with `dispatch_fn` and `collect_fn`.
     """
@@ -73,11 +73,11 @@ def register(
     blocking: bool = True,
     materialize_futures: bool = True,
 ) -> Callable[[Method], Method]:
-    """A decorator of a worker's method: worker groups of its class have a method of that name.
+    """Decorate a method of a worker, so that worker groups of its class have a method of that name.
 
     With `materialize_futures`, a worker that gets a DataProtoFuture waits for its batch before it runs the method.
 
-    Raises DispatchError: a mode is none, or the two do not go together.
+    Raises DispatchError: a mode is invalid, or the two modes do not fit together.
     """
     _check(dispatch_mode, execute_mode)
 
@@ -119,7 +119,7 @@ def _check(dispatch_mode: Any, execute_mode: Any) -> None:
     alone = (Dispatch.RANK_ZERO, Dispatch.ALL_TO_ALL)
     if execute_mode is Execute.RANK_ZERO and isinstance(dispatch_mode, Dispatch) and dispatch_mode not in alone:
         raise DispatchError(
-            f"execute_mode=Execute.RANK_ZERO runs rank 0 alone, and dispatch_mode={dispatch_mode} makes arguments for "
+            f"execute_mode=Execute.RANK_ZERO runs only rank 0, but dispatch_mode={dispatch_mode} makes arguments for "
             "all workers: use Dispatch.RANK_ZERO"
         )
 

@@ -1,4 +1,4 @@
-"""Worker groups on a Ray cluster: one process a worker, on the nodes that a resource pool has."""
+"""Worker groups on a Ray cluster: one process per worker, on the nodes of a resource pool."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
 PLACED_S = 300.0
-"""The longest wait of a pool for room in the cluster."""
+"""Seconds that a pool waits at most for free resources in the cluster."""
 CLOSED_S = 10.0
-"""The time that a worker has to close."""
+"""Seconds that a worker has to close before it is killed."""
 
 logger = logging.getLogger(__name__)
 
 
 class RayResourcePool(ResourcePool):
-    """Room for processes on nodes of the cluster, reserved at the first use.
+    """CPUs and GPUs for processes on nodes of the cluster, reserved at the first use.
 
-    Each process has a CPU and, with `use_gpu`, a GPU. Up to `max_colocate_count` worker groups share the room, each
-    worker with that part of a CPU and a GPU.
+    Each process reserves one CPU and, with `use_gpu`, one GPU. Up to `max_colocate_count` worker groups share the pool,
+    and a worker counts as 1 / `max_colocate_count` of a CPU and a GPU.
 
-    `close` gives the room back, and so does the end of a `with` block.
+    `close` releases the resources, and so does the end of a `with` block.
     """
 
     def __init__(
@@ -56,8 +56,10 @@ class RayResourcePool(ResourcePool):
         self.close()
 
     def get_placement_groups(self, strategy: str = "STRICT_PACK") -> list[Any]:
-        """A placement group of Ray for each node. Raises ConfigError: Ray is not installed; DispatchError: the cluster
-        has no room."""
+        """A Ray placement group for each node.
+
+        Raises ConfigError: Ray is not installed. Raises DispatchError: the cluster lacks free resources.
+        """
         ray = ray_module()
         if not self._placement_groups:
             bundle = {"CPU": 1.0, **({"GPU": 1.0} if self.use_gpu else {})}
@@ -71,12 +73,12 @@ class RayResourcePool(ResourcePool):
                     has = {name: amount for name, amount in ray.cluster_resources().items() if name in ("CPU", "GPU")}
                     raise DispatchError(
                         f"the Ray cluster had no node with room for {self.store[node]} processes with {bundle} each "
-                        f"within {self._wait_s:g} s; it has {has} in all: ask for fewer, or set use_gpu=False"
+                        f"within {self._wait_s:g} s; its total is {has}: use fewer processes, or set use_gpu=False"
                     )
         return self._placement_groups
 
     def close(self) -> None:
-        """Give the room back, and end workers that still run."""
+        """Release the resources, and end workers that still run."""
         ray = ray_module()
         for group in self._placement_groups:
             ray.util.remove_placement_group(group)
@@ -84,7 +86,7 @@ class RayResourcePool(ResourcePool):
 
 
 class RayClassWithInitArgs(ClassWithInitArgs):
-    """A workers' class, plain or decorated with `ray.remote`, with the arguments of its constructor."""
+    """A worker class, plain or decorated with `ray.remote`, with the arguments of its constructor."""
 
     def __init__(self, cls: Any, *args: Any, **kwargs: Any) -> None:
         metadata = getattr(cls, "__ray_metadata__", None)
@@ -92,16 +94,18 @@ class RayClassWithInitArgs(ClassWithInitArgs):
         self.options: dict[str, Any] = {}
 
     def update_options(self, options: Mapping[str, Any]) -> None:
-        """Give the actors these options of Ray as well."""
+        """Add options for the workers' Ray actors."""
         self.options.update(options)
 
 
 class RayWorkerGroup(WorkerGroup):
-    """A worker of `ray_cls_with_init` in each process of `resource_pool`. With `bin_pack` the processes of a node of
-    the pool must be on one node of the cluster. `worker_env` has more environment variables for the workers.
+    """A worker of `ray_cls_with_init` in each process of `resource_pool`.
 
-    Raises ConfigError: Ray is not installed; DispatchError: the cluster has no room; WorkerError: a worker's
-    constructor failed.
+    With `bin_pack`, each node of the pool must fit on one node of the cluster. `worker_env` has more environment
+    variables for the workers.
+
+    Raises ConfigError: Ray is not installed. Raises DispatchError: the cluster lacks free resources. Raises
+    WorkerError: a worker's constructor failed.
     """
 
     def __init__(
@@ -121,7 +125,9 @@ class RayWorkerGroup(WorkerGroup):
         groups = resource_pool.get_placement_groups("STRICT_PACK" if bin_pack else "PACK")
         places = [(group, index) for group in groups for index in range(group.bundle_count)]
         if not places:
-            raise DispatchError("the resource pool has no process: give it a number a node, such as [1]")
+            raise DispatchError(
+                "the resource pool has no process: give the number of processes on each node, such as [1]"
+            )
         self._workers = [
             self._host(group, index, rank, ray_cls_with_init) for rank, (group, index) in enumerate(places)
         ]
@@ -136,7 +142,7 @@ class RayWorkerGroup(WorkerGroup):
         return len(self._workers)
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        # For this call only: later another batch may have the same id, or the same batch other rows.
+        # Batches are stored for this call only: later, another batch may have the same id(), or this one other rows.
         self._stored = {}
         try:
             return super().execute_all(method_name, *args, **kwargs)
@@ -149,7 +155,7 @@ class RayWorkerGroup(WorkerGroup):
         return self._workers[rank].call.remote(method_name, *own, **named)
 
     def _end(self) -> None:
-        """The pool keeps its room. A worker that is still busy after some seconds is killed."""
+        """Close the workers, and kill those still busy after CLOSED_S seconds. The pool stays reserved."""
         closing = {worker.close.remote(): rank for rank, worker in enumerate(self._workers)}
         done, _ = self._ray.wait(list(closing), num_returns=len(closing), timeout=CLOSED_S)
         for reference in done:
@@ -163,7 +169,7 @@ class RayWorkerGroup(WorkerGroup):
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _sent(self, value: Any) -> Any:
-        """A batch as a reference to Ray's store, which holds it once for all workers."""
+        """A batch as a reference into Ray's store, which holds one copy for all workers."""
         if not isinstance(value, DataProto):
             return value
         stored = {} if self._stored is None else self._stored

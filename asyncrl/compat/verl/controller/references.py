@@ -1,4 +1,4 @@
-"""Ray itself, and the results of its workers."""
+"""Imports Ray, and fetches the results of workers on Ray."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from asyncrl.errors import ConfigError, WorkerError
 
 
 def ray_module() -> Any:
-    """Ray itself. Raises ConfigError: it is not installed."""
+    """The module `ray`. Raises ConfigError: Ray is not installed."""
     try:
         import ray
         import ray.exceptions
@@ -23,9 +23,9 @@ def ray_module() -> Any:
 
 
 def fetched(references: Sequence[Any], what: str) -> list[Any]:
-    """The results of references, in order. `what` names their owners in errors, such as worker 0.
+    """The results of references, in order. In errors a reference is called `what` and its number, such as "rank 0".
 
-    Raises WorkerError as soon as one has failed.
+    Raises WorkerError at the first failure.
     """
     ray = ray_module()
     pending = list(dict.fromkeys(references))
@@ -46,5 +46,5 @@ def _fetch(ray: Any, reference: Any, name: str) -> None:
     except ray.exceptions.RayActorError as error:
         raise WorkerError(f"{name} died: {error}", error) from error
     except ray.exceptions.RayError as error:
-        # Such as a result that was lost with its node, or that this process cannot read.
-        raise WorkerError(f"the result of {name} did not come: {error}", error) from error
+        # For example, the result was lost with its node, or this process cannot unpickle it.
+        raise WorkerError(f"the result of {name} cannot be fetched: {error}", error) from error

@@ -1,4 +1,4 @@
-"""The process on a Ray cluster that runs a worker, and the batches that are sent to it."""
+"""The process that runs a worker on a Ray cluster, and the preparation of batches for the transfer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from asyncrl.machine.ports import free_ports
 
 
 class WorkerHost:
-    """An actor of Ray with one worker. It is not the worker itself, so that each error names the worker's rank."""
+    """A Ray actor around one worker, which adds the worker's rank to every error."""
 
     def __init__(self) -> None:
         self._worker: Any = None
@@ -28,7 +28,7 @@ class WorkerHost:
     def start(
         self, worker_class: type, args: Sequence[Any], kwargs: Mapping[str, Any], variables: dict[str, str]
     ) -> None:
-        """Make the worker, with these environment variables. Raises WorkerError: its constructor failed."""
+        """Set environment variables, and make the worker. Raises WorkerError: its constructor failed."""
         os.environ.update(variables)
         try:
             self._worker = worker_class(*args, **kwargs)
@@ -37,7 +37,7 @@ class WorkerHost:
             raise worker_error(f"{rank}: {worker_class.__name__} failed to start", error) from error
 
     def call(self, method_name: str, *args: Any, **kwargs: Any) -> Any:
-        """The result of a method. Raises WorkerError: it failed."""
+        """The result of a method. Raises WorkerError: the method failed."""
         return compact(run_method(self._worker, method_name, args, kwargs))
 
     def close(self) -> None:
@@ -46,8 +46,8 @@ class WorkerHost:
 
 
 def compact(value: Any) -> Any:
-    """A batch with copies of tensors that are parts of larger ones."""
-    # A pickle of such a part has the whole of the larger tensor.
+    """The batch, with a copy of each tensor that is a view of a larger tensor."""
+    # The pickle of a view contains the whole larger tensor.
     if not isinstance(value, DataProto) or value.batch is None:
         return value
     tensors = {name: _alone(tensor) for name, tensor in value.batch.items()}

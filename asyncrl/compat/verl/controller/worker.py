@@ -1,4 +1,4 @@
-"""A worker of the single controller: one process among W, which knows its rank and its place in a mesh."""
+"""A worker of the single controller: one of W workers, which knows its rank and its position in a mesh."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from asyncrl.errors import DispatchError
 
 T = TypeVar("T")
 RENDEZVOUS = "ASYNCRL_RENDEZVOUS"
-"""The environment variable with a file in which workers of one machine find each other."""
+"""The environment variable with the path of a file through which workers of one machine connect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +37,19 @@ class DistGlobalInfo:
 
 
 class Worker:
-    """verl's base class of workers. A worker group makes one for each rank, with RANK, WORLD_SIZE, LOCAL_RANK and
-    LOCAL_WORLD_SIZE in the environment while it does so.
+    """verl's base class of workers.
 
-    A worker that is alone in each dimension but the data-parallel one needs no more. Others call `init_mesh`.
+    A worker group sets RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE in the environment while it makes a worker.
+    By default workers are only data parallel; `init_mesh` changes that.
 
-    Raises DispatchError: there are no RANK and WORLD_SIZE.
+    Raises DispatchError: RANK or WORLD_SIZE is not set.
     """
 
     def __init__(self) -> None:
         try:
             self._rank, self._world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         except KeyError as missing:
-            raise DispatchError(f"{missing} is not in the environment: a worker group makes its workers") from None
+            raise DispatchError(f"{missing} is not in the environment: make workers by a worker group") from None
         self._local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self._local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
         self._dp_ranks: dict[str, int] = {}
@@ -74,10 +74,11 @@ class Worker:
         return self._local_world_size
 
     def init_mesh(self, tp_size: int = 1, pp_size: int = 1, cp_size: int = 1) -> None:
-        """Set how the W workers divide a model, before the first call that uses the mesh. The rest is data parallel.
+        """Set how the W workers divide a model. Call it before the first call that uses the mesh.
 
-        Ranks count up in tensor-parallel groups first, then over context, data and pipeline, as Megatron does. The
-        outputs of a data-parallel rank are those of the last pipeline stage, at tensor and context rank 0.
+        The data-parallel size is W / (tp_size * pp_size * cp_size). As in Megatron, consecutive ranks differ first in
+        the tensor-parallel rank, then in the context, data and pipeline rank. The worker of the last pipeline stage
+        with tensor and context rank 0 returns the result of its data-parallel rank.
 
         Raises DispatchError: the sizes do not divide W.
         """
@@ -102,9 +103,10 @@ class Worker:
         return self._global_info
 
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
-        """Register this worker's data-parallel rank in the mesh `mesh_name`. `is_collect`: it has the rank's outputs.
+        """Register this worker's data-parallel rank in the mesh `mesh_name`.
 
-        Raises ValueError: the mesh is registered already.
+        `is_collect`: this worker returns the result of its data-parallel rank. Raises ValueError: the mesh is
+        registered already.
         """
         if mesh_name in self._dp_ranks:
             raise ValueError(f"mesh_name {mesh_name} has been registered")
@@ -120,16 +122,16 @@ class Worker:
 
     @register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO_WITH_FUNC)
     def execute_with_func_generator(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`func(worker, ...)` on each worker's part of the batches."""
+        """The result of `func(worker, ...)` with this worker's part of each batch."""
         return func(self, *args, **kwargs)
 
     @register(dispatch_mode=Dispatch.ALL_TO_ALL, execute_mode=Execute.RANK_ZERO)
     def execute_func_rank_zero(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """`func(...)` on rank 0."""
+        """The result of `func(...)`, which runs on rank 0."""
         return func(*args, **kwargs)
 
     def close(self) -> None:
-        """Called once, when the worker group is closed; a worker that holds processes or files overrides it."""
+        """Do nothing. The worker group calls this once when it is closed; a worker with open resources overrides it."""
 
 
 def _of_mesh(worker: Worker, known: Mapping[str, T], mesh_name: str) -> T:

@@ -1,1 +1,1 @@
-"""The routes of weights into an SGLang server, one file each; opening.py opens those that are chosen."""
+"""The routes of weights into an SGLang server, one file each; opening.py opens the chosen routes."""

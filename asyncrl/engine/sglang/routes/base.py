@@ -1,4 +1,4 @@
-"""The base of all routes into a server: the server as they see it, and buckets, one made while another is sent."""
+"""The base of all routes into a server: their view of the server, and buckets, each filled while another is sent."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from asyncrl.weights.threads import in_own_thread
 
 CONTROL_S = 30.0
 END_S = 5.0
-"""The time for the end of an update that failed."""
+"""Seconds for the end call of a failed update."""
 
 
 @dataclass(slots=True)
 class ServerEnd:
     """One server as the routes into it see it.
 
-    A call of an update may take `load_s`. Once the server has joined, `spans` tells if updates have a begin and an end
-    (see server.py), and `ranks` is its number of GPUs.
+    A call of an update may take `load_s`. Once the server has joined, `spans` is true if updates have begin and end
+    calls (see server.py), and `ranks` is the server's number of GPUs.
     """
 
     url: str
@@ -60,7 +60,7 @@ class ServerEnd:
         try:
             yield
         except BaseException:
-            # The first error is raised, not an error of the end call; a cancellation must stay one.
+            # An error of the end call must not replace the first error, which may be a cancellation.
             with suppress(EngineError):
                 await self.post("/end_weight_update", timeout_s=END_S)
             raise
@@ -86,11 +86,11 @@ class ServerRoute(ABC):
         """Send the whole update. Raises ServerFaultError: the server failed, and its weights are unknown."""
 
     async def reset(self) -> None:
-        """Forget the state that is shared with the server: it joins again, or leaves the fleet."""
+        """Forget the state shared with the server, which joins again or leaves the fleet."""
 
 
 class DiskServerRoute(ServerRoute):
-    """Names a Hugging Face folder to `/update_weights_from_disk`, which needs no begin and end."""
+    """Sends the path of a Hugging Face folder to `/update_weights_from_disk`, which needs no begin and end calls."""
 
     async def prepare(self, update: Update) -> None:
         await update.folder()
@@ -105,8 +105,8 @@ Filled = tuple[Bucket, torch.Tensor, Mapping[str, Any]]
 
 
 class BucketServerRoute(ServerRoute):
-    """Sends the tensors by buckets on `device`. When the server stops, the first bucket is full already, and the second
-    is being filled."""
+    """Sends the tensors by buckets on `device`. The first bucket is filled before the server stops, and each later one
+    while the bucket before it is sent."""
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int) -> None:
         super().__init__(end)
@@ -131,7 +131,7 @@ class BucketServerRoute(ServerRoute):
         await self._drop()
 
     async def buckets(self, update: Update) -> AsyncGenerator[Filled, None]:
-        """Yield the buckets of `update`, first those that were prepared. Keeps no reference to a buffer."""
+        """Yield the buckets of `update`, first the prepared one. Keeps no reference to a buffer."""
         if self._prepared is None or self._prepared.update is not update:
             await self.prepare(update)
         assert self._prepared is not None
@@ -150,7 +150,7 @@ class BucketServerRoute(ServerRoute):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """The first bucket of `update`, and the generator of the others."""
+    """The first bucket of `update`, and the generator of its remaining buckets."""
 
     update: Update
     made: AsyncGenerator[Filled, None]
@@ -160,11 +160,11 @@ class _Prepared:
 async def bucketed(
     update: Update, buckets: Sequence[Bucket], device: torch.device, source: torch.device, all_labelled: bool = False
 ) -> AsyncGenerator[Filled, None]:
-    """Yield the tensors by `buckets` on `device`, filled from those on `source`, which is `device` or the CPU.
+    """Yield the tensors by `buckets` on `device`, filled from tensors on `source`, which is `device` or the CPU.
 
-    A thread fills the next buffer while one is in use. The last bucket has the update's label, which is the name of the
-    weights once it is loaded. With `all_labelled` each bucket has it: then an answer shows if any part was loaded
-    before.
+    A thread fills the next buffer while the last one is in use. The last bucket has the update's label, which names the
+    weights once all are loaded. With `all_labelled` each bucket has the label, so that an answer shows if any part of
+    the update was loaded before it.
     """
     tensors = await update.tensors(source)
     body = {"load_format": "flattened_bucket", "flush_cache": False}

@@ -1,8 +1,9 @@
 """Broadcasts in a process group with the ranks of one server: gloo from the CPU, NCCL from a GPU.
 
-The actor is rank 0, and every server has its own group, so a server that dies delays no other. A group lasts until
-something fails or the server joins again; the next one has another name. The prefixes of its keys in the store must
-agree with SGLang's `init_custom_process_group` and torch's groups, so both sides need about the same torch.
+The actor is rank 0, and every server has its own group, so a server that dies does not delay other servers. A group
+lasts until something fails or the server joins again; the next group has another name. The prefixes of a group's keys
+in the store must agree with SGLang's `init_custom_process_group` and torch's groups, so both sides need about the same
+version of torch.
 
 Each call into torch that waits for the server runs in a new thread, since NCCL may never return.
 """
@@ -32,13 +33,13 @@ from asyncrl.weights.threads import OwnThreads
 
 FORGET_S = 5.0
 END_S = 5.0
-"""The time that a reset waits for calls into torch. They end at once if the server has died or has dropped the group,
-else by their own limit, and with NCCL perhaps never."""
+"""Seconds that a reset waits for calls into torch. The calls end at once if the server has died or has dropped the
+group; otherwise by their own time limit, and with NCCL perhaps never."""
 
 
 @dataclass(slots=True)
 class _Joined:
-    """A group and the `store` in which its ranks meet, which must live as long."""
+    """A group, and the `store` through which its ranks connect, which must live as long as the group."""
 
     name: str
     store: dist.TCPStore
@@ -48,8 +49,8 @@ class _Joined:
 class DistributedServerRoute(BucketServerRoute):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
-    The store has no keys, so it listens beyond loopback only if the network is declared `insecure`. `make_group`
-    makes this end of a group, `own_address` finds the address at which the server's machine reaches this one.
+    The store has no encryption keys, so it listens beyond loopback only if the network is declared `insecure`.
+    `make_group` makes this end of a group, `own_address` finds the address by which the server reaches this machine.
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class DistributedServerRoute(BucketServerRoute):
                         post = self.end.post("/update_weights_from_distributed", announced)
                         await self._together(post, self._threads.run(partial(_send, joined.group, flat, self.device)))
             except BaseException:
-                # Left at once: a server that waits for the rest would not answer the end of the update.
+                # Left at once: a server that waits for further tensors would not answer the end of the update.
                 self._leave()
                 raise
 
@@ -98,7 +99,7 @@ class DistributedServerRoute(BucketServerRoute):
         await self._threads.ended(END_S)
 
     async def _join(self) -> _Joined:
-        """Form a group with the server. Raises ServerRefusedError and ServerFaultError."""
+        """Form a group with the server. Raises ServerRefusedError: it cannot be formed; ServerFaultError."""
         await self._forget()
         try:
             address = await self._threads.run(partial(self._own_address, *self.end.address))
@@ -121,13 +122,13 @@ class DistributedServerRoute(BucketServerRoute):
         try:
             await self._together(self.end.post("/init_weights_update_group", body, self._timeout_s), forming)
         except BaseException:
-            # Clients of the store notice its end, and stop waiting for the other side.
+            # This ends the store. Its clients notice this, and stop waiting for other ranks.
             del store
             raise
         return _Joined(name, store, forming.result())
 
     async def _together(self, post: Coroutine[Any, Any, None], ours: asyncio.Future[Any]) -> None:
-        """Wait for both ends of one exchange. The first error ends the wait; of two errors the server's is raised."""
+        """Wait for both ends of one exchange. The first error ends the wait; of two errors, the server's is raised."""
         both = (asyncio.ensure_future(post), ours)
         try:
             done, _ = await asyncio.wait(both, timeout=self.end.load_s, return_when=asyncio.FIRST_EXCEPTION)
@@ -150,7 +151,7 @@ class DistributedServerRoute(BucketServerRoute):
             self._threads.run(joined.group.close)
 
     async def _forget(self) -> None:
-        """Have the server drop the groups that were left; a server that was restarted does not know them."""
+        """Let the server drop the groups that this process has left. A restarted server does not know them."""
         left, self._left = self._left, []
         for name in left:
             with suppress(EngineError):
@@ -166,8 +167,8 @@ def _form(
     device: torch.device,
     timeout_s: float,
 ) -> WeightGroup:
-    """Form our end of the group."""
-    # SGLang's keys begin with the name of the group, then torch's own prefixes: the name again and the kind of device.
+    """Form the actor's end of the group."""
+    # Keys begin with SGLang's prefix, the name of the group, then torch's prefixes: the name again and the device type.
     _use(device)
     store = dist.PrefixStore(f"{name}/", dist.PrefixStore(name, client))
     return make_group(store, f"{device.type}/", 0, ranks, device, address, timeout_s)

@@ -1,14 +1,14 @@
 """Handles of GPU memory: a server on the same machine copies the weights from the actor's memory.
 
-The body has the form of SGLang's `flattened_bucket`: one pickle a rank, with a buffer uint8[n] and the layout of its
-tensors. The server's unpickler accepts known names only, and this process has no SGLang to write such a pickle.
+The body has the form of SGLang's `flattened_bucket`: one pickle for each rank, with a buffer uint8[n] and the layout of
+its tensors. The server's unpickler accepts known names only, and this process has no SGLang to write such a pickle.
 
-So the buffer is pickled as a call of torch's own rebuild function. In a server that is SGLang's function, which knows a
-GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the server
-reads only attributes. SGLang 0.5.17 and 0.5.23 accept both.
+So the buffer is pickled as a call of torch's rebuild function. SGLang replaces this function in its servers by one that
+finds a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the
+server reads only attributes. SGLang 0.5.17 and 0.5.23 accept both.
 
 Torch counts the processes that use a buffer, and keeps its memory until each has opened its handle and dropped the
-buffer. A server does so when its copies are done. So this side drops a buffer once the server has answered.
+buffer. A server does so when its copies are done. So the actor drops a buffer once the server has answered.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ DEVICE = 6
 """The position of the device in the arguments of torch's rebuild function."""
 
 COUNTER = slice(11, 13)
-"""The position of the counter of users: a file and an offset."""
+"""The position of the counter of processes that use the buffer: a file and an offset."""
 
 LEAST_BUCKET_BYTES = 64 << 20
-"""The least size of buckets: smaller ones need so many requests that other routes are as fast."""
+"""The least size of buckets. Smaller buckets need so many requests that other routes are as fast."""
 TIGHT_PART = 4
-"""The part of the free memory that buckets take if it is less than the reserve."""
+"""Buckets may always take 1 / TIGHT_PART of the free memory, even if this leaves less than the reserve."""
 
 Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 
@@ -51,9 +51,9 @@ Reduced = tuple[Callable[..., torch.Tensor], tuple[Any, ...]]
 class IpcServerRoute(BucketServerRoute):
     """Posts handles of buffers on `device`, a GPU of the server, to `/update_weights_from_tensor`.
 
-    If that GPU has no room for a second copy of the weights, versions stay in the memory of the host, and only two
-    buckets are on the GPU. `reserve_bytes` of the free memory stay free for the server's work, or
-    most of it if there is less: then buckets are smaller.
+    If the GPU has no room for a second copy of the weights, versions stay in host memory, and only two buckets are on
+    the GPU. `reserve_bytes` of the free memory stay free for the server's work. If less is free, most of it stays free,
+    and buckets are smaller.
     """
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int, reserve_bytes: int = 0) -> None:
@@ -66,7 +66,7 @@ class IpcServerRoute(BucketServerRoute):
             await super().prepare(update)
 
     def plan(self, update: Update) -> list[Bucket]:
-        """Plan the largest buckets that fit. Raises ServerRefusedError: even the smallest do not."""
+        """Plan the largest buckets that fit. Raises ServerRefusedError: even the smallest buckets do not fit."""
         room = self._room()
         usable = max(room - self._reserve_bytes, room // TIGHT_PART)
         bucket_bytes = self.bucket_bytes
@@ -80,42 +80,42 @@ class IpcServerRoute(BucketServerRoute):
         return buckets
 
     async def source(self, update: Update) -> torch.device:
-        # A version waits there for servers that join late, and the next one needs memory at the same time.
+        # Twice, because a version is kept for servers that join late, while the next version needs memory too.
         needed = _together(self.plan(update)) + self._reserve_bytes + 2 * update.nbytes
         source = self.device if update.is_on(self.device) or self._room() >= needed else CPU
         if source != self._source:
             self._source = source
-            where = "on the GPU" if source == self.device else "in the memory of the host, for lack of room"
-            logger.info("versions for %s wait %s", self.end.url, where)
+            where = "on the GPU" if source == self.device else "in host memory, since the GPU has no room for them"
+            logger.info("versions for %s are kept %s", self.end.url, where)
             if source == CPU:
-                # The copy of the last version is no longer used, and memory is short.
+                # GPU memory is short, and the copy of the last version is no longer used.
                 give_back_memory()
         return source
 
     def _room(self) -> int:
-        """The memory that is free on the GPU, or unused there by this process."""
+        """The bytes of the GPU that are free, or reserved by this process."""
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
-        # A later bucket may find no room although the first one did.
+        # A later bucket may not fit although the first one did.
         with _refused_without_room(self.device):
             async with self.end.updating(), aclosing(self.buckets(update)) as made:
                 async for bucket, flat, body in made:
                     with shared(flat, self.end.ranks) as buffers:
-                        # Otherwise the traceback of an error would keep it.
+                        # Otherwise the traceback of an error would keep the buffer.
                         del flat
                         request = {**body, "serialized_named_tensors": handles_of(bucket, buffers)}
                         await self.end.post("/update_weights_from_tensor", request)
 
 
 def _together(buckets: Sequence[Bucket]) -> int:
-    """The most bytes of a bucket in use and the next one together. A tensor may be larger than the size of buckets."""
+    """The most bytes that two consecutive buckets take together. A tensor may be larger than the size of buckets."""
     return max(map(sum, pairwise([0, *(bucket.nbytes for bucket in buckets)])))
 
 
 @contextmanager
 def _refused_without_room(device: torch.device) -> Iterator[None]:
-    """Raises ServerRefusedError, so that another route is taken: `device` has no memory left."""
+    """Raises ServerRefusedError, so that another route is tried: `device` has no memory left."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -134,7 +134,7 @@ def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
         del flat
         yield [_by_uuid(each) for each in reduced]
     except BaseException:
-        # A process may still read: its weights are not used before a whole update has succeeded.
+        # A process may still be reading. This is harmless: weights are used only after a whole update has succeeded.
         for _, arguments in reduced:
             torch.UntypedStorage._release_ipc_counter(*arguments[COUNTER])
         raise
@@ -147,7 +147,7 @@ def _by_uuid(reduced: Reduced) -> Reduced:
 
 
 def handles_of(bucket: Bucket, buffers: list[Reduced]) -> list[str]:
-    """The pickle for each rank: its handle in `buffers`, which are all of the same memory, and the bucket's layout."""
+    """The pickle for each rank: the rank's handle and the bucket's layout. All `buffers` are of the same memory."""
     layout = [
         SimpleNamespace(
             name=entry.name,

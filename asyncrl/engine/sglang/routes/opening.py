@@ -12,7 +12,7 @@ from asyncrl.engine.sglang.routes.ipc import IpcServerRoute
 from asyncrl.weights.routes import AUTO, INTO_SERVERS, ServerFacts, choose
 
 GPU_BUCKET_BYTES = 512 << 20
-"""A bucket costs a server some milliseconds, in which a GPU copies as much."""
+"""A request for a bucket costs a server some milliseconds, in which a GPU copies about this much."""
 
 GPU_RESERVE_BYTES = 4 << 30
 """The memory of a server's GPU that `auto` leaves free for its activations."""
@@ -31,7 +31,7 @@ class ServerRouteSettings:
 def open_server_routes(
     end: ServerEnd, facts: ServerFacts, settings: ServerRouteSettings
 ) -> tuple[dict[str, ServerRoute], str]:
-    """The routes to try by name, best first, and why the others are left out."""
+    """The routes to try by name, best first, and the reasons against the remaining routes."""
     chosen = choose(INTO_SERVERS, settings.wanted, facts)
     return {route.name: OPENERS[route.name](end, facts, settings) for route in chosen.routes}, chosen.left_out
 

@@ -54,7 +54,7 @@ def test_the_calculator_works_in_the_first_of_the_innermost_brackets() -> None:
 
 @pytest.mark.parametrize("text", ["", "()", "(2+3", "2+3)", "2(3+4)", "(2+3)4", "2+", "2/3", "2 + 3", ")2+3("])
 def test_other_text_is_no_expression(text: str) -> None:
-    with pytest.raises(ValueError, match="is no expression"):
+    with pytest.raises(ValueError, match="is not an expression"):
         Nested(text)
 
 

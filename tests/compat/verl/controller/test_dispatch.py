@@ -223,7 +223,7 @@ def test_a_wrong_dispatch_mode_is_refused_where_it_is_written(mode: Any) -> None
 def test_a_wrong_execute_mode_is_refused() -> None:
     with pytest.raises(DispatchError, match="execute_mode is 'ALL'"):
         register(execute_mode="ALL")  # type: ignore[arg-type]
-    with pytest.raises(DispatchError, match="runs rank 0 alone"):
+    with pytest.raises(DispatchError, match="runs only rank 0"):
         register(dispatch_mode=Dispatch.DP_COMPUTE_PROTO, execute_mode=Execute.RANK_ZERO)
 
 
@@ -286,7 +286,7 @@ def test_a_registered_method_cannot_hide_one_of_the_group() -> None:
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
         def execute_all(self) -> None: ...
 
-    with pytest.raises(DispatchError, match="worker groups have execute_all"):
+    with pytest.raises(DispatchError, match="worker groups have a method execute_all"):
         LocalWorkerGroup(ClassWithInitArgs(Closing))
 
 

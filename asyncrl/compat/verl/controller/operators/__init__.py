@@ -1,7 +1,7 @@
 """verl's operators over asyncrl's engine, learner and scorers. docs/verl.md has a GRPO script.
 
-Generation, log-probs, values, rewards and updates are methods of worker groups. `compute_advantage` needs no model, so
-it is a function.
+Generation, log-probs, values, rewards and updates are methods of worker groups. `compute_advantage` is a function,
+because it needs no model.
 """
 
 from asyncrl.compat.verl.controller.operators.advantage import compute_advantage

@@ -1,4 +1,4 @@
-"""The operator that needs no model: advantages, and all else that an algorithm fixes before the updates of a step."""
+"""The operator `compute_advantage`: advantages, and all other values that an algorithm computes before the updates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.config.schema import LearnerConfig
 
 STATE = "algorithm_state"
-"""The key of `meta_info` with the algorithm's state, which its loss reads too."""
+"""The key of `meta_info` with the algorithm's state, which the loss needs."""
 
 
 def compute_advantage(
@@ -21,11 +21,11 @@ def compute_advantage(
 ) -> DataProto:
     """Add `advantages` to a whole batch of groups with rewards, in place, and return it.
 
-    It also adds `returns`, importance weights and rejections if the algorithm has any. `greedy_sibling`: the first row
-    of each group was sampled greedily. `min_grammar_mass` is that of `learner`.
+    It also adds `returns`, importance weights and rejections if the algorithm computes them. `greedy_sibling`: the
+    first row of each group was sampled greedily. `min_grammar_mass`: the value of `learner.min_grammar_mass`.
 
-    Raises DataProtoError: the batch lacks a field that the algorithm needs; the message names the operator that adds
-    it.
+    Raises DataProtoError: the batch lacks a field that the algorithm needs. The message names the operator that adds
+    the field.
     """
     needed = {
         "old_log_probs": (algorithm.needs_proximal or algorithm.needs_collisions, "compute_log_prob"),
@@ -34,7 +34,7 @@ def compute_advantage(
     }
     for name, (is_needed, operator) in needed.items():
         found = data.batch is not None and name in data.batch
-        require(found or not is_needed, f"the algorithm needs {name}, which the batch does not have: call {operator}")
+        require(found or not is_needed, f"the algorithm needs {name}, which the batch lacks: call {operator}")
     episodes = episodes_of(data, greedy_sibling, algorithm.parts.label_needs)
     tokens = algorithm.prepare(episodes, to_tokens(data, min_grammar_mass), lambda each: each)
     add_tokens(data, tokens)

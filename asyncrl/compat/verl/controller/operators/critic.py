@@ -1,4 +1,4 @@
-"""The worker with the critic, which computes values, and is trained and saved."""
+"""The worker with the critic: it computes values, trains the critic and saves it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from asyncrl.modelling.packed_attention import PACKED
 
 @dataclass(frozen=True)
 class _CriticModel:
-    """The facts about a critic that its batches depend on."""
+    """The properties of a critic that the learner's batch code reads."""
 
     critic: Critic
 
@@ -56,7 +56,7 @@ class _CriticModel:
 
 @dataclass(frozen=True)
 class CriticParts:
-    """The functions that open the parts of a worker with the critic, in its process."""
+    """Functions that open the parts of a ValueWorker in the worker's process."""
 
     join: Callable[[Worker], AbstractContextManager[Ranks]]
     critic: Callable[[Ranks], Trainable[Critic]]
@@ -64,7 +64,7 @@ class CriticParts:
 
 
 class ValueWorker(Worker):
-    """A critic, which the workers of a group hold together. `init_model` comes first."""
+    """A critic, which is sharded over the workers of a group. Call `init_model` before other methods."""
 
     def __init__(self, parts: CriticParts, algorithm: Algorithm) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class ValueWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the critic. Raises ConfigError: it cannot be used."""
+        """Load the critic. Raises ConfigError: it cannot be loaded."""
         self._ranks = self._stack.enter_context(self._parts.join(self))
         self._critic = self._parts.critic(self._ranks)
         critic = self._critic.module
@@ -97,7 +97,7 @@ class ValueWorker(Worker):
 
     @register(dispatch_mode=whole(the_first))
     def update_critic(self, data: DataProto) -> DataProto:
-        """Train on a batch with returns, with `learner.minibatches` updates."""
+        """Train on a batch with `returns`, in `learner.minibatches` updates."""
         for name in ("values", "returns"):
             require(name in data.batch, f"the batch has no {name}: call compute_values, then compute_advantage")
         fetched = self._batches.of(data, self._step, trained=True)
@@ -113,17 +113,14 @@ class ValueWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path: str) -> None:
-        """Write weights, optimiser state and progress into the folder. Raises OSError.
-
-        Checkpoints of earlier steps stay.
-        """
+        """Write weights, optimiser state and progress into the folder, and keep earlier checkpoints. Raises OSError."""
         save(local_path, self._ranks, {"critic": self._critic}, self._step, {})
 
     @register(dispatch_mode=whole(the_first))
     def load_checkpoint(self, local_path: str) -> int:
-        """Load the newest checkpoint in the folder, and return the number of its steps, 0 without a checkpoint.
+        """Load the newest checkpoint in the folder, and return its number of steps; 0 if there is no checkpoint.
 
-        Raises CheckpointError: it is of another model, or all are damaged.
+        Raises CheckpointError: the checkpoint is of another model, or all checkpoints are damaged.
         """
         progress = restored(local_path, self._ranks, {"critic": self._critic})
         self._step = progress.step if progress is not None else 0
@@ -136,7 +133,7 @@ class ValueWorker(Worker):
         return [fetched.batch.forward_pass(members).to(self._ranks.device) for members in minibatch.passes]
 
     def _add_gradients(self, fetched: FetchedBatch, minibatch: Minibatch) -> dict[str, Tensor]:
-        """Add the gradients of a minibatch; the sums of its metrics."""
+        """Add the gradients of a minibatch, and return the sums of its metrics."""
         sums: dict[str, Tensor] = {}
         passes = self._passes(fetched, minibatch)
         for number, this in enumerate(passes, 1):

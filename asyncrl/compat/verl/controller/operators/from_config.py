@@ -1,7 +1,6 @@
-"""The operators' classes that take a run's configuration: verl's workers, the feed of prompts, and the algorithm.
+"""The operators that take a run's configuration: verl's workers, the feed of prompts, and the algorithm.
 
-Each one hands sections and plain values to the worker that does the work, and functions that open a model or an engine
-in the process of that worker.
+Each class passes plain values to its base class, and functions that open a model or an engine in the worker's process.
 """
 
 from __future__ import annotations
@@ -42,25 +41,28 @@ from asyncrl.modelling.flops import ForwardFlops
 class ActorRolloutRefWorker(PolicyWorker):
     """The policy of `config`, the reference policy if the algorithm needs one, and an embedded engine on each worker.
 
-    The workers of a group hold the models together. `init_model` comes first. Engines serve the policy's newest
-    weights: they change with `update_actor`, every `learner.publish_every` steps, and `load_checkpoint`.
+    The models are sharded over the workers of a group. Call `init_model` before other methods. The engines get new
+    weights in `load_checkpoint`, and in every `learner.publish_every`-th `update_actor`.
     """
 
     def __init__(self, config: TrainConfig) -> None:
         if config.implicit.train:
-            raise ConfigError("implicit.train=true: the operators train no implicit process model; use `asyncrl train`")
+            raise ConfigError(
+                "implicit.train=true: operators cannot train an implicit process model; use `asyncrl train`"
+            )
         if config.learner.router_replay:
-            raise ConfigError("learner.router_replay=true: verl's batches carry no experts here; use `asyncrl train`")
+            raise ConfigError("learner.router_replay=true: operators cannot replay routed experts; use `asyncrl train`")
         if config.algorithm.sft.path:
             raise ConfigError(
-                "algorithm.sft.path: the operators train no demonstrations; use `asyncrl sft` first, or `asyncrl train`"
+                "algorithm.sft.path: operators cannot train on demonstrations; use `asyncrl sft` first, or "
+                "`asyncrl train`"
             )
         sampling = PromptSampling(config.actor.temperature, config.algorithm.greedy_sibling)
         super().__init__(policy_parts(config), config.model, sampling, config.run.seed, config.learner.publish_every)
 
 
 class CriticWorker(ValueWorker):
-    """The critic of `config`, which the workers of a group hold together. `init_model` comes first.
+    """The critic of `config`, which is sharded over the workers of a group. Call `init_model` before other methods.
 
     Raises ConfigError: the algorithm needs no critic.
     """
@@ -73,7 +75,7 @@ class CriticWorker(ValueWorker):
                 "algorithm.advantage=gae"
             )
         if config.critic.shared:
-            raise ConfigError("critic.shared=true: this worker has a critic of its own; set it to false")
+            raise ConfigError("critic.shared=true: this worker trains a separate critic; set critic.shared=false")
 
         def critic(ranks: Ranks) -> Trainable[Critic]:
             loaded = load_critic(config.critic, config.model, ranks, config.actor.max_tokens, config.run.seed)
@@ -86,7 +88,7 @@ class CriticWorker(ValueWorker):
 class RewardModelWorker(RewardWorker):
     """The rules and models of `scoring` in `config`.
 
-    Each worker of a group has all of them, and scores a part of a batch. `init_model` comes first.
+    Each worker loads all of them, and scores a part of a batch. Call `init_model` before other methods.
     """
 
     def __init__(self, config: TrainConfig) -> None:
@@ -96,10 +98,10 @@ class RewardModelWorker(RewardWorker):
 class PromptFeed(TaskPrompts):
     """The tasks of `data.train`, in the order in which the replay of a run with this configuration feeds them.
 
-    The tasks of the first `step` learner steps are skipped, for a program that resumes.
+    `step` is the number of learner steps whose tasks are skipped, for a program that resumes.
 
-    Raises ConfigError: `data.band` or `data.demonstration` is set, which need a replay; DataError: the tasks cannot be
-    used.
+    Raises ConfigError: `data.band` or `data.demonstration` is set, which need a replay. Raises DataError: the tasks
+    cannot be used.
     """
 
     def __init__(self, config: TrainConfig, step: int = 0) -> None:
@@ -107,7 +109,9 @@ class PromptFeed(TaskPrompts):
         if data.band:
             raise ConfigError("data.band needs the success rates of tasks, which a replay keeps: set data.band=null")
         if data.demonstration is not None:
-            raise ConfigError("data.demonstration adds members in a replay: set it to null, and add them yourself")
+            raise ConfigError(
+                "only a replay can add demonstrations: set data.demonstration=null, and add them yourself"
+            )
         tasks = run_tasks(config).usable(data.train)
         super().__init__(tasks, groups, config.run.seed, data.shuffle, data.weights, step)
 
@@ -115,13 +119,13 @@ class PromptFeed(TaskPrompts):
 def open_algorithm(config: TrainConfig) -> Algorithm:
     """The algorithm of a configuration, for `compute_advantage`.
 
-    Keep it from step to step: an adaptive KL coefficient is part of it. Raises ConfigError.
+    Use the same object in every step: it holds the adaptive KL coefficient. Raises ConfigError: parts conflict.
     """
     return Algorithm.from_config(config.algorithm, config.learner.minibatches)
 
 
 def policy_parts(config: TrainConfig) -> PolicyParts:
-    """The functions that open the parts of the worker with the policy. That with the critic uses two of them."""
+    """Functions that open the parts of the worker with the policy. The worker with the critic uses two of them."""
     settings, needs = BatchSettings.of(config.learner, config.algorithm), label_needs(config.algorithm)
 
     def trainer(ranks: Ranks) -> Trainer:

@@ -1,4 +1,4 @@
-"""Tickets of prompts, and a batch of whole groups from the episodes of all workers."""
+"""Converts prompts to tickets, and the episodes of all workers to a batch of whole groups."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from asyncrl.ids import ticket_id
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
 
 MEMBER = "member"
-"""The array of each row's number within its group."""
+"""The field with the index of each row within its group."""
 DROPPED = "groups_dropped"
-"""The key of `meta_info` with the number of groups that were left out, since a member failed again and again."""
+"""The key of `meta_info` with the number of groups that were left out, because a member failed in all attempts."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSampling:
-    """The temperature of training. `greedy_sibling`: the first member of each group is sampled greedily."""
+    """The temperature for training. With `greedy_sibling`, the first member of each group is sampled greedily."""
 
     temperature: float
     greedy_sibling: bool
@@ -48,7 +48,7 @@ class GeneratedPart:
 
 
 def generating() -> Mode:
-    """The dispatch mode of `generate_sequences`: rows get their number within their group before they are divided."""
+    """The dispatch mode of `generate_sequences`. Rows get their index within the group before they are divided."""
     mode = shared_out(evenly, joined_parts)
     divide = mode["dispatch_fn"]
 
@@ -59,8 +59,8 @@ def generating() -> Mode:
 
 
 def numbered(prompts: DataProto) -> DataProto:
-    """The prompts with MEMBER, unless they have it. Raises DataProtoError: they have no uid."""
-    require("uid" in prompts.non_tensor_batch, "the prompts have no uid: give the rows of a group the same text")
+    """The prompts with the field MEMBER. Raises DataProtoError: they have no uid."""
+    require("uid" in prompts.non_tensor_batch, "the prompts have no uid: give all rows of a group the same uid")
     if MEMBER in prompts.non_tensor_batch:
         return prompts
     seen: Counter[str] = Counter()
@@ -72,7 +72,7 @@ def numbered(prompts: DataProto) -> DataProto:
 
 
 def tickets_of(prompts: DataProto, sampling: PromptSampling, version: int) -> list[Ticket]:
-    """A ticket for each row. `meta_info` may have `validate`, which samples greedily like verl, or `temperature`."""
+    """A ticket for each row. As in verl, `meta_info` may have `temperature`, or `validate` for greedy sampling."""
     validate = bool(prompts.meta_info.get("validate", False))
     temperature = 0.0 if validate else float(prompts.meta_info.get("temperature", sampling.temperature))
     greedy = sampling.greedy_sibling and not validate
@@ -94,7 +94,7 @@ def tickets_of(prompts: DataProto, sampling: PromptSampling, version: int) -> li
 def joined_parts(parts: Sequence[GeneratedPart]) -> DataProto:
     """The batch of all episodes, in the order of their prompts.
 
-    A group with a failed episode is left out, logged and counted. Raises EngineError: no group is whole.
+    A group with a failed episode is left out, logged and counted. Raises EngineError: no group is complete.
     """
     outcomes = [outcome for part in parts for outcome in part.outcomes]
     tasks = {task.id: task for part in parts for task in part.tasks}
@@ -105,7 +105,7 @@ def joined_parts(parts: Sequence[GeneratedPart]) -> DataProto:
     kept = [each for each in outcomes if isinstance(each, Trajectory) and each.group_id not in dropped]
     if not kept:
         reason = failures[0].reason if failures else "there are no prompts"
-        raise EngineError(f"no group has all its episodes: {reason}")
+        raise EngineError(f"no group is complete: {reason}")
     data = from_trajectories(kept, parts[0].pad_token_id, tasks=tasks)
     tools = [{"tools": [dict(tool) for tool in tasks[name].tools]} for name in data.non_tensor_batch["task_id"]]
     versions = [int(each.versions.max()) for each in kept]

@@ -1,4 +1,4 @@
-"""The workers of a group as ranks of a learner."""
+"""Connects the workers of a group as the ranks of a learner."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ from asyncrl.machine import process
 
 @contextmanager
 def joined_workers(worker: Worker, learner: LearnerConfig, threads: int | None) -> Iterator[Ranks]:
-    """The ranks of the workers in `worker`'s group, connected until the block ends. `threads`: those of each process.
+    """Connect the workers of `worker`'s group as ranks until the block ends. `threads`: threads of each process.
 
-    A process has one connection. A second worker in it, which must be the only one of its group, uses that of the
-    first.
+    A process has only one connection. If it is connected already, a worker that is alone in its group uses that
+    connection.
 
-    Raises ConfigError: the configuration has workers divide sequences. Raises DispatchError: the group has several
-    workers in one process, or on several nodes.
+    Raises ConfigError: context or tensor parallelism is configured. Raises DispatchError: the group has several workers
+    in one process, or on several nodes.
     """
     for key, count in {"context_ranks": learner.context_ranks, "tensor_ranks": learner.tensor_ranks}.items():
         if count > 1:
-            raise ConfigError(
-                f"learner.{key}={count}: workers have sequences of their own; set 1, or train with `asyncrl train`"
-            )
+            raise ConfigError(f"learner.{key}={count}: workers cannot divide a sequence; set 1, or use `asyncrl train`")
     process.limit_threads(threads)
     if learner.deterministic:
         be_deterministic()
@@ -50,9 +48,9 @@ def _member(worker: Worker) -> Membership:
     place = os.environ.get(RENDEZVOUS, "")
     if worker.world_size > 1 and not place:
         raise DispatchError(
-            f"{worker.world_size} workers hold a model together only as processes of one machine: use RayWorkerGroup "
-            "with a pool of one node, such as [2]. For several machines there is `asyncrl train` (docs/cluster.md)"
+            f"{worker.world_size} workers can only share a model as processes of one machine: use RayWorkerGroup with "
+            "a pool of one node, such as [2]. For several machines use `asyncrl train` (docs/cluster.md)"
         )
-    # Ray shows a worker its own GPUs alone.
+    # Ray may show a worker only its own GPU, as device 0.
     local = worker.local_rank % max(1, torch.cuda.device_count())
     return Membership(worker.rank, local, Meeting(0, worker.world_size, place))

@@ -1,8 +1,8 @@
 """The dispatch modes of the operators.
 
-A batch of any length is divided among workers without padding, since an episode that is run or scored twice would be
-wasted. To train models, each worker gets the whole batch, and computes the part that the learner's schedule gives its
-rank.
+For generation and scoring, a batch of any length is divided among workers without padding, since padded rows would be
+wasted episodes. For training, each worker gets the whole batch, and computes the part that the learner's schedule
+assigns to its rank.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Join = Callable[[list[Any]], DataProto]
 Mode = dict[str, Callable[..., Any]]
 
 ROW = "row_of_the_batch"
-"""The tensor int64[B] of a part's rows that says where they belong."""
+"""The field int64[B] with the index of each row in the whole batch."""
 
 
 def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
-    """The mode in which worker i of W gets the rows from bounds[i] to bounds[i + 1] of a batch.
+    """The mode in which worker i of W gets the rows [bounds[i], bounds[i + 1]) of a batch, which may be no rows.
 
-    There may be no such rows. `join` makes the call's result from the results of all workers.
+    `join` makes the call's result from the results of all workers.
     """
 
     def dispatch(group: Workers, data: Any) -> Arguments:
@@ -52,12 +52,12 @@ def _collected(join: Join, group: Workers, output: Sequence[Any]) -> DataProto |
 
 
 def evenly(data: DataProto, workers: int) -> list[int]:
-    """int[W + 1]: the bounds of W parts of a batch, whose lengths differ by one row at most."""
+    """int[W + 1]: the bounds of W parts of a batch. The lengths of the parts differ by at most one row."""
     return [len(data) * worker // workers for worker in range(workers + 1)]
 
 
 def by_trajectory(data: DataProto, workers: int) -> list[int]:
-    """int[W + 1]: the bounds of W parts, moved so that the rows of a trajectory stay together."""
+    """int[W + 1]: the bounds of W parts of a batch. All rows of a trajectory are in one part."""
     names = data.non_tensor_batch.get("trajectory_id", np.arange(len(data))).tolist()
     starts = [row for row in range(len(data)) if row == 0 or names[row] != names[row - 1]]
     starts.append(len(data))
@@ -65,7 +65,7 @@ def by_trajectory(data: DataProto, workers: int) -> list[int]:
 
 
 def in_order(parts: list[DataProto]) -> DataProto:
-    """The rows of all parts in the order of their ROW, without that field."""
+    """The rows of all parts, sorted by the field ROW, which is removed."""
     joined: DataProto = DataProto.concat([part for part in parts if len(part)])
     rows = joined.batch.pop(ROW)
     ordered: DataProto = joined[torch.argsort(rows)]
@@ -73,5 +73,5 @@ def in_order(parts: list[DataProto]) -> DataProto:
 
 
 def the_first(parts: list[DataProto]) -> DataProto:
-    """The result of rank 0. All ranks return the same."""
+    """The result of rank 0, since all ranks return the same."""
     return parts[0]

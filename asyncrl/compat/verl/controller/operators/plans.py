@@ -1,4 +1,4 @@
-"""A batch in verl's layout as a batch of the learner: planned, packed and divided among ranks as in a run."""
+"""Converts a batch in verl's layout to a batch of the learner: planned, packed and divided among ranks as in a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERSION = "version"
 
 
 def plan_of(data: DataProto, trajectories: Sequence[Trajectory], step: int = 0) -> BatchPlan:
-    """The plan whose trajectories are those of the batch, in their order."""
+    """The batch plan with these trajectories, in order."""
     pairs = pairwise(trajectories)
     return BatchPlan(
         step=step,
@@ -43,7 +43,7 @@ def plan_of(data: DataProto, trajectories: Sequence[Trajectory], step: int = 0) 
 
 
 def trajectories_of(data: DataProto) -> list[Trajectory]:
-    """The trajectories of a batch. Raises DataProtoError: it has none, or fields are missing."""
+    """The trajectories of a batch. Raises DataProtoError: the batch has no rows, or lacks a field."""
     require(len(data) > 0, "the batch has no rows")
     return to_trajectories(data, version=int(data.meta_info.get(VERSION, 0)))
 
@@ -51,7 +51,7 @@ def trajectories_of(data: DataProto) -> list[Trajectory]:
 def labels_of(data: DataProto) -> list[Labels]:
     """The labels of the batch's trajectories.
 
-    Rewards are the sums of token_level_rewards if the batch has them, since a program may have changed these. Raises
+    A reward is the sum of a row's token_level_rewards; if the batch has none, of its token_level_scores. Raises
     DataProtoError: the batch has no token_level_scores.
     """
     require(
@@ -64,22 +64,21 @@ def labels_of(data: DataProto) -> list[Labels]:
 
 
 def episodes_of(data: DataProto, greedy_sibling: bool, needs: LabelNeeds) -> Episodes:
-    """The facts about the batch's trajectories that algorithms read, on the CPU.
+    """The Episodes of a batch, on the CPU.
 
-    Raises DataProtoError: see `labels_of`; or a row lacks a score that the algorithm `needs`.
+    Raises DataProtoError: a field is missing, or a row lacks a score that the algorithm `needs`.
     """
     plan, labels = plan_of(data, trajectories_of(data)), labels_of(data)
     for each in labels:
         unmet = needs.unmet(each)
-        require(not unmet, f"{each.trajectory_id}: {unmet}; give every row `extra_scores` with them")
+        require(not unmet, f"{each.trajectory_id}: {unmet}; add the missing scores to `extra_scores` of every row")
     return build_episodes(plan, labels, torch.device("cpu"), greedy_sibling, needs)
 
 
 class _OneBatch(BatchSource):
-    """The trajectories and labels of one batch.
+    """The trajectories and labels of one batch as a source of the learner.
 
-    A batch without rewards has labels of 0, also for the scores that the algorithm `needs`. Only operators that do not
-    read labels get such a batch.
+    With `labels=None`, for operators that do not read labels, all rewards and scores are 0.
     """
 
     def __init__(self, trajectories: Sequence[Trajectory], labels: Sequence[Labels] | None, needs: LabelNeeds) -> None:
@@ -105,9 +104,9 @@ class _OneBatch(BatchSource):
 
 @dataclass(frozen=True)
 class Batches:
-    """Makes the learner's batches of `ranks` for one model.
+    """Makes the learner's batches for one model.
 
-    `fetcher` opens the learner's own fetcher on a source; `needs` are the labels that the algorithm needs.
+    `fetcher` opens the learner's fetcher on a source. `needs` are the labels that the algorithm needs.
     """
 
     fetcher: Callable[[BatchSource], BatchFetcher]
@@ -115,9 +114,9 @@ class Batches:
     ranks: Ranks
 
     def of(self, data: DataProto, step: int, trained: bool) -> FetchedBatch:
-        """The batch of this rank. Fields that operators have added, such as advantages, are in its tokens.
+        """This rank's part of the batch. Fields that operators added, such as advantages, are in its tokens.
 
-        `trained`: the batch is for an update, so it needs rewards. Raises DataProtoError: fields are missing.
+        `trained`: the batch is for an update, and needs rewards. Raises DataProtoError: a field is missing.
         """
         trajectories = trajectories_of(data)
         labels = labels_of(data) if trained else None
@@ -131,7 +130,7 @@ class Batches:
 
 
 def rows_with(data: DataProto, fetched: FetchedBatch, **numbers: Tensor) -> DataProto:
-    """The rows of this rank's trajectories, with `numbers` [N] of its tokens as fields and ROW, for `in_order`."""
+    """The rows of this rank's trajectories, with the field ROW and a field for each of `numbers` [N tokens]."""
     given = to_tokens(data)
     members = torch.tensor(list(fetched.batch.lengths), dtype=torch.int64)
     own = torch.isin(given.sequence, members)

@@ -1,4 +1,4 @@
-"""The worker with the policy and its reference, which generates, computes log-probs, and is trained and saved."""
+"""The worker with the policy and its reference: it generates, computes log-probs, trains and saves the policy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from asyncrl.weights.manifest import DTYPES
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """The functions that open the parts of a worker with the policy, in its process."""
+    """Functions that open the parts of a PolicyWorker in the worker's process."""
 
     join: Callable[[Worker], AbstractContextManager[Ranks]]
     trainer: Callable[[Ranks], Trainer]
@@ -52,9 +52,9 @@ class PolicyParts:
 
 
 class PolicyWorker(Worker):
-    """A policy, which the workers of a group hold together, its reference, and an embedded engine on each worker.
+    """A policy and its reference, which are sharded over the workers of a group, and an embedded engine on each worker.
 
-    `init_model` comes first. The engines get the policy's weights every `publish_every` steps.
+    Call `init_model` before other methods. The engines get the policy's weights every `publish_every` steps.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PolicyWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Load the models. Raises ConfigError: one cannot be used."""
+        """Load the models. Raises ConfigError: a model cannot be loaded."""
         self._ranks = self._stack.enter_context(self._parts.join(self))
         self._trainer = self._parts.trainer(self._ranks)
         flops = ForwardFlops.of(self._policy, self._policy.model.config)
@@ -80,9 +80,9 @@ class PolicyWorker(Worker):
 
     @register(dispatch_mode=generating())
     def generate_sequences(self, prompts: DataProto) -> GeneratedPart:
-        """The episodes of prompts as a batch in verl's layout. Tools are called as in a run.
+        """Run an episode for each prompt, with tools as in a run. The call returns a batch in verl's layout.
 
-        `prompts` has a row for each member of a group; the members have the same `uid`.
+        `prompts` has a row for each member of a group; all members have the same `uid`.
         """
         tickets = tickets_of(prompts, self._sampling, self._rollout.version)
         outcomes = self._rollout.run(tickets)
@@ -105,7 +105,7 @@ class PolicyWorker(Worker):
 
     @register(dispatch_mode=whole(in_order))
     def compute_ref_log_prob(self, data: DataProto) -> DataProto:
-        """The `ref_log_prob` of a batch under the reference policy. Raises ConfigError: the algorithm needs none."""
+        """The `ref_log_prob` of a batch under the reference policy. Raises ConfigError: there is no reference."""
         reference = self._trainer.reference
         if reference is None:
             raise ConfigError("there is no reference policy, since the algorithm needs none: set algorithm.kl")
@@ -115,9 +115,9 @@ class PolicyWorker(Worker):
 
     @register(dispatch_mode=whole(the_first))
     def update_actor(self, data: DataProto) -> DataProto:
-        """Train one learner step on a batch with advantages, with `learner.minibatches` updates.
+        """Train one learner step on a batch with `advantages`, in `learner.minibatches` updates.
 
-        `meta_info["metrics"]` of the result has the numbers of the step.
+        The result has the step's metrics as `meta_info["metrics"]`.
         """
         require("advantages" in data.batch, "the batch has no advantages: call compute_advantage")
         fetched = self._batches.of(data, self._step, trained=True)
@@ -143,17 +143,14 @@ class PolicyWorker(Worker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path: str) -> None:
-        """Write weights, optimiser state and progress into the folder. Raises OSError.
-
-        Checkpoints of earlier steps stay.
-        """
+        """Write weights, optimiser state and progress into the folder, and keep earlier checkpoints. Raises OSError."""
         save(local_path, self._ranks, self._trainer.models, self._step, self._trainer.algorithm.state())
 
     @register(dispatch_mode=whole(the_first))
     def load_checkpoint(self, local_path: str) -> int:
-        """Load the newest checkpoint in the folder, and return the number of its steps, 0 without a checkpoint.
+        """Load the newest checkpoint in the folder, and return its number of steps; 0 if there is no checkpoint.
 
-        Raises CheckpointError: it is of another model, or all are damaged.
+        Raises CheckpointError: the checkpoint is of another model, or all checkpoints are damaged.
         """
         progress = restored(local_path, self._ranks, self._trainer.models)
         if progress is None:
@@ -161,7 +158,7 @@ class PolicyWorker(Worker):
         self._step = progress.step
         if progress.algorithm:
             self._trainer.algorithm.restore(progress.algorithm)
-        # Versions of an engine never go back, and this may be an earlier one.
+        # An engine refuses a version older than its own, so a new engine serves the checkpoint.
         self._rollout.close()
         self._serve(self._step // self._publish_every)
         return self._step
@@ -185,7 +182,7 @@ class PolicyWorker(Worker):
         self._publish(version)
 
     def _publish(self, version: int) -> None:
-        """Have the engine of every worker serve the policy's weights."""
+        """Push the policy's weights to the engine of every worker."""
         policy, dtype = self._policy, DTYPES[self._model.dtype]
         tensors = gather_all(policy.model, policy.weight_format, dtype, self._ranks)
         if self._ranks.size > 1:

@@ -1,4 +1,4 @@
-"""Tasks as batches of prompts, in the order in which a run trains them, and back."""
+"""Converts tasks to batches of prompts, in the order in which a run trains them, and back."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from asyncrl.types import Task
 
 
 class _Counters:
-    """The part of the replay's store that a feed without a difficulty band uses, in memory."""
+    """An in-memory stand-in for the replay's store, with the counters that a feed without a difficulty band uses."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -30,7 +30,7 @@ class _Counters:
 
 
 class TaskPrompts:
-    """Tasks in the order in which a replay feeds them: `groups` a learner step, from learner step `step` on."""
+    """Tasks in the order in which a replay feeds them: `groups` per learner step, from learner step `step` on."""
 
     def __init__(
         self,
@@ -48,27 +48,28 @@ class TaskPrompts:
             self._draw()
 
     def next(self, groups: int | None = None) -> DataProto:
-        """The prompts of the next groups, a row each; by default those of one learner step.
+        """One prompt for each of the next `groups` groups, by default the groups of one learner step.
 
-        `repeat` makes a row of each member. `uid` has the name that the replay gives a group.
+        `DataProto.repeat` then makes one row for each member. `uid` is the group id that a replay would use.
         """
         drawn = [self._draw() for _ in range(self._groups if groups is None else groups)]
         rows = [prompt_fields(self._feed.tasks[row]) | {"uid": feed_group(number)} for number, row in drawn]
         return DataProto.from_dict(non_tensors=columns(rows))
 
     def _draw(self) -> tuple[int, int]:
-        """The number of the next group, and the row of its task."""
+        """The number of the next group, and the index of its task."""
         return self._feed.next(self._counters)
 
 
 def prompt_fields(task: Task) -> dict[str, Any]:
-    """The fields of a row of prompts."""
+    """The task as fields of one prompt row."""
     return {**task_fields(task), "task_id": task.id, "tools": [dict(tool) for tool in task.tools]}
 
 
 def task_of(row: Mapping[str, Any], number: int) -> Task:
-    """The task of row `number` of a batch, from the fields that verl's data sets give: raw_prompt, data_source,
-    reward_model and, if there are any, extra_info, tools_kwargs, tools and task_id.
+    """The task of row `number` of a batch, from the fields of verl's data sets.
+
+    The fields are raw_prompt, data_source, reward_model, and optionally extra_info, tools_kwargs, tools and task_id.
 
     Raises DataProtoError: one of the first three is missing.
     """
@@ -88,6 +89,6 @@ def task_of(row: Mapping[str, Any], number: int) -> Task:
 
 
 def tasks_of(data: DataProto) -> list[Task]:
-    """The task of each row [B]. Raises DataProtoError: as `task_of`."""
+    """The task of each row [B]. Raises the errors of `task_of`."""
     fields = data.non_tensor_batch
     return [task_of({name: values[row] for name, values in fields.items()}, row) for row in range(len(data))]

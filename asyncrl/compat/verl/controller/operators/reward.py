@@ -1,4 +1,4 @@
-"""The worker that scores with rules and reward models, and shapes rewards as in a run."""
+"""The worker that scores episodes by rules and reward models, and shapes rewards as in a run."""
 
 from __future__ import annotations
 
@@ -30,17 +30,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ScoredPart:
-    """A worker's rows that have rewards, and the reasons why groups have none, by their uid."""
+    """The scored rows of one worker, and the reason of each group that cannot be scored, by its uid."""
 
     data: DataProto | None
     failures: Mapping[str, str]
 
 
 def joined_scores(parts: Sequence[ScoredPart]) -> DataProto:
-    """The rows of all parts, in order, without the groups in which a row has no reward.
-
-    Raises ScoringError: no group is left.
-    """
+    """The rows of all parts, in order, without groups that cannot be scored. Raises ScoringError: no group is left."""
     failures = {uid: reason for part in parts for uid, reason in part.failures.items()}
     for uid, reason in failures.items():
         logger.warning("group %s is left out, since it cannot be scored: %s", uid, reason)
@@ -55,9 +52,9 @@ def joined_scores(parts: Sequence[ScoredPart]) -> DataProto:
 
 
 class RewardWorker(Worker):
-    """All rules and models of `scoring`, which score a part of a batch on each worker. `init_model` comes first.
+    """All rules and models of `scoring`. Each worker scores a part of a batch. Call `init_model` before other methods.
 
-    `model` is the policy's. A trajectory is scored up to `max_attempts` times.
+    `model` is the policy's section. A trajectory is tried up to `max_attempts` times.
     """
 
     def __init__(self, scoring: ScoringConfig, model: ModelConfig, max_attempts: int) -> None:
@@ -71,15 +68,15 @@ class RewardWorker(Worker):
     def init_model(self) -> None:
         """Load the models, and start the processes of rules.
 
-        Raises ConfigError: one cannot be used; or a manager is configured, which needs whole groups, while each worker
-        gets a part of a batch.
+        Raises ConfigError: a model or rule cannot be used, or a manager is configured. A manager needs whole groups,
+        but a worker gets only a part of a batch.
         """
         scoring, model = self._scoring, self._model
         kinds = serves(scoring)
         if GROUP_KIND in configured(scoring):
             raise ConfigError(
-                "scoring.manager is for runs (asyncrl train): in a program, make the manager by load_reward_manager "
-                "and call it with the whole batch"
+                "scoring.manager works only in runs (asyncrl train): in a program, make the manager by "
+                "load_reward_manager, and call it with the whole batch"
             )
         tokenizer = open_tokenizer(model)
         prm = load_prm(scoring.prm) if "prm" in kinds else None
@@ -115,7 +112,7 @@ class RewardWorker(Worker):
         return Lease(task, trajectory, kinds, None, final=True)
 
     def _labels(self, waiting: Mapping[str, Lease]) -> tuple[dict[str, Labels], dict[str, ScoringError]]:
-        """The labels of leases by trajectory, and the last errors of those that failed in all attempts."""
+        """The labels by trajectory id, and the last error of each trajectory that failed in all attempts."""
         labels: dict[str, Labels] = {}
         failed: dict[str, ScoringError] = {}
         for _ in range(self._max_attempts):
@@ -131,7 +128,7 @@ class RewardWorker(Worker):
         return labels, failed
 
     def _results(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, in batches as large as a run's."""
+        """The result of each lease, scored in batches of the size that a run uses."""
         batch: list[Lease] = []
         most, tokens = self._scoring.batch_trajectories, self._scoring.batch_tokens
         for lease in leases:

@@ -1,4 +1,4 @@
-"""Episodes on the embedded engine of one worker, with the tools or agent of the configuration."""
+"""Runs episodes on the embedded engine of one worker, with the tools or agent of the configuration."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from asyncrl.types import Ticket, Trajectory
 logger = logging.getLogger(__name__)
 
 OpenPlayer = Callable[[AsyncExitStack], Awaitable[tuple[Engine, EpisodeRunner]]]
-"""Opens the engine and the runner of episodes, which are closed with the stack."""
+"""Opens the engine and the episode runner; closing the stack closes both."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """The number of episodes at once, the attempts of each one, and the time of an attempt."""
+    """Limits: concurrent episodes, attempts per episode, seconds per attempt."""
 
     concurrency: int
     max_attempts: int
@@ -34,7 +34,7 @@ class RolloutLimits:
 
 @dataclass(frozen=True, slots=True)
 class FailedEpisode:
-    """A member of a group without a trajectory, and the reason of its last attempt."""
+    """A group member whose attempts all failed. `reason` is that of the last attempt."""
 
     group_id: str
     member: int
@@ -42,9 +42,9 @@ class FailedEpisode:
 
 
 class Rollout:
-    """Runs episodes, up to `limits.concurrency` at once, under the newest weights that `update` gave.
+    """Runs episodes, up to `limits.concurrency` at once, with the weights of the last `update`.
 
-    All methods are called from one thread. Raises ConfigError: the model, a tool or the agent cannot be used.
+    Call all methods from one thread. Raises ConfigError: the model, a tool or the agent cannot be used.
     """
 
     def __init__(self, open_player: OpenPlayer, limits: RolloutLimits) -> None:
@@ -56,7 +56,7 @@ class Rollout:
         self._loop.run(self._open(open_player))
 
     async def _open(self, open_player: OpenPlayer) -> None:
-        # Tools that block run in these threads, one for each episode, so that none waits for the tool of another.
+        # Blocking tools run in these threads. With one thread per episode, no episode waits for another one's tool.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._limits.concurrency))
         self._engine, self._runner = await open_player(self._stack)
 
@@ -66,15 +66,15 @@ class Rollout:
 
     @property
     def pad_token_id(self) -> int:
-        """The id that pads rows: an end of a turn, which every tokenizer has."""
+        """The token that pads rows: an end-of-turn token, which every tokenizer has."""
         return self._runner.chat.stop_ids[0]
 
     def update(self, version: int, tensors: Mapping[str, Tensor]) -> None:
-        """Serve these weights, in the published format, which must not change later."""
+        """Serve these weights, given in the published format. The tensors must not change afterwards."""
         self._loop.run(self._engine.update_weights(version, tensors))
 
     def run(self, tickets: Sequence[Ticket]) -> list[Trajectory | FailedEpisode]:
-        """The outcome of each ticket. Episodes begin in their order; a failed one is retried."""
+        """The outcome of each ticket. Episodes begin in the order of tickets; failed attempts are repeated."""
         return self._loop.run(self._run_all(tickets))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of the workers' models, in the format of a run's."""
+"""Saves and loads checkpoints of the workers' models, in the format of a run's checkpoints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.learner.checkpoint.state import Models
 from asyncrl.learner.ranks.ranks import Ranks
 
 KEPT = 1 << 30
-"""The checkpoints that a folder keeps: all of them, since the program decides what it saves."""
+"""The number of checkpoints that a folder keeps: all of them, since the program decides when it saves."""
 
 
 def save(folder: str, ranks: Ranks, models: Models, step: int, algorithm: Mapping[str, float]) -> None:
@@ -24,9 +24,9 @@ def save(folder: str, ranks: Ranks, models: Models, step: int, algorithm: Mappin
 
 
 def restored(folder: str, ranks: Ranks, models: Models) -> Progress | None:
-    """Load the newest checkpoint into the models, and return its progress; None without a checkpoint.
+    """Load the newest checkpoint into the models, and return its progress; None if there is no checkpoint.
 
-    Raises CheckpointError: it is of another model, or all are damaged.
+    Raises CheckpointError: the checkpoint is of another model, or all checkpoints are damaged.
     """
     progress = Checkpoints(Path(folder), KEPT, ranks).restore(models)
     if progress is not None:
