@@ -13,7 +13,7 @@ EPSILON = 1e-8
 class OptimalTokenBaseline(TokenAdvantage):
     """The return of each token minus a baseline: the weighted mean return of the group's members at the same token.
 
-    A member's weight is the sum of its squared gradient norms (by the logits) up to that token.
+    A member's weight is the sum of its squared gradient norms (with respect to the logits) up to that token.
 
     Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2, without the
     ratio if cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t
@@ -56,7 +56,7 @@ class OptimalTokenBaseline(TokenAdvantage):
         return Estimate((returns - baseline).to(rollouts.dtype), returns)
 
     def _energy(self, rollouts: Rollouts) -> Tensor:
-        """float64[M]: the sum of squared gradient norms by the logits, from the sequence's start to the token."""
+        """float64[M]: the sum of squared norms of gradients of the logits, from the sequence's start to the token."""
         tokens, view = rollouts.tokens, rollouts.view
         assert tokens.proximal is not None
         assert tokens.collisions is not None
