@@ -110,7 +110,7 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
         if own in _FORBIDDEN:
             raise ConfigError(f"{KEY}.{prefix}{name}: {_FORBIDDEN[own]}")
         if own not in values:
-            # Nested fields such as `rope_theta` are also suggested by the last part of their name.
+            # The suggestion for `rope_theta` alone may be a nested field that ends with it.
             near = did_you_mean(name, [*_dotted(config), *config.attribute_map])
             raise ConfigError(f"{KEY}.{prefix}{name}: a {config.model_type} configuration has no such field{near}")
         inner = getattr(config, own)
@@ -128,8 +128,8 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
 
 
 def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: str, rope: bool) -> None:
-    """Raises ConfigError: a mapping lacks an entry. With `rope`, all entries of rotary embeddings are allowed, since
-    those of another type may have more entries."""
+    """Raises ConfigError: `given` has an entry that `values` lacks. With `rope`, it may have any entry of rotary
+    embeddings, since another type of embedding may need more entries."""
     known = [*map(str, values), *(RopeParameters.__annotations__ if rope else ())]
     for name, value in given.items():
         if known and str(name) not in known:
