@@ -38,7 +38,7 @@ def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = Fa
 
     Nested fields are written as nested mappings, or as names joined by dots. Raises ConfigError for these reasons:
 
-    - the configuration lacks a field, or transformers refuses a value
+    - `given` has a field that `config` lacks, or a value that transformers refuses
     - a number is not finite
     - a token would use no experts, or more experts than a layer has
     - the weights would have other names or shapes
@@ -76,7 +76,7 @@ def _check_experts(config: Any, text: str) -> None:
 
 
 def engine_overrides(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `given` overrides in the form for servers. Raises ConfigError: `config` lacks a field.
+    """Return the `given` overrides in the form for servers. Raises ConfigError: `given` has a field that `config` lacks.
 
     Fields have the names of config.json, and mappings such as rope_parameters have all their entries.
     """
