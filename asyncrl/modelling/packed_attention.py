@@ -137,7 +137,7 @@ def _differentiate(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients of query, key, value and sinks from `of_output`, the gradient of the output of `attend`.
+    """Compute the gradients with respect to query, key, value and sinks from that of the output of `attend`.
 
     Without sinks, their gradient is empty.
     """

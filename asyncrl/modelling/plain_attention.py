@@ -17,7 +17,7 @@ BLOCK = 256
 """The number of queries of a block. Used if attention has a window, a cap or sinks, and in the backward pass."""
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""The gradients of query, key and value."""
+"""The gradients with respect to query, key and value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,8 +69,9 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -
 def differentiate_plainly(
     of_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, rule: ScoreRule
 ) -> tuple[Gradients, Tensor | None]:
-    """Compute the gradients of query, key, value and sinks (None without sinks) from `of_output`, the gradient of the
-    output of `attend_plainly`. The softmax is computed again.
+    """Compute the gradients with respect to query, key, value and sinks (None without sinks).
+
+    `of_output` is the gradient with respect to the output of `attend_plainly`. The softmax is computed again.
     """
     blocks = _Blocks.of(query, key, value, rule)
     q, k, v = blocks.query, blocks.key, blocks.value
@@ -122,8 +123,8 @@ class _Blocks:
     def shares(self, block: range, seen: range) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute the softmax [heads, queries, keys].
 
-        Also returns the derivative of the capped scores with respect to the uncapped scores (None without a cap), and
-        the sinks' part of the softmax [heads, queries, 1] (None without sinks).
+        Also returns the derivative of the capped scores by the uncapped scores (None without a cap), and the sinks'
+        part of the softmax [heads, queries, 1] (None without sinks).
         """
         cap, sinks, slope, sunk = self.rule.softcap, self.rule.sinks, None, None
         scores = self.query[:, self.rows(block)] @ self.key[:, _slice(seen)].mT * self.scale
