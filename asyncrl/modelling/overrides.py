@@ -76,9 +76,10 @@ def _check_experts(config: Any, text: str) -> None:
 
 
 def engine_overrides(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `given` overrides in the form for servers. Raises ConfigError: `given` has a field that `config` lacks.
+    """Return the `given` overrides in the form for servers.
 
-    Fields have the names of config.json, and mappings such as rope_parameters have all their entries.
+    Fields have the names of config.json, and mappings such as rope_parameters have all their entries. Raises
+    ConfigError: `given` has a field that `config` lacks.
     """
     found: dict[str, Any] = {}
     _collect(config, _nested(given), found, "")
