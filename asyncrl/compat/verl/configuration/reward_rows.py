@@ -259,7 +259,7 @@ ROWS = (
         f"{MODEL}.enable",
         "`scoring.outcome_model.path`",
         False,
-        "A sequence classifier that scores whole episodes.",
+        "True: the sequence classifier at `model_path` scores whole episodes.",
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),

@@ -196,7 +196,7 @@ ROWS = (
         f"{ROLLOUT}.gpu_memory_utilization",
         "`engine.server.memory`",
         DEFAULT_MEMORY,
-        "verl's default 0.5 leaves the choice to SGLang, because a server has its GPUs to itself unless "
+        "The same value, but verl's default 0.5 leaves the choice to SGLang: a server has its GPUs to itself unless "
         "`cluster.colocated=true`.",
         _memory,
     ),
@@ -235,7 +235,7 @@ ROWS = (
     ),
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
-    none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut."),
+    none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut out."),
     none(TURNS, "max_parallel_calls", "All calls of a turn run at once."),
     used(
         f"{TURNS}.interaction_config_path",

@@ -119,7 +119,7 @@ ROWS = (
         DIR,
         "`run.dir`",
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "Copied if it is not verl's default, without the run's name at its end.",
+        "The folder, without the run's name at its end. verl's default is not copied.",
     ),
     made(
         "trainer.logger",
