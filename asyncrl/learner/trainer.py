@@ -1,7 +1,8 @@
 """The learner's math: forward passes, losses, gradients and updates of one rank's part of a batch.
 
-Losses are divided by counts over the global minibatch, so gradients only add up: over passes by accumulation, over
-ranks by undoing FSDP's mean. Any split into passes and ranks therefore gives the same update, to rounding.
+Losses are divided by counts over the global minibatch, so gradients only add up. Gradients accumulate over the passes,
+and FSDP's mean over the ranks is turned back into a sum. Any split into passes and ranks therefore gives the same
+update, to rounding.
 """
 
 from __future__ import annotations

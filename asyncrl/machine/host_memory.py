@@ -52,7 +52,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def _forget_failure() -> None:
-    """Clear the driver's error, which it reports once more at the next kernel."""
+    """Clear the driver's error, which the driver would otherwise report again at the next kernel."""
     try:
         torch.zeros(1, device="cuda")
     except RuntimeError as error:
@@ -123,7 +123,8 @@ class OnHost:
 
 
 def _storages(tensor: Tensor, device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of a tensor that are on the device: of a shard, or of the parts of a quantized tensor."""
+    """Yield the storages of a tensor that are on the device. The tensor may be a shard, or a quantized tensor that
+    consists of parts."""
     tensor = tensor.detach()
     if hasattr(tensor, "__tensor_flatten__"):
         for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):

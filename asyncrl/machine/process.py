@@ -25,14 +25,14 @@ STOP_OF_STEP = signal.SIGUSR1
 DRAIN = signal.SIGUSR2
 """The signal that asks a process to finish its present work and to end."""
 SHOW_CURSOR = b"\x1b[?25h"
-"""The escape sequence that shows the cursor of a terminal again, which a live table hides."""
+"""The escape sequence that shows a terminal's cursor again after a live table has hidden it."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
 """The environment variable in which the supervisor passes a process its name."""
 
 
 def worker_name(kind: str) -> str:
     """Return this process's name. The supervisor gives it, and it stays the same after restarts. Without a supervisor
-    it is made of host and process id."""
+    the name is made of host and process id."""
     return os.environ.get(WORKER_VARIABLE) or f"{kind}-{socket.gethostname()}-{os.getpid()}"
 
 

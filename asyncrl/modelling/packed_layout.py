@@ -65,7 +65,7 @@ class PackedLayout:
                 keys.append(len(seen))
                 paths.append(seen)
         if not queries:
-            # All rows are padding. The kernels need a sequence, so it gets one, whose result is not used.
+            # All rows are padding. The kernels need a sequence, so the layout gets one, whose result is not used.
             return PackedLayout.of([1], [1], every[:1])
         return PackedLayout.of(queries, keys, torch.cat(paths))
 

@@ -3,7 +3,7 @@
 No URL, name server or page can change these rules:
 
 - A connection goes only to a public address. The address of each socket is checked before it connects, so other
-  spellings of an address and names that resolve to another address later cannot avoid the check.
+  spellings of an address and names that later resolve to another address cannot avoid the check.
 - The URL of a redirection is checked in the same way. The caller bounds the number of redirections.
 - Only the request is sent: no cookies, no credentials, no proxy of the environment.
 - The size of a body is bounded, even after decompression, and so is the total time.
@@ -39,8 +39,8 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. The reachable ones among them serve no pages. The list
-is here since versions of Python know different parts of the registry."""
+"""IANA's registry of special-purpose addresses, and multicast. Those of them that can be reached serve no pages. The
+list is here since versions of Python know different parts of the registry."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 """All addresses allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and
 most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible.

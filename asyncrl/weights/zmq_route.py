@@ -119,7 +119,7 @@ class ZmqRoute:
             with ThreadPoolExecutor(APPLY_THREADS) as pool:
                 return await in_own_thread(partial(apply, base, held, manifest, chain, pool.map))
         except (WeightsError, WireError):
-            # Without a base the next manifest has no deltas.
+            # Drops the base, so that the next manifest has no deltas.
             self._held = None
             raise
 

@@ -48,8 +48,8 @@ some for the turns."""
 
 @dataclass(frozen=True, slots=True)
 class KeptChoice:
-    """The kept episodes of a plan: `members` has their indices, group by group, and `why` the reasons for each as
-    flags. `left_out` counts groups that are too large to be kept."""
+    """The kept episodes of a plan: `members` has their indices, group by group. `why` maps an index to the reasons for
+    keeping the episode. `left_out` counts groups that are too large to be kept."""
 
     members: Sequence[int] = ()
     why: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: in
     rng = np.random.default_rng([seed, plan.step])
     order = rng.permutation([each for members in fitting.values() for each in members]).tolist()
     best, worst = max(order, key=rewards.__getitem__), min(order, key=rewards.__getitem__)
-    # The dictionary has one name if one group has both.
+    # The dictionary has only one name if the same group has the best and the worst episode.
     names = dict.fromkeys([plan.group_ids[best], plan.group_ids[worst]])
     ends = len(names)
     names |= dict.fromkeys(rng.permutation(list(fitting)).tolist())

@@ -86,7 +86,7 @@ class RoutingReplay:
 
 
 def replay_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics of replayed experts from the sums of all ranks; empty if none are replayed."""
+    """Return the metrics of replayed experts from the sums of all ranks. There are none if no experts are replayed."""
     get = {name: float(sums.get(name, 0.0)) for name in (TOKENS, REPLAYED, CHOICES, CHANGED, REFUSED)}
     if not get[TOKENS]:
         return {}

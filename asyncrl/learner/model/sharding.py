@@ -21,8 +21,8 @@ from asyncrl.modelling.freezing import in_tower
 from asyncrl.weights.manifest import DTYPES
 
 UNIT_BYTES = 100e6
-"""The least bytes of layers that ranks gather at once on GPUs. For a smaller layer, the host's work for the gathering
-takes longer than the GPU's."""
+"""Ranks on GPUs gather at least this many bytes of layers at once. For a smaller layer, the host's work for the
+gathering takes longer than the GPU's."""
 
 
 def compiles(config: ModelConfig, device: torch.device) -> bool:

@@ -68,7 +68,8 @@ class Timeouts:
     heartbeat: float = 1.0
     """The time between two heartbeats of a rank."""
     start: float = 300.0
-    """The time to the first heartbeat of a rank, which first loads libraries: a minute on a cold network disk."""
+    """The time to the first heartbeat of a rank. A rank first loads libraries, which can take a minute from a network
+    disk."""
     silence: float = 40.0
     """The time without a heartbeat after which a rank counts as hung."""
     stuck: float = 1800.0
@@ -146,7 +147,7 @@ class OneHost:
 @dataclass(frozen=True, slots=True)
 class Membership:
     """The membership of a rank: its number over all hosts, its `local` number on this host, and its meeting. The rank
-    writes a heartbeat into `pipe` every `interval_s`. None: no process watches it."""
+    writes a heartbeat into `pipe` every `interval_s`. `pipe` None: no process watches the rank."""
 
     rank: int
     local: int

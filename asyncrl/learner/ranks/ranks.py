@@ -63,8 +63,8 @@ class Ranks:
     activity: Activity = field(default_factory=Activity)
     stopping: Stopping = field(default_factory=Stopping)
     context: ContextGroup | None = None
-    """This rank's group of ranks that divide the tokens of a pass, and in some groups the layers. None: each rank has
-    its own passes."""
+    """This rank's group of ranks that divide the tokens of a pass, and with tensor parallelism also the layers. None:
+    each rank has its own passes."""
     expert_mesh: DeviceMesh | None = None
     """The same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see `expert_ranks`)."""
 
@@ -207,7 +207,7 @@ def sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
 def _waiting_mesh() -> DeviceMesh:
     """Return a mesh of all ranks, whose collectives wait for up to WAIT."""
     group = dist.new_group(timeout=WAIT, backend="gloo")
-    # torch returns a number to a rank that is not in the group. Here every rank is.
+    # torch returns a number instead of a group to a rank that is not in the group. Here every rank is in it.
     assert isinstance(group, dist.ProcessGroup)
     return DeviceMesh.from_group(group, "cpu")
 
@@ -253,8 +253,8 @@ def joined(
 
     - The ranks hold `replicas` copies of a model. Groups of `expert_ranks` ranks of a copy have all experts of a layer.
     - Groups of `context_ranks` divide the tokens of a pass. Groups of `tensor_ranks` divide the layers as well. At most
-      one of the two is more than 1.
-    - A collective fails after `limit_s` and a minute, unless it may wait for the replay.
+      one of these two numbers is more than 1.
+    - A collective fails after `limit_s` plus one minute, unless it may wait for the replay.
     - Ranks of several hosts connect to host 0 with `keys`.
     - `activity` and `stopping` belong to this process.
 
