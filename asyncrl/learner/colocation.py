@@ -67,7 +67,7 @@ class SharedGpus:
                 if isinstance(each, FSDPModule):
                     each.reshard()
             self._host.take(_tensors(trainer))
-            # A rank that still uses its GPU keeps its own lock.
+            # This releases only this rank's lock: a rank that still uses its GPU keeps its own lock.
             self._lock.give_back(version)
 
     def _put_back(self) -> None:

@@ -118,7 +118,8 @@ def freeze_heap() -> None:
 def limit_threads(threads: int | None) -> None:
     """Give torch `threads` threads that sleep while they wait: spinning ones starve the other roles of a small machine.
 
-    None: the number in OMP_NUM_THREADS, which a launcher sets, or one. Must be called before torch is imported.
+    If `threads` is None, torch gets the number in OMP_NUM_THREADS, which a launcher sets, or one thread. Call this
+    before torch is imported.
     """
     threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -145,7 +145,8 @@ def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.devic
 
 
 def longest_plain(config: Any) -> int:
-    """The longest input whose positions are encoded as those of shorter inputs; sys.maxsize if there is no such limit.
+    """The length of the longest input whose positions are encoded as in shorter inputs, or sys.maxsize without such a
+    limit.
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
     than the original length. For dynamic rotary embeddings the result is 0: transformers scales them by the longest

@@ -44,7 +44,8 @@ class GpuAttention:
     window: int | None
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """The output [U, heads, D], and the logarithms float32[U, heads] of the softmax normalisers; 0 on padding."""
+        """The output [U, heads, D], and the logarithms float32[U, heads] of the softmax normalisers. Both are 0 on
+        padding."""
         kernel = find_kernel(self._problem(), backward=False)
         if kernel is None:
             return self._flash()
@@ -55,7 +56,8 @@ class GpuAttention:
         return self._cleared(output, 0), self._cleared(normalisers, 0)
 
     def backward(self, of_output: Tensor, output: Tensor, normalisers: Tensor) -> Gradients:
-        """The gradients with respect to query, key and value, from that of the output [U, heads, D]; 0 on padding.
+        """The gradients with respect to query, key and value, given the gradient with respect to the output [U, heads,
+        D]. They are 0 on padding.
 
         `output` and `normalisers` must be the result of `forward`.
         """

@@ -136,7 +136,7 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Cap logits as some models do: cap * tanh(logits / cap). `cap` None: return them unchanged."""
+    """Cap logits as some models do: cap * tanh(logits / cap). Return them unchanged if `cap` is None."""
     return logits if cap is None else cap * (logits / cap).tanh()
 
 

@@ -139,9 +139,10 @@ def _differentiate(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients with respect to query, key, value and sinks from that of the output of `attend`.
+    """Compute the gradients with respect to query, key, value and sinks, given the gradient with respect to the output
+    of `attend`.
 
-    Without sinks, their gradient is empty.
+    Without sinks, the gradient with respect to sinks is empty.
     """
     count, key, value = len(key), _on_paths(key, paths), _on_paths(value, paths)
     of_sinks = query.new_zeros(
@@ -207,7 +208,7 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """Select the key rows of all sequences. `paths` None: they are the rows of `values`."""
+    """Select the key rows of all sequences. If `paths` is None, they are the rows of `values`."""
     return values if paths is None else values.index_select(0, paths)
 
 

@@ -143,7 +143,7 @@ class HttpServer:
 
 
 class _Connection(RequestHandler):
-    """A connection to `owner`. `limit` is the timer that will close it. None: a request with a key is being
+    """A connection to `owner`. `limit` is the timer that will close it. It is None while a request with a key is being
     answered."""
 
     __slots__ = ("limit", "owner", "wire")

@@ -35,10 +35,10 @@ FAILED = {
 
 
 class Listener:
-    """`socket` is a ROUTER that is bound to `endpoint`. A message to an unknown client raises ZMQError. `keys` None:
-    every client is accepted. A context can have only one listener with keys. A peer that sends a frame of more than
-    `max_message_bytes` is cut off. The gate runs in its own thread until `close`. Raises UnavailableError: the address
-    is taken or not this machine's.
+    """`socket` is a ROUTER that is bound to `endpoint`. A message to an unknown client raises ZMQError. If `keys` is
+    None, every client is accepted. A context can have only one listener with keys. A peer that sends a frame of more
+    than `max_message_bytes` is cut off. The gate runs in its own thread until `close`. Raises UnavailableError: the
+    address is taken or not this machine's.
     """
 
     def __init__(

@@ -122,7 +122,8 @@ def public_socket(info: AddrInfoType) -> socket.socket:
 
 
 def public_connector(resolver: AbstractResolver | None = None) -> aiohttp.TCPConnector:
-    """Return a connector that connects only to public addresses. `resolver` None: the host's resolver."""
+    """Return a connector that connects only to public addresses. If `resolver` is None, it resolves names by the host's
+    resolver."""
     names = PublicResolver(resolver or aiohttp.ThreadedResolver())
     return aiohttp.TCPConnector(resolver=names, use_dns_cache=False, socket_factory=public_socket)
 

@@ -93,7 +93,7 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 class CanaryCheck:
     """The canary that an engine must repeat before it serves `version`, which came to this process by `route`.
 
-    `tolerance` is the allowed difference as a share of the spread. None: the share in `TOLERANCES`.
+    `tolerance` is the allowed difference as a share of the spread. If it is None, the share in `TOLERANCES` is allowed.
     """
 
     version: int
@@ -136,8 +136,8 @@ class CanaryJudge:
         asked: int | None = None,
     ) -> None:
         """Raises CanaryError: the `answer` of the engine at `by` does not repeat the canary. The answer has the
-        log-probs [asked - 1] of tokens 2 to `asked`. `asked` None: the answer has the log-probs of all tokens after the
-        first.
+        log-probs [asked - 1] of tokens 2 to `asked`. If `asked` is None, the answer has the log-probs of all tokens
+        after the first.
         """
         given = np.array(answer, np.float32)
         expected = np.array(check.canary.logprobs[: None if asked is None else asked - 1], np.float32)

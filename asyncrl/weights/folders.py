@@ -177,7 +177,7 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
             try:
-                # Renamed first, so that no reader takes a half-removed folder for a complete one.
+                # Renames the folder first, so that no reader takes a half-removed folder for a complete one.
                 shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
             except OSError as error:
                 logger.warning("%s was not removed, and takes its space on the disk: %s", old, error)

@@ -147,7 +147,8 @@ class EpisodeKeeper:
         return values
 
     def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
-        """Keep the held-out episodes `names` of the evaluation of `version`, after `step` steps. Called by rank 0."""
+        """Keep the held-out episodes `names` of the evaluation of `version`, after `step` steps. Only rank 0 calls
+        this."""
         if self._evaluated is None or not names:
             return
         try:
@@ -192,12 +193,12 @@ class EpisodeKeeper:
         )
 
     def seen(self, sample: Sample, batch: LocalBatch) -> Tensor | None:
-        """Return a tensor float32[N] into which the training passes write the policy's log-probs. None: no episode is
-        kept."""
+        """Return a tensor float32[N] into which the training passes write the policy's log-probs. Returns None if no
+        episode is kept."""
         return torch.zeros_like(batch.tokens.behaviour) if sample.choice.members else None
 
     def keep(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor | None) -> None:
-        """Keep the sample of a trained step. `seen` has the policy's log-probs from its passes. Called by all ranks."""
+        """Keep the sample of a trained step. `seen` has the policy's log-probs from its passes. All ranks call this."""
         if self._recorder is not None:
             self._recorder.leave_out(sample.choice.left_out)
         if seen is None:

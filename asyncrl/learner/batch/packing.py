@@ -130,8 +130,8 @@ class PackedSequences:
         return replace(self, ids=ids, positions=positions, uses=uses, routing=routing, images=images)
 
     def divided(self, group: ContextGroup | None) -> PackedSequences:
-        """Return the same sequences for a rank of `group`, whose ranks divide the tokens. None: this rank has all
-        tokens."""
+        """Return the same sequences for a rank of `group`, whose ranks divide the tokens. If `group` is None, this rank
+        has all tokens."""
         if group is None:
             return self
         padded = self._padded(group.size)

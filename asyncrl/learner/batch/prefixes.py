@@ -1,7 +1,7 @@
 """Prefixes that sequences of a forward pass share: the pass computes their tokens once.
 
-The members of a group share their prompt, and the branches of an episode their first turns. A causal model gives a
-token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
+The members of a group share their prompt, and the branches of an episode share their first turns. A causal model gives
+a token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
 its first token that no earlier sequence shares. The sequence's attention reads the keys of its whole path: the shared
 tokens and its own.
 """

@@ -232,8 +232,8 @@ class Checkpoints:
             logger.warning("the last checkpoint was not written: %s", error)
 
     def rate(self, step: int, value: float) -> None:
-        """Record the result of evaluating the weights after `step` steps. A higher value is better. Called by rank 0.
-        Raises StoppedError, as `save` does."""
+        """Record the result of evaluating the weights after `step` steps. A higher value is better. Only rank 0 calls
+        this. Raises StoppedError, as `save` does."""
         ratings = json.dumps({**self._ratings(), step: value})
         when_there_is_room(lambda: write_whole(self._folder / RATINGS, ratings), self._stop, RATINGS)
 
@@ -342,8 +342,8 @@ class Checkpoints:
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def clean(self, pending: Collection[int] = ()) -> None:
-        """Remove all checkpoints except the newest, the best, and the ones with a `pending` evaluation. Called by rank
-        0, while no checkpoint is being written."""
+        """Remove all checkpoints except the newest, the best, and the ones with a `pending` evaluation. Only rank 0
+        calls this, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:
             keep += [*self.best()[: self._keep_best], *map(self._path, pending)]

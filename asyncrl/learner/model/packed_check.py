@@ -48,7 +48,7 @@ def attend_packed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """Compares packed and plain passes: their logits if `with_head`, otherwise their last hidden states."""
+    """Compares packed and plain passes: their logits if `with_head`, or else their last hidden states."""
 
     model: Any
     attention: str

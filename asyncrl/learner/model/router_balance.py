@@ -103,7 +103,7 @@ class RouterLoads:
 
     def push(self, sums: Mapping[str, Tensor] | None, weight: float = 0.0) -> None:
         """Have later backward passes add the gradient of the balance loss times `weight`. `sums` are over all passes
-        and ranks of the minibatch. None: later passes add nothing."""
+        and ranks of the minibatch. If `sums` is None, later passes add nothing."""
         if sums is None:
             for each in self._watched:
                 each.push = None

@@ -53,8 +53,8 @@ class HostSettings:
     """The settings of host `node`. The learner has `nodes` hosts, with `ranks` ranks on each.
 
     Host 0 listens at `rendezvous`, an address with a port. All hosts share the run's `folder` and the folder of `keys`,
-    and must have equal `digests` of the configuration's values. `interface` None: the network interface that leads to
-    host 0.
+    and must have equal `digests` of the configuration's values. If `interface` is None, the ranks use the network
+    interface that leads to host 0.
     """
 
     node: int

@@ -114,7 +114,7 @@ class Hosts(Protocol):
         """Wait until the ranks can start, and return their meeting."""
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
-        """Take the states of this host's ranks, and return True if all ranks must stop. Called at every poll. Raises
+        """Take the states of this host's ranks, and return True if all ranks must stop. Call this at every poll. Raises
         RanksError: all ranks must end at once."""
 
     def finish(self, reason: str, final: bool) -> None:
@@ -147,7 +147,7 @@ class OneHost:
 @dataclass(frozen=True, slots=True)
 class Membership:
     """The membership of a rank: its number over all hosts, its `local` number on this host, and its meeting. The rank
-    writes a heartbeat into `pipe` every `interval_s`. `pipe` None: no process watches the rank."""
+    writes a heartbeat into `pipe` every `interval_s`. If `pipe` is None, no process watches the rank."""
 
     rank: int
     local: int

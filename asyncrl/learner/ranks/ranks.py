@@ -142,8 +142,8 @@ class Ranks:
 
     def stop_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
         """Raises StoppedError on every rank if `stopped` is true on any rank, so that no rank waits for a rank that
-        ended. `updating`: weights change after this call. None: `is_updating` does not change. `within_pass`: the
-        helper thread of `stopping` calls this, since the main thread of this rank is in the middle of a pass.
+        ended. `updating`: weights change after this call. If it is None, `is_updating` does not change. `within_pass`:
+        the helper thread of `stopping` calls this, since the main thread of this rank is in the middle of a pass.
         """
         with self.stopping.lock:
             self.activity.advance()
@@ -248,8 +248,8 @@ def joined(
     expert_ranks: int = 1,
     tensor_ranks: int = 1,
 ) -> Iterator[Ranks]:
-    """Join the ranks of which this process is `member`. None: the ranks that `launcher.run_ranks` started, or this
-    process alone. The ranks disconnect at the end of the block.
+    """Join the ranks of which this process is `member`. If `member` is None, these are the ranks that
+    `launcher.run_ranks` started, or this process alone. The ranks disconnect at the end of the block.
 
     - The ranks hold `replicas` copies of a model. Groups of `expert_ranks` ranks of a copy have all experts of a layer.
     - Groups of `context_ranks` divide the tokens of a pass. Groups of `tensor_ranks` divide the layers as well. At most
