@@ -106,7 +106,7 @@ class DemonstrationFeed:
         return self.build(members, learner, updates, weight)
 
     def next(self, position: int, count: int) -> list[int]:
-        """Return the `count` demonstrations from a position on."""
+        """Return `count` demonstrations, the first of which is at a position."""
         return [self._order.at(each) for each in range(position, position + count)]
 
     def _next_tokens(self, position: int, tokens: int) -> list[int]:

@@ -49,7 +49,7 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     for each in models:
         each.module.activations.keep(0.0)
     with_entropy = trainer.algorithm.needs_entropy
-    # A small pass first: it compiles the layers, and measures their activations.
+    # Runs a small pass first, which compiles the layers and measures their activations.
     for tried in ([FEW_TOKENS], lengths):
         peak = _peak(policy, tried, with_entropy, ranks)
     others = peak + _not_allocated_yet(trainer)

@@ -32,9 +32,9 @@ def pinned(tensor: Tensor) -> Tensor:
     """Allocate pinned memory for a copy of a GPU's `tensor`. The current GPU copies into it several times faster than
     into other memory.
 
-    It has no more than the size of the tensor: torch's own pinned memory would have the next power of two. The pages
-    are written before the driver pins them, since kernels of other threads wait for the driver. If the driver refuses,
-    the memory is not pinned (`is_pinned`), and copies are slower.
+    The memory is as large as the tensor, while torch would round the size of pinned memory up to a power of two. The
+    pages are written before the driver pins them, since kernels of other threads wait for the driver. If the driver
+    refuses, the memory is not pinned (`is_pinned`), and copies are slower.
     """
     buffer = pages(tensor)
     if not buffer.nbytes:

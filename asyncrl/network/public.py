@@ -39,8 +39,8 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. Those of them that can be reached serve no pages. The
-list is here since versions of Python know different parts of the registry."""
+"""IANA's registry of special-purpose addresses, and multicast. The addresses among these that can be reached serve no
+pages. The list is here since versions of Python know different parts of the registry."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 """All addresses allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and
 most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible.

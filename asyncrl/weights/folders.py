@@ -165,7 +165,7 @@ def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
         fill(partial)
         partial.rename(folder)
     except OSError:
-        # A full disk needs the space of the unfinished folder.
+        # Frees the space of the unfinished folder, which matters on a full disk.
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return folder

@@ -189,7 +189,7 @@ def _risk_of_gloo(facts: ServerFacts) -> str:
 TO_ENGINES: Sequence[Route[EngineFacts]] = (
     Route("disk", "the servers of this machine load folders", risk=_risk_of_disk),
     Route("distributed", "NCCL copies from GPU to GPU of this machine", risk=_risk_of_broadcasts),
-    # The learner always serves it, so engines that missed a broadcast or a folder get the version too.
+    # The learner always serves this route, so engines that missed a broadcast or a folder get the version too.
     Route("zmq", "it is the fastest into host memory, and deltas are the fewest bytes to other machines", always=True),
 )
 """The routes from the learner to engines, `weights.channel`."""

@@ -1,7 +1,7 @@
 """The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
 
 A receiver requests `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
-(empty for none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
+(empty if it has none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
 
 Then it requests one `chunk` after another: a range of the bytes of the version. The bytes are the concatenated payloads
 of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not request the bytes of

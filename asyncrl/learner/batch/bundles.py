@@ -48,7 +48,7 @@ class _Plan:
     limit: int
 
     def fastest(self, whole: list[Passes]) -> list[Passes]:
-        """Return the passes of a minibatch by rank: `whole`, or faster passes of the same sequences."""
+        """Return the passes of a minibatch by rank. They are `whole`, or faster passes of the same sequences."""
         members = sorted(member for passes in whole for each in passes for member in each)
         chains = _split(members, lambda chain, member: bool(chain) and not self.shared[member])
         found, size = [whole], 1

@@ -67,7 +67,7 @@ class PackedImages:
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchImages:
     """The distinct `images` of a batch of N tokens. `features` int64[N] has the index of each token's feature among the
-    features of all images, -1 for text. `places` int64[3, N] are the rotary positions of the tokens."""
+    features of all images. It is -1 for text. `places` int64[3, N] are the rotary positions of the tokens."""
 
     shape: VisionShape
     images: Sequence[ImagePatches]

@@ -1,6 +1,6 @@
 """Assigns sequences to the forward passes of each rank.
 
-`schedule` needs only lengths and costs, so every rank decides the same. These properties are tested:
+`schedule` needs only lengths and costs, so every rank gets the same schedule. These properties are tested:
 - Every sequence is in exactly one pass of one rank of one minibatch. No sequence is split.
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
 - All ranks have the same number of passes in a minibatch, so that their collectives match. A pass may be empty.

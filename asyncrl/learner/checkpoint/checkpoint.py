@@ -53,7 +53,7 @@ _STEP = re.compile(r"step-(\d{6,})")
 class Progress:
     """The progress of a run.
 
-    - `step` counts finished steps; the other counts are totals over them.
+    - `step` counts finished steps; the other counts are totals over these steps.
     - `evaluations` has the version of each pending evaluation, by its step.
     - `algorithm` is the state that the algorithm keeps from step to step.
     - `norms` and `loss_scales` have the latest gradient norms and the loss scale of each model.
@@ -249,8 +249,8 @@ class Checkpoints:
             ) from error
 
     def best(self) -> list[Path]:
-        """Return the complete checkpoints that were rated, the best one first. Of equally rated ones the newest comes
-        first. Raises CheckpointError: the ratings cannot be read."""
+        """Return the complete checkpoints that were rated, the best one first. Of checkpoints with equal ratings the
+        newest comes first. Raises CheckpointError: the ratings cannot be read."""
         ratings = self._ratings()
         rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
         return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)

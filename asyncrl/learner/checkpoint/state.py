@@ -226,8 +226,8 @@ def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters, tied ones once, and the buffers that belong to a module's state. A module with adapters
-    yields only trained parameters: the frozen ones are in the files that it was loaded from."""
+    """Yield the parameters (tied parameters only once) and the buffers that belong to a module's state. A module with
+    adapters yields only trained parameters: the frozen ones are in the files that it was loaded from."""
     every = dict(module.named_parameters(remove_duplicate=False))
     once = dict(module.named_parameters())
     if adapted_layers(module):
@@ -247,7 +247,7 @@ def _load_moments(name: str, model: Trainable[Any], stored: _StoredTensors, acti
 
 
 def _parts(name: str, local: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor with its name, or the tensors of a quantized one."""
+    """Yield a tensor with its name, or the parts of a quantized tensor with their names."""
     if not _is_quantized(local):
         yield name, local
         return

@@ -58,8 +58,8 @@ class UpdateResult:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. A pass
-    gathers the weights of the share `reshard` of the layers twice, and of the other layers once."""
+    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. In a
+    pass, the share `reshard` of the layers gathers its weights twice, and the other layers gather theirs once."""
 
     once: bool = False
     reshard: float = 1.0

@@ -144,7 +144,7 @@ def load_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
 class _Watched:
     """A router that counts its last pass in `seen` float32[2 experts + 1]. A recomputed layer gives the same counts.
-    `push` float32[experts] is the gradient that each of a token's probabilities gets."""
+    `push` float32[experts] is the gradient of the balance loss with respect to a token's probabilities."""
 
     uses: Tensor | None
     seen: Tensor | None

@@ -4,7 +4,7 @@ The process that starts the ranks is not one of them. The ranks of one machine m
 user can enter, so no port is open for their rendezvous. `hosts` has the rendezvous of several machines.
 
 Each rank writes heartbeats with the state of its main thread into a pipe of its own. A rank without heartbeats is
-stopped or hangs, and a rank with heartbeats may still be stuck (see `activity`). A rank whose pipe has no reader ends
+suspended or hangs, and a rank with heartbeats may still be stuck (see `activity`). A rank whose pipe has no reader ends
 itself. Linux also kills the ranks when the process that started them ends.
 """
 
