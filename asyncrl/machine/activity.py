@@ -49,8 +49,8 @@ class Activity:
         self.work = ""
         """A description of long work, with the remaining time."""
         self.silent, self.silent_since = "", 0.0
-        """A part of the process that sends no heartbeats, and the time of its last one. The name is empty if all parts
-        send heartbeats."""
+        """A part of the process that sends no heartbeats, and the time of its last heartbeat. The name is empty if all
+        parts send heartbeats."""
         self.waits = True
         """True while the main thread waits for something that may take any time."""
         self.unfinished: list[str] = []

@@ -150,7 +150,7 @@ def longest_plain(config: Any) -> int:
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
     than the original length. For dynamic rotary embeddings the result is 0: transformers scales them by the longest
-    input, and servers scale them for every input.
+    input, and servers always scale them.
     """
     config = config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

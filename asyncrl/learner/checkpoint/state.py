@@ -37,7 +37,8 @@ Models = Mapping[str, Trainable[Any]]
 
 
 class HostCopy:
-    """Copies the tensors that this rank writes from `device` to host memory. Each copy overwrites the one before it."""
+    """Copies the tensors that this rank will write into its file. The copy goes from `device` to host memory. Each copy
+    overwrites the one before it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
