@@ -68,8 +68,8 @@ def holds_secrets(name: str) -> bool:
 def masked(value: Any, name: str = "") -> Any:
     """A copy of a plain value named `name`, with secrets masked.
 
-    Secrets are values under names of secrets, all values of environments and headers, passwords in addresses, and
-    tokens in the form of known services.
+    Secrets are values whose names are those of secrets, all values of environments and headers, and passwords in
+    addresses. Tokens in the form of a known service are secrets, too.
     """
     if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
         return hidden(value)

@@ -43,7 +43,7 @@ TASKS_BYTES = 64 << 20
 MAX_REASON_CHARS = 2000
 """The largest length of a `reason`, which explains a failure to people and may come from a long exception."""
 FEW_LISTS = 1000
-"""`check_keys` skips bodies with at most this number of bytes that may begin a list."""
+"""`check_keys` skips a body if at most this many of its bytes may begin a list."""
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
@@ -74,7 +74,8 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def _float(value: Any) -> float:
-    """Convert numpy's float64, which is a float but which msgspec does not accept. Raises TypeError: another type."""
+    """Convert numpy's float64, a subclass of float that msgspec does not accept. Raises TypeError: the value has
+    another type."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"{type(value).__name__} {value!r:.50} is no plain value")

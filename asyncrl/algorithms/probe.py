@@ -98,7 +98,7 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
     size, count = view.index.numel(), episodes.count
     old = view.take(tokens.behaviour)
     advantages = torch.linspace(-1, 1, size)
-    # The learner's log-probs and values are no leaves of the graph either.
+    # As in the learner, log-probs and values are computed tensors and no leaves of the graph.
     now = old.clone().requires_grad_() + 0.1
     match part:
         case Reward():

@@ -35,8 +35,8 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.
     - New weights reach an engine `transfer_s` after they are published. The engine then pauses for `switch_s`.
     - A scorer takes `label_s` per trajectory.
-    - A learner step takes `token_s` for each token of the batch, divided by the number of the learner's GPUs, plus
-      `step_s` with any number of GPUs. A publish takes another `publish_s`.
+    - A learner step takes `token_s` for each token of the batch, divided by the number of the learner's GPUs. It takes
+      another `step_s`, which does not depend on that number. A publish takes another `publish_s`.
     - `failed` is the share of episodes that fail, and `zero_variance` the share of groups whose rewards are all equal.
     - `requests` has the smallest and the largest number of requests with which the speed of an engine was measured;
       empty: unknown.

@@ -111,8 +111,8 @@ def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """The mean number of requests of one engine while it was busy, and the tokens that it sampled per second then, for
-    each two successive rows of an actor.
+    """Two numbers for each two successive rows of an actor: the mean number of requests of one engine while it was
+    busy, and the tokens that it sampled per second during that time.
     """
     for before, after in pairwise(rows):
         seconds = after["seconds"] - before["seconds"]

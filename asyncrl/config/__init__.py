@@ -13,6 +13,7 @@ KEY=VALUE words and files to a checked configuration). Then `checks/` (combinati
 `load.py` (the start of every role). Then `exits.py` (the end of every command), `commands.py` (the table of commands),
 `changes.py`.
 
-Free to change: texts of options, defaults of options that are not `fixed`, checks and their messages. `make docs`
-writes docs/configuration.md from the schema. `--help` must load only the standard library, to stay fast.
+You can freely change the texts of options, the defaults of options that are not `fixed`, and checks with their
+messages. `make docs` writes docs/configuration.md from the schema. `--help` must load only the standard library, to
+stay fast.
 """

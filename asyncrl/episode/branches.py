@@ -120,8 +120,8 @@ def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> 
 class Prefix(NamedTuple):
     """The tokens of `branch` up to the end of `turn`, a completion.
 
-    They are the conversation of `messages`, of which the completion is the last, and of `tools`. `shown` is the
-    completion as the caller got it, if only a stop text was cut from its end.
+    These tokens show the conversation `messages`, whose last message is the completion, with the list of `tools`.
+    `shown` is the completion as the caller got it, if only a stop text was cut from its end.
     """
 
     branch: Branch

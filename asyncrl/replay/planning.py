@@ -106,7 +106,7 @@ class Planning:
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
         """Plan only episodes whose labels meet these needs, from step `first` on. If the algorithm has changed, some
-        stored labels may not meet the needs: their episodes become dead letters, and the groups of these are
+        stored labels may not meet the needs: their episodes become dead letters, and the groups of these episodes are
         dropped."""
         if not set_label_needs(tx, needs):
             return

@@ -38,7 +38,7 @@ class Stages:
             tx.afterwards(partial(self._end, stage, name, **values))
 
     def forget(self, tx: Transaction, name: str) -> None:
-        """Note that an episode is over, in whichever stage."""
+        """Note that an episode is over, whichever stage it is in."""
         for stage in (Stage.TICKET, Stage.QUEUED, Stage.SCORING):
             self.end(tx, stage, name, outcome="ended")
 

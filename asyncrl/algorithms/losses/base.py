@@ -21,11 +21,11 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Updates:
-    """M kept policy tokens of one forward pass.
+    """The M kept policy tokens of one forward pass.
 
-    logprobs float[M], log pi_theta, with gradient; proximal, behaviour, advantages float[M] without; selected bool[M],
-    the tokens that `Loss.select` chose, or None. log_ratio float[M] follows: log r = log pi_theta - log pi_prox,
-    clamped to +-20, with gradient.
+    logprobs float[M], log pi_theta, with gradient; proximal, behaviour, advantages float[M], without gradient; selected
+    bool[M], the tokens that `Loss.select` chose, or None. log_ratio float[M] is computed from these: log r = log
+    pi_theta - log pi_prox, clamped to +-20, with gradient.
     """
 
     view: PolicyTokens
