@@ -4,11 +4,11 @@ The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. A
 decoded arrays are views of the received buffers.
 
 The decoder trusts no sender. It first walks over the header, and refuses a list with fewer elements than announced.
-Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the memory and time for a message
-are bounded by its size.
+Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory and time for
+a message are bounded by its size.
 
-`encode` replaces characters without an encoding, and truncates a `reason`. Integers of more than 64 bits, which msgpack
-lacks, are an extension type.
+`encode` replaces characters that UTF-8 cannot encode, and truncates a `reason`. msgpack has no integers of more than 64
+bits, so they are encoded as an extension type.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ _NO_LISTS = bytes(set(range(256)) - _LISTS)
 class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
     """One message. `sequence` pairs a reply with its request. `frames` are the received frames of a decoded message.
 
-    `content` is the body: a mapping of plain values or a typed struct in a message to send, packed bytes in a received
-    message. `body` reads packed bytes as plain values, `read` as a type.
+    `content` is the body. In a message to send, it is a mapping of plain values or a typed struct. In a received
+    message, it is packed bytes. `body` reads packed bytes as plain values, `read` as a type.
     """
 
     kind: str

@@ -37,7 +37,7 @@ class Algorithm:
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
-        """The algorithm for a learner with `updates` updates a step.
+        """The algorithm for a learner with `updates` updates per step.
 
         Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
         """

@@ -70,8 +70,8 @@ def steps_in_newest_checkpoint(run_dir: Path) -> int:
 
 
 def record_config(config: TrainConfig, folder: Path | None = None) -> None:
-    """Write the configuration for roles and commands to read: the run's into its folder, or a host's into `folder`. If
-    it has secrets, only the owner can read the file."""
+    """Write the configuration for roles and commands to read. The configuration of a run goes into the run's folder,
+    the configuration of a host into `folder`. If it has secrets, only the owner can read the file."""
     path, values = (folder or run_dir(config.run)) / CONFIG_FILE, asdict(config)
     write_whole(path, yaml.safe_dump(values, sort_keys=False), private=has_secrets(values))
 

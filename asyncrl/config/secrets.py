@@ -69,7 +69,7 @@ def shown_word(word: str) -> str:
         return masked_text(word)
     option = option_of(key.lstrip("+~"))
     if option is not None and option.holds_anything:
-        return f"{key}={MASK}"  # A nested value may have secrets by their names, and may be cut off anywhere.
+        return f"{key}={MASK}"  # A nested value may contain named secrets, and may be cut off anywhere.
     return f"{key}={masked_value(key.lstrip('+~'), value)}"
 
 

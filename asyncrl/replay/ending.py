@@ -40,7 +40,7 @@ class RunEnd:
 
     def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
         """True if no process still needs the replay. `workers` returns the workers with recent requests. It is called
-        only after the end, since there may be thousands."""
+        only after the end, since there may be thousands of workers."""
         if self._since is None:
             return False
         waited = self._clock() - self._since

@@ -14,7 +14,7 @@ from asyncrl.types import Finish, Purpose
 
 
 class TrajectoryState(StrEnum):
-    """The state of a trajectory. The last six are final, and each of these has a counter of its name."""
+    """The state of a trajectory. The last six states are final, and each final state has a counter of its name."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -77,7 +77,7 @@ class TrajectoryRecord(Record):
     `oldest` is the oldest version that sampled one of its tokens. `scored` kinds of scores are done, `leased` further
     kinds are leased to a scorer, and `attempts` counts the leases since the last result. `reward` and `outcome` are
     valid after the first score. `plans` counts the plans that contain it, `last_plan` is the newest of these, and
-    `trained` counts the ones that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction. Before
+    `trained` counts the plans that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction. Before
     its first plan or eviction, `lag` is -1. It is always -1 for a demonstration, which no version sampled. `turns`
     counts the policy's turns, `seconds` is the length of the episode, and `reason` tells why it was evicted, filtered,
     dropped or given up. `process` is the step scores as one number, if a process model scored them. `vote` is the short

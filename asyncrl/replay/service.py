@@ -48,7 +48,7 @@ class ReplayService:
     """The whole replay except its sockets. `clock` gives monotonic seconds, and `failed_handshakes` the number of the
     socket's failed handshakes.
 
-    With `run`, the store and all requests must belong to this run. Only questions may come without a run. With `ends`,
+    With `run`, the store and all requests must belong to this run. A request without a run may only read. With `ends`,
     the replay tells its workers and ends once the learner has reported that the run is done. `spans` get the stages of
     episodes and groups.
     """

@@ -180,7 +180,7 @@ class SequenceAdvantage(Advantage):
 
     @abstractmethod
     def scores(self, episodes: Episodes) -> Tensor:
-        """float64[S]: one advantage a sequence."""
+        """float64[S]: one advantage per sequence."""
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         return Estimate(rollouts.spread(self.scores(rollouts.episodes)))

@@ -110,7 +110,7 @@ class ClippedLoss(Loss):
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def marks(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """The tokens whose gradient the clip removes, by the crossed bound."""
+        """The tokens whose gradient the clip removes, by the name of the bound that their ratio crosses."""
         return {
             "high": (ratio > 1 + self.clip_high) & (advantages > 0),
             "low": (ratio < 1 - self.clip_low) & (advantages < 0),
