@@ -1,5 +1,5 @@
-"""Reads the grammar that a user gives. Its form is a `response_format` of the chat-completions API, or one of two
-others.
+"""Reads the grammar that a user gives. It has a form of `response_format` in the chat-completions API, or one of two
+other forms.
 
 A server restricts the sampled tokens of a whole assistant turn to the grammar. docs/engines.md lists the servers that
 can do this, and explains how the learner treats such turns.

@@ -1,7 +1,7 @@
 """`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it first finishes and delivers the running episodes, within cluster.drain_s, and returns the remaining
-tickets to the replay.
+On SIGUSR2 it finishes and delivers the running episodes, for up to cluster.drain_s, and returns all other tickets to
+the replay. Then it ends.
 """
 
 from __future__ import annotations

@@ -204,8 +204,8 @@ class RolloutWorker:
 
 
 async def first_to_end(*works: Awaitable[object]) -> None:
-    """Wait for all `works` until the first one ends, and cancel the others. Raises the error of the first when all have
-    ended."""
+    """Wait for all `works` until the first one ends, and cancel the others. Raises the error of the first one when all
+    have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

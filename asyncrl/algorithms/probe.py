@@ -70,7 +70,7 @@ def _problem(part: Part, count: int) -> str | None:
         reason, place = next(filter(None, (_wrong(*result) for result in results)), None), _defined(part)
     except Exception as error:  # noqa: BLE001 - errors of the user's code are what the probe looks for
         if isinstance(error, InvariantError) and not isinstance(error, MissingScoreError):
-            return None  # The part refuses these made-up data. Only a run has real ones.
+            return None  # The part refuses these made-up data. Only a run has real data.
         reason, place = reason_of(error), _raised(part, error)
         if isinstance(error, KeyError):
             reason += ": a score that a part reads must be named in its `reads`"

@@ -106,7 +106,7 @@ class RunDescription(Struct, frozen=True, forbid_unknown_fields=True):
 def read_description(path: Path) -> RunDescription:
     """The description in a YAML file. Raises ConfigError: it cannot be read, or a value is missing or wrong."""
     try:
-        # Not strict, since YAML reads 1e-5, which has no point, as a text.
+        # Types are not checked strictly, since YAML reads 1e-5, which has no decimal point, as a text.
         return msgspec.yaml.decode(path.read_bytes(), type=RunDescription, strict=False)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}; `asyncrl plan RUN --save FILE` writes such a file") from error

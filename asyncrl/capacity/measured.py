@@ -31,7 +31,7 @@ SHORTEST_S = 1.0
 """The shortest time between two rows of an actor from which a rate is measured."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
-"""The phases of an episode that the simulation models. All other phases are tools or the agent."""
+"""The phases of an episode that the simulation models. All other phases belong to tools or to the agent."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
 """The number of steps whose mean is reliable."""

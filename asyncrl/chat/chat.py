@@ -57,7 +57,7 @@ class Chat:
       tokenizer's eos, the ends of the format, and `further_ends`.
     - `one_call` is true if the template shows only one call per turn, `opens_thought` if its generation prompt opens a
       thought.
-    - `piece` returns the text of one token; a part of a character reads U+FFFD.
+    - `piece` returns the text of one token; a part of a character is shown as U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """

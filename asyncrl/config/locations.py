@@ -24,7 +24,7 @@ PROCESSES_FILE = "processes.json"
 SUMMARY_FILE = "summary.json"
 """The file in a run's folder with its results, for programs to read."""
 FINE_TUNING_FILE = "fine_tuning"
-"""The file that marks the folder of a run of `asyncrl sft`, which has no replay, episodes and rewards."""
+"""The file that marks the folder of a run of `asyncrl sft`, which has no replay, no episodes and no rewards."""
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
@@ -38,7 +38,7 @@ ALIVE_FOLDER = "alive"
 
 
 def refuse_fine_tuning(run: Path) -> None:
-    """Raises ConfigError: the folder is a run of `asyncrl sft`. For commands that need episodes or rewards."""
+    """Raises ConfigError: the folder is a run of `asyncrl sft`. Commands that need episodes or rewards call this."""
     if (run / FINE_TUNING_FILE).exists():
         raise ConfigError(
             f"{run} is a run of `asyncrl sft`, which has no episodes and rewards. `asyncrl dashboard {run}` shows its "

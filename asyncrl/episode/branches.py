@@ -37,11 +37,11 @@ class Branch:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """The tokens so far, int32[T]: a view."""
+        """A view of the tokens so far, int32[T]."""
         return self._tokens[: len(self)]
 
     def columns(self, length: int) -> tuple[NDArray[Any], ...]:
-        """Tokens, log-probs, versions and grammar masses of the first `length` tokens: views."""
+        """Views of tokens, log-probs, versions and grammar masses, for the first `length` tokens."""
         return self._tokens[:length], self._logprobs[:length], self._versions[:length], self._grammar_mass[:length]
 
     def images_within(self, length: int) -> list[PlacedImage]:

@@ -9,7 +9,7 @@ from asyncrl.config.changes import ConfigChange, changed_keys, recorded, require
 from asyncrl.replay.transaction import Transaction
 
 VALUES, CHANGES = "config", "config_changes"
-"""The keys of the table `meta`."""
+"""The keys in the table `meta` under which the newest values and the changes are stored."""
 
 
 def changes(tx: Transaction) -> list[ConfigChange]:

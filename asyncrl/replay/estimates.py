@@ -22,8 +22,8 @@ def ks(attempts: int) -> list[int]:
 
 
 def pass_at(k: int, right: int, scored: int) -> float:
-    """The probability that at least one of k attempts is right, if `right` of the `scored` >= k attempts are right. The
-    unbiased estimate of Evaluating Large Language Models Trained on Code, 2021."""
+    """The probability that at least one of k attempts is right, if `right` of the `scored` >= k attempts are right.
+    This is the unbiased estimate in Evaluating Large Language Models Trained on Code, 2021."""
     return 1 - comb(scored - right, k) / comb(scored, k)
 
 

@@ -114,7 +114,8 @@ class Labelling:
                 tokens -= sum(record.tokens for _, record in unit)
                 if tasks and unit and (tokens < 0 or earlier):
                     return Reply(tasks, frames)
-                # Deleted before the lease: if the unit is given up, this may also end other entries of its group.
+                # The entry is deleted before the lease, because a unit that is given up may also end other entries of
+                # its group.
                 tx.delete("waiting", order)
                 if leased := self._lease_unit(tx, request, unit):
                     wanted -= 1

@@ -69,8 +69,8 @@ class WorkerRequest(ReplayRequest, frozen=True):
 
 
 class GetTickets(WorkerRequest, frozen=True):
-    """Request up to `want` tickets. The actor has the tickets `holding`. The episodes of those in `waiting` are not
-    running now."""
+    """Request up to `want` tickets. The actor has the tickets `holding`. `waiting` are those of them whose episodes are
+    not running now."""
 
     holding: Names
     waiting: Names
@@ -158,8 +158,8 @@ class RequireLabels(ReplayRequest, frozen=True):
 
 
 class GetPlan(ReplayRequest, frozen=True):
-    """Request the batch plan of a learner step. With `ahead` the learner has not reached the step. Then the reply is
-    empty if a later request could get a different plan."""
+    """Request the batch plan of a learner step. With `ahead`, the learner has not reached the step yet, and the reply
+    is empty if a later request could get a different plan."""
 
     step: Whole
     ahead: bool

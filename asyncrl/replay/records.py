@@ -205,7 +205,7 @@ class DeadLetter(Record):
 
 
 def count_dead(tx: Transaction, record: TrajectoryRecord) -> None:
-    """Add a training trajectory and its tokens to the counters of dead ones."""
+    """Add a training trajectory and its tokens to the counters of dead trajectories."""
     tx.add(TrajectoryState.DEAD)
     tx.add("tokens_dead", record.sampled)
 
