@@ -1,8 +1,8 @@
 """Task files: reading them into tasks, checking every row, and writing them from published data sets.
 
-The room keeps no promise of its own, but helps with the third one (same batch after a crash): all roles and every
-restart see the same tasks in the same order (`opening.py`). A row that no message can carry is refused before a run
-starts (`table_checks.py`, `sendable.py`).
+This package keeps no promise of its own, but helps with promise 3 of docs/concepts.md (same batch after a crash): all
+roles and every restart see the same tasks in the same order (`opening.py`). A row that no message can carry is refused
+before a run starts (`table_checks.py`, `sendable.py`).
 
 In reading order:
 

@@ -13,7 +13,8 @@ from asyncrl.data.columns import fields, is_text
 from asyncrl.types import Task
 
 ENVIRONMENT = "environment"
-"""The column with the name of a task's environment; without the column, the field of `extra_info`."""
+"""The column with the name of a task's environment. If a file lacks the column, the field of `extra_info` has the
+name."""
 USER = "interaction_kwargs"
 _TEXT = pa.large_string()
 FACTS = pa.schema([(name, _TEXT) for name in ("data_source", "split", "index", "environment", "user", "roles")])

@@ -4,8 +4,8 @@ If Linux grants namespaces, the program is isolated. It sees Python and the syst
 folder of bounded size, but no other files, no other processes and no network. Without namespaces only the limits
 apply; docs/security.md describes them. Every process that the program starts ends when the call ends for any reason.
 
-asyncrl makes the namespaces itself. bubblewrap needs the same permission from the kernel, and would replace only the
-mounts, and these only on machines that have it.
+asyncrl makes the namespaces itself. The program bubblewrap needs the same permission from the kernel, is not installed
+on every machine, and would replace only the code that makes mounts.
 """
 
 from __future__ import annotations

@@ -47,7 +47,8 @@ class HackAlarm:
         return self.ringing and not before
 
     def _changes(self) -> tuple[float, float, float]:
-        """The changes of reward, outcome and agreement over the window, by linear fits; 0 until it is half full."""
+        """The changes of reward, outcome and agreement over the window, by linear fits; 0 until the window is half
+        full."""
         times, *trends = np.array(self._points).T
         span = times[-1] - times[0]
         if len(times) < _LEAST_POINTS or span < self._config.window_s / 2:
@@ -134,7 +135,8 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
 
 
 def _histograms(scores: Sequence[Scores]) -> dict[str, float]:
-    """The share of scores in each bin, for first, inner and last steps. An only step is a last step."""
+    """The share of scores in each bin, for first, inner and last steps. If there is only one step, it is a last
+    step."""
     positions = {
         "first": [each[0] for each in scores if len(each) > 1],
         "inner": [score for each in scores for score in each[1:-1]],

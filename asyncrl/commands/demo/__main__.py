@@ -1,4 +1,4 @@
-"""`asyncrl demo`: prepare the demo, train, and show the result. Takes KEY=VALUE like `asyncrl train`."""
+"""`asyncrl demo`: prepare the demo, train, and show the result. It takes KEY=VALUE words like `asyncrl train`."""
 
 from __future__ import annotations
 

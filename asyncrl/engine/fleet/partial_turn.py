@@ -115,7 +115,7 @@ def without_recomputed(segment: Segment, prompt: int) -> Segment:
 
 
 def _versions(segment: Segment) -> NDArray[np.int32]:
-    """The versions of a segment's tokens, from labels VERSION-OWNER."""
+    """The versions of a segment's tokens, read from its labels, which have the form VERSION-OWNER."""
     versions = np.empty(len(segment.tokens), np.int32)
     for span in segment.spans:
         versions[span.start : span.end] = int(span.label.partition("-")[0])

@@ -24,7 +24,7 @@ from asyncrl.weights.threads import in_own_thread
 
 CPU = torch.device("cpu")
 BUFFERS = 8
-"""The number of buffers, each with a thread: a single one fills buffers more slowly than a GPU empties them."""
+"""The number of buffers, each with a thread. A single thread would fill buffers more slowly than a GPU empties them."""
 
 BUFFER_BYTES = 8 << 20
 
@@ -36,7 +36,7 @@ class Update:
     """The weights of `version` as they arrived: tensors, or a folder of `folders`.
 
     `label` names the weights on servers. Each server must pass the `check` before it serves them. The weights are read,
-    copied to a device or written to a folder when the first server needs it, and then shared by all servers.
+    copied to a device or written to a folder when the first server needs that form. Then all servers share the result.
     """
 
     def __init__(

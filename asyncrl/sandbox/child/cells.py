@@ -1,7 +1,7 @@
 """Runs the cells of a session one after another, as a notebook does, in the program's process.
 
 A request is a line of JSON with the cell's code. The reply is a line with the cell's number, when the cell is done or
-has raised. This file imports only the standard library, because a container gets only its text.
+has raised an exception. This file imports only the standard library, because a container gets only its text.
 """
 
 import ast

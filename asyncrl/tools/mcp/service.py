@@ -97,7 +97,7 @@ class McpService:
         await self._for_all.close()
 
     async def open(self) -> Session:
-        """Open a new session, after the delay of earlier failures. Raises SessionError."""
+        """Open a new session, after the delay that earlier failures have caused. Raises SessionError."""
         async with self._starting:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)

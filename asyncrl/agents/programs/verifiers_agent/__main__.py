@@ -1,4 +1,5 @@
-"""Plays tasks of environments of verifiers 0.4 or 0.3, in a Python that has verifiers. It does not need asyncrl.
+"""Plays tasks of environments of verifiers 0.4 or 0.3, in a Python that has verifiers. This Python does not need
+asyncrl.
 
     PYTHON verifiers_agent tasks ENV_ID [--args JSON] [--split train] [--limit 1000]     writes tasks as JSON lines
     PYTHON verifiers_agent                                     plays episodes, as the program of `actor.agent_command`

@@ -80,7 +80,8 @@ class IpcServerRoute(BucketServerRoute):
         return buckets
 
     async def source(self, update: Update) -> torch.device:
-        # Twice, because a version is kept for servers that join late, while the next version needs memory too.
+        # The weights count twice: a version is kept for servers that join late, while the next version needs memory
+        # too.
         needed = _together(self.plan(update)) + self._reserve_bytes + 2 * update.nbytes
         source = self.device if update.is_on(self.device) or self._room() >= needed else CPU
         if source != self._source:
