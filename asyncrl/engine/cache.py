@@ -109,7 +109,7 @@ class Layout:
         return torch.from_numpy(array).to(self.cache.keys[0].device)
 
     def _hide_from(self, lengths: np.ndarray[Any, Any]) -> torch.Tensor:
-        """An additive mask [R, longest] for lengths [R]: 0 at positions below a row's length, -inf from there on."""
+        """An additive mask [R, longest] for lengths [R]: 0 at positions below a row's length, -inf at all others."""
         hidden = self._tensor(np.arange(lengths.max()) >= lengths[:, None])
         return torch.zeros_like(hidden, dtype=self.cache.keys[0].dtype).masked_fill_(hidden, -torch.inf)
 

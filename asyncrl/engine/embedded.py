@@ -92,7 +92,7 @@ class EmbeddedEngine:
         self._version = initial_version
         shape = model.config.get_text_config()
         self._keep_cache = keep_cache
-        # The canary needs an empty slot: slot 0 if a switch empties the cache, otherwise an extra slot.
+        # The canary needs an empty slot: slot 0 if a switch empties the cache, and an extra slot if it does not.
         self._canary_slot = config.slots if keep_cache else 0
         self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)

@@ -115,8 +115,8 @@ async def run(
 ) -> ProgramResult:
     """Run `program` in an empty folder that is deleted afterwards. It reads `stdin` and has the open files `fds`.
 
-    With `errors` its standard error is part of the output. `namespaces`: whether it runs in new namespaces; None: if
-    this machine grants them. Raises SandboxError.
+    With `errors` its standard error is part of the output. `namespaces`: true to run it in new namespaces; None to do
+    so if this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)

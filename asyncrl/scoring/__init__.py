@@ -12,6 +12,6 @@ In reading order:
 - transcript.py, models/: process reward models and outcome models, one file for each family
 - managers.py: verl's reward managers, which judge whole groups
 
-A new rule needs a file in rules/ and its name in rules/registry.py; a new family of models a file in models/ and its
-name in models/registry.py. Discuss a change of an existing score first, since runs train on it.
+A new rule needs a file in rules/ and its name in rules/registry.py; a new family of models needs a file in models/ and
+its name in models/registry.py. Discuss a change of an existing score first, since runs train on it.
 """

@@ -41,7 +41,7 @@ GRACE_S = 2.0
 """Seconds after the time limit in which the process may end itself; then the scorer kills it."""
 
 MARK = "ASYNCRL_JUDGE"
-"""An environment variable of the processes. It prevents code that they import from starting further ones without
+"""An environment variable of the processes. It prevents code that they import from starting further processes without
 end."""
 
 _WATCH_S = 0.1
@@ -66,7 +66,8 @@ class Limits:
 class JudgePool:
     """Up to `processes` processes that run the module `program`, which calls `serve`. `serve` receives `settings`.
 
-    The first process starts at once, to report code that cannot be loaded; the rest start when they are needed.
+    The first process starts at once, to report code that cannot be loaded. The other processes start when they are
+    needed.
 
     Raises ConfigError: the first process refuses its settings or does not start, or this process itself belongs to a
     pool.

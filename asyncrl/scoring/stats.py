@@ -25,7 +25,7 @@ class HackAlarm:
     """Watches trends over a sliding window: rings while the mean reward rises, the outcomes do not rise, and the
     process model agrees with the rules less and less.
 
-    Falling agreement alone is no alarm: while a policy learns, its steps become right before its answers do."""
+    Falling agreement alone raises no alarm: while a policy learns, its steps become right before its answers do."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config

@@ -2,7 +2,7 @@
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
 A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The ticket sets the sampling
-parameters. If a request has different ones, they have no effect, and the request is answered and counted.
+parameters. If a request has other values, they have no effect, and the request is answered and counted.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class AgentProgram:
             self._given = -1
 
     async def _send(self, line: bytes, last: bool) -> None:
-        """Write a line in pieces, each when the program has read the one before."""
+        """Write a line in pieces. Each piece is written once the program has read the piece before it."""
         # A program that does not read must not block the event loop.
         rest = memoryview(line)
         while rest:

@@ -121,7 +121,7 @@ def _on_device(weights: Weights, device: torch.device) -> Tensors:
 
 
 def on_device(tensors: Tensors, device: torch.device) -> Tensors:
-    """Copy tensors to `device`; tensors that are there already are shared."""
+    """Copy tensors to `device`. Tensors that are on `device` already are shared."""
     # A GPU copies from pinned memory about eight times as fast as from other memory, but pinning all weights takes
     # longer than copying them. So they pass through a few pinned buffers.
     if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors.values()):
@@ -138,7 +138,7 @@ def copy_from_host(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tens
 
     def pinned() -> torch.Tensor:
         if device.type == "cuda":
-            # A new thread's current device is the first GPU, and pinning would make a context there.
+            # A new thread's current device is the first GPU, and pinning would make a context on it.
             torch.cuda.set_device(device)
         return torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
 

@@ -73,7 +73,7 @@ class RewardModel(Protocol[Score]):
         """One score for each transcript, in order. A score does not depend on the other transcripts of the batch.
 
         Raises ScoringError: a transcript cannot be scored, for example because it is too long. Raises UnavailableError:
-        a remote service cannot be reached, which is no fault of the transcripts.
+        a remote service cannot be reached, so the transcripts are not at fault.
         """
         ...
 

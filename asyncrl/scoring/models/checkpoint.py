@@ -113,7 +113,7 @@ class Checkpoint:
     def tensors(self, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
         """Tensors of the weight files by name, in float32 on the model's device.
 
-        Raises ConfigError: one is missing, or has another shape.
+        Raises ConfigError: a tensor is missing, or has another shape.
         """
         from safetensors import safe_open
 

@@ -67,7 +67,7 @@ class JsonEndpoint:
     def post(self, path: str, body: Any) -> Any:
         """The JSON of the answer.
 
-        Raises ScoringError: the server refuses the request, or the answer is no JSON. Raises UnavailableError: no
+        Raises ScoringError: the server refuses the request, or the answer is not JSON. Raises UnavailableError: no
         complete answer arrived in time.
         """
         return asyncio.run(self._post(self.url + path, json.dumps(body).encode()))

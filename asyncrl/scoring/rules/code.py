@@ -58,9 +58,9 @@ def code(
     In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So only the
     time during which programs ran counts. If the waiting takes until the deadline, the sandbox has failed.
 
-    Raises ScoringError: the ground truth has no tests, or too many to start in the time; its asserts cannot judge any
-    program, for example because they pass it a function; or the sandbox supports no asserts. Raises SandboxError: a
-    program could not be run.
+    Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
+    judge any program, for example because they pass it a function; or the sandbox supports no asserts. Raises
+    SandboxError: a program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer), sandbox)

@@ -35,7 +35,8 @@ EMPTY = "(no output)"
 class McpCounts:
     """Counts since the start, except `sessions`, the number of open sessions.
 
-    - `started` sessions; `start_failures`; `lost` sessions; `states_lost`: lost sessions with the state of an episode.
+    - `started`: sessions that started. `start_failures`: starts that failed.
+    - `lost`: sessions that were lost. `states_lost`: those of them that had the state of an episode.
     - `errors`: calls that the server answered with an error.
     - `unshown`: parts of results that the policy does not see, such as images.
     """

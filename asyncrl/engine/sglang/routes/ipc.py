@@ -5,7 +5,7 @@ its tensors. The server's unpickler accepts known names only, and this process h
 
 So the buffer is pickled as a call of torch's rebuild function. SGLang replaces this function in its servers by one that
 finds a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the
-server reads only attributes. SGLang 0.5.17 and 0.5.23 accept both.
+server reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
 
 Torch counts the processes that use a buffer, and keeps its memory until each has opened its handle and dropped the
 buffer. A server does so when its copies are done. So the actor drops a buffer once the server has answered.
