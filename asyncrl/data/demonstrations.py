@@ -31,8 +31,8 @@ class Demonstration:
 class DemonstrationFile(Sequence[Demonstration]):
     """The demonstrations in one or several files. Rows are read on demand.
 
-    Raises DataError, which names the file, column or row that cannot be used. A bad row raises it only when the row is
-    read.
+    Raises DataError, which names the file, column or row that cannot be used. A bad row raises the error only when it
+    is read.
     """
 
     def __init__(self, sources: Sequence[str | Path]) -> None:

@@ -1,4 +1,4 @@
-"""The facts of tasks that their ids and searches need, as columns of the same types for all kinds of files."""
+"""The facts of tasks that are needed for their ids and for searches, as columns with the same types for all files."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class IdleClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # Past idle seconds, and the start of the current idle time. They are one tuple, so that threads read both at
-        # once.
+        # The seconds of past idle times and the start of the current one are one tuple, so that threads read them
+        # together.
         self._state: tuple[float, float | None] = (0.0, self._started)
 
     def read(self) -> tuple[float, float]:

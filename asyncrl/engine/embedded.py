@@ -98,8 +98,8 @@ class EmbeddedEngine:
         use_slot_attention(model, self._cache)
         self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()
-        # By slot: the number of tokens whose keys and values may be nan, since they have not led to a finite log-prob
-        # yet.
+        # For each slot: the number of tokens whose keys and values may be nan, since they have not led to a finite
+        # log-prob yet.
         self._unproven: dict[int, int] = {}
         self._error_logger = ErrorLogger(logger)
         prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)

@@ -56,7 +56,7 @@ class KindUnavailableError(ScoringError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredEpisode:
-    """The labels of one lease, and numbers for the guards if the labels are final.
+    """The labels of one lease. If they are final, it has numbers for metrics and the alarm on reward hacking, too.
 
     The numbers are every step's score float32[K] before shaping, the share of repeated steps, and the agreement of
     process model and rules on the answer.

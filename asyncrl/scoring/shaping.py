@@ -176,7 +176,7 @@ def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tu
 def _bonuses(accuracy: float | None, length: int, config: ShapingConfig) -> dict[str, float]:
     bonuses: dict[str, float] = {}
     if config.overlong_penalty:
-        # 0 up to overlong_max_length - overlong_buffer, then linearly to -1 (DAPO).
+        # The penalty is 0 up to overlong_max_length - overlong_buffer, and then falls linearly to -1 (DAPO).
         room = config.overlong_max_length - config.overlong_buffer - length
         bonuses["overlong"] = config.overlong_penalty * min(0.0, max(-1.0, room / config.overlong_buffer))
     if accuracy is not None and config.length_bonus_weight:

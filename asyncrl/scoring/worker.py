@@ -200,7 +200,7 @@ class Outages:
     monotonic clock."""
 
     def __init__(self) -> None:
-        # By kind: the start of the outage, its last pause, and the end of that pause.
+        # For each kind: the start of the outage, the length of its last pause, and the end of that pause.
         self._outages: dict[str, tuple[float, float, float]] = {}
         self._reasons: dict[str, str] = {}
 

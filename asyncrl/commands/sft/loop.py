@@ -67,7 +67,7 @@ class Imitation:
     def train(self) -> None:
         """Train to the last step. Raises StoppedError: `stop` was set.
 
-        The finished steps are saved then, unless the stop came within a step, after the first of its updates.
+        The finished steps are then saved, unless the stop came after the first update of an unfinished step.
         """
         with self._at_stop.saving_finished_steps():
             self._train()

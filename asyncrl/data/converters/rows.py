@@ -76,7 +76,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
             try:
                 whole = msgspec.json.decode(content, type=Row | list[Row])
             except msgspec.DecodeError:
-                pass  # Perhaps JSON lines, which are read below.
+                pass  # The file may have JSON lines, which are read below.
             else:
                 rows = whole if isinstance(whole, list) else [whole]
                 yield from ((f"{path}: row {row}", values) for row, values in enumerate(rows))

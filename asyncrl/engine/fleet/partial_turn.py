@@ -18,7 +18,7 @@ _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 
 
 class PartialTurn:
-    """A turn that continues `prompt`: the segments from the requests so far.
+    """A turn that continues `prompt`. It has the segments from the requests so far.
 
     - One request samples at most `segment_tokens`; 0: the whole turn.
     - A turn under a grammar is one request, and starts over when it is interrupted: a server that continued it would

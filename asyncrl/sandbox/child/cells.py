@@ -56,7 +56,7 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
         if tree.body:
             exec(compile(tree, name, "exec"), names)
         if last is not None:
-            # Compiled as interactive input, so that it prints its value.
+            # The last expression is compiled as interactive input, so that it prints its value.
             exec(compile(ast.Interactive([last]), name, "single"), names)
     except BaseException as error:  # noqa: BLE001 - printed, as a notebook does
         frames = error.__traceback__

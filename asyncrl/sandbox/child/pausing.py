@@ -154,7 +154,7 @@ def run_times(proc: str) -> dict[str, bytes]:
 
 def _run_time(thread: str) -> bytes:
     with suppress(FileNotFoundError):
-        # Nanoseconds of running and waiting, and the number of time slices.
+        # `schedstat` has nanoseconds of running and waiting, and the number of time slices.
         found = _read(f"{thread}/schedstat")
         if found != b"0 0 0\n":
             return found

@@ -183,7 +183,7 @@ class Program:
     def _object(self, number: Any) -> ProgramObject:
         # The tests got the object in an answer, so from now on they may use it where they expect data.
         self._named.discard(number)
-        # One handle for each object, so that `is` works as it does in the program.
+        # Each object has only one handle, so that `is` works as it does in the program.
         return self._objects.setdefault(number, ProgramObject(self, number))
 
     def _number(self, value: Any, by_name: bool) -> Any:

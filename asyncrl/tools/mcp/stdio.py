@@ -201,7 +201,7 @@ class ProgramLink:
         """True if the message is the first answer to a request."""
         if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
             return False
-        # As text, since a server may repeat a number as text.
+        # Ids are compared as text, since a server may repeat a number as text.
         id = str(message.message.id)
         is_first = id in self._unanswered
         self._unanswered.discard(id)

@@ -89,7 +89,7 @@ class IpcServerRoute(BucketServerRoute):
             where = "on the GPU" if source == self.device else "in host memory, since the GPU has no room for them"
             logger.info("versions for %s are kept %s", self.end.url, where)
             if source == CPU:
-                # GPU memory is short, and the copy of the last version is no longer used.
+                # GPU memory is short, so this process returns the copy of the last version, which is no longer used.
                 give_back_memory()
         return source
 
