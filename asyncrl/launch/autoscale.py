@@ -46,7 +46,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """One process more (+1) or less (-1) of `name`, actors or scorers, and why."""
+    """A change of the number of `name` (actors or scorers) by one process: `by` is +1 or -1. `reason` says why."""
 
     name: str
     by: int
@@ -155,8 +155,8 @@ class Autoscaler:
             log.info("cluster.autoscale: %s=%d, since %s", change.name, count, change.reason)
 
     def _read(self, name: str) -> dict[str, float]:
-        """The newest metrics of a role; empty until it has written some since the first look. Values from before the
-        first look may come from an earlier process.
+        """The newest metrics of a role; empty until the role has written some since the first look. Older values may
+        come from an earlier process.
         """
         values = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name))).read()
         found = self._found.setdefault(name, values.get("time"))

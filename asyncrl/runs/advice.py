@@ -22,7 +22,7 @@ EVICTED = 0.05
 LONG_PHASE = 0.2
 """A phase of a step without training should take a smaller share of the step."""
 MOST_OF = 0.5
-"""A reason is the cause of the learner's waiting if it explains more than this share of it."""
+"""A reason is the cause of the learner's waiting if it explains more than this share of the waiting time."""
 
 FINE = "nothing waits longer than it should"
 
@@ -130,7 +130,7 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
-    """True if pacing, or its sampler, is off and could be on."""
+    """True if the run could pace its episodes, but has pacing off or a sampler that does not suit it."""
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 

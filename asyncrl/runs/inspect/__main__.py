@@ -190,7 +190,7 @@ def _live(arguments: Namespace, run: Run, stored: StoredRun) -> LiveReplay:
 
 
 def status(arguments: Namespace) -> int:
-    """A live table on a terminal; one print elsewhere, with --once and with --json."""
+    """Show a live table on a terminal. Elsewhere, and with --once or --json, print the status once."""
     console = Console()
     with _opened(arguments) as (run, stored):
         views = _views(run, _live(arguments, run, stored), stored, arguments.interval)

@@ -1,7 +1,7 @@
 """Makes a store from an exported run: to inspect it, to export it again, and to train from it (`replay.source`).
 
-The files may come from a stranger. Every row is checked before it is stored: its types and invariants as the store will
-read them, and that it fits the other rows. A wrong row ends the import, and the unfinished store is deleted.
+The files may come from a stranger. Every row is checked before it is stored: its types and invariants must hold as the
+store will read them, and it must fit the other rows. A wrong row ends the import, and the unfinished store is deleted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, pa.ArrowException, lmdb.BadValsizeError),
 )
-"""Raised if values do not come from an export."""
+"""The errors that are raised if values do not come from an export."""
 
 T = TypeVar("T")
 
