@@ -22,10 +22,10 @@ from asyncrl.runs.lines import Tail
 log = logging.getLogger("asyncrl.train")
 
 STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much if it is idle for more than the first share of its time, and hardly at all below the
-second."""
+"""The learner waits too much if it is idle for more than the share STARVED of its time, and hardly at all if it is idle
+for less than SERVED."""
 BUSY = 0.1
-"""Actors or scorers that are idle for a smaller share of their time limit the run."""
+"""Actors or scorers limit the run if they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
 """Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
 OLD = 0.9

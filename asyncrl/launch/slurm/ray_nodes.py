@@ -44,7 +44,8 @@ WATCH_S = 5.0
 """The pause between two looks at the steps."""
 TOLD_LINES = 5
 OBJECTS_BYTES = 256 << 20
-"""The memory of each node for Ray's objects, which are small in a run. By default Ray would take a third of it all."""
+"""The memory of each node for Ray's objects, which are small in a run. By default Ray would take a third of the node's
+memory."""
 
 
 def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:

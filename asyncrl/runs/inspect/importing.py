@@ -55,7 +55,7 @@ ROWS = 128
 MAX_COLUMN_BYTES = 4 << 30
 """The memory that the values of one column may take in a group of rows. A small compressed file can need far more."""
 OFFSET_BITS = 32
-"""Memory for each text, in addition to its bytes."""
+"""The bits of memory that each text takes, in addition to its bytes."""
 LONGEST_REASON = 300
 _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),

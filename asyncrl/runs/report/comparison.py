@@ -19,7 +19,7 @@ from asyncrl.runs.report.reported import NO_ADDRESS, ReportedRun
 SEED = "run.seed"
 NOT_COMPARED = ("run.name", *HOST_KEYS)
 PARTS = 4
-"""The tables have a value at the end of each of this many equal parts of the shortest run."""
+"""The shortest run is divided into this many equal parts, and the tables have a value at the end of each part."""
 WINDOW = 0.125
 """A value of training batches in a table is a mean over the part of the run before it. The part is as long as this
 share of the shortest run."""

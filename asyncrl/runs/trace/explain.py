@@ -15,7 +15,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.runs.trace.reading import US, RoleSpans, Trace, TraceSpan, episodes_of, number_of, text_of
 
 LAST_GROUPS = 3
-"""The groups of a batch that are described: the last complete ones."""
+"""The number of groups of a batch that are described: the groups that were complete last."""
 LONGEST = 8
 LEAST_SHARE = 0.01
 """A part that took a smaller share of an episode's time is left out."""
