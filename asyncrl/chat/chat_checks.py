@@ -95,8 +95,8 @@ def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, F
 def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
     """Find the conversations of `CONVERSATIONS` that the template rewrites.
 
-    Returns their names, by the text around the first difference: as recorded, and as rendered. Conversations that the
-    template refuses are left out.
+    Returns lists of their names. The key of a list is the text around the first difference: as recorded, and as
+    rendered. Conversations that the template refuses are left out.
     """
     found = defaultdict(list)
     for name, (messages, tools) in CONVERSATIONS.items():

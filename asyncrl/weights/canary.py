@@ -178,8 +178,8 @@ class CanaryJudge:
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1
         return CanaryError(
-            f"version {check.version}, which came by {check.route}, fails its canary in {by}, which does not serve "
-            f"it: {reason} (docs/faults.md)"
+            f"version {check.version}, received by {check.route}, fails its canary in {by} and is not served there: "
+            f"{reason} (docs/faults.md)"
         )
 
 

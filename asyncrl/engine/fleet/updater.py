@@ -155,7 +155,7 @@ class ServerUpdater:
         check, server = update.check, self._server
         if check is None:
             return
-        by = f"{server.url} (by {server.route})"
+        by = f"{server.url} (loaded by {server.route})"
         try:
             try:
                 salt = update.label if self._settings.salted else None

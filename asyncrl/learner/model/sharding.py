@@ -64,7 +64,7 @@ def shard(
     activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
-    # Parameters that patterns freeze have the dtype of the trained ones.
+    # Parameters that `model.freeze` freezes are float32, like the trained ones.
     keeps_masters = frozen is None and not adapted_layers(root)
     convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
@@ -127,11 +127,12 @@ def _allow_graphs() -> None:
     # Each kind of layer is compiled with and without gradients, and with and without shared prefixes. Beyond torch's
     # limit, 8 graphs for all models together, layers would not be compiled.
     compiler.recompile_limit = max(compiler.recompile_limit, 64)
-    # Otherwise two sizes that are equal in a graph's first pass, as with a single sequence, must be equal in all its
-    # passes.
+    # With duck shapes, sizes that are equal by chance in a graph's first pass must be equal in all its passes. Some
+    # sizes are equal in a pass over a single sequence.
     shapes.use_duck_shape = False
-    # Otherwise the kernels of norms are fused only for many tokens, and each layer has graphs for up to four ranges of
-    # tokens. Fused kernels are a little slower for few tokens. Torch 2.11 has this option, other versions may not.
+    # Without this option, torch fuses the kernels of norms only for many tokens, and each layer has up to four graphs,
+    # for different numbers of tokens. Fused kernels are a little slower for few tokens. Torch 2.11 has the option,
+    # other versions may not.
     if hasattr(kernels.triton, "mix_order_reduction_non_strict_mode"):
         kernels.triton.mix_order_reduction_non_strict_mode = True
 

@@ -26,5 +26,5 @@ def be_deterministic(environment: MutableMapping[str, str] = os.environ) -> None
         environment.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    # Otherwise the compiler chooses between kernels, which round differently, by their measured speed.
+    # Without this, the compiler chooses between kernels by their measured speed, and kernels round differently.
     compiler.deterministic = True

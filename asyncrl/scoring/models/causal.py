@@ -44,7 +44,8 @@ class CausalReader:
     ) -> None:
         self._backbone = backbone.eval()
         self._readout = readout
-        # In such a model, a long input of a pass changes how the positions of all inputs of the pass are encoded.
+        # If a model has a longest plain input, a longer one changes how the positions of all inputs of its pass are
+        # encoded.
         alone = longest_plain(backbone.config) < sys.maxsize
         # No input is as short as 0 tokens, so every input becomes a batch of its own.
         self._micro_tokens = 0 if alone else micro_tokens

@@ -102,7 +102,7 @@ class IpcServerRoute(BucketServerRoute):
             async with self.end.updating(), aclosing(self.buckets(update)) as made:
                 async for bucket, flat, body in made:
                     with shared(flat, self.end.ranks) as buffers:
-                        # Otherwise the traceback of an error would keep the buffer.
+                        # Without `del`, the traceback of an error would keep the buffer.
                         del flat
                         request = {**body, "serialized_named_tensors": handles_of(bucket, buffers)}
                         await self.end.post("/update_weights_from_tensor", request)
