@@ -161,5 +161,5 @@ def test_a_missing_or_cut_file_is_refused(tmp_path: Path) -> None:
         DataProto.load_from_disk(path)
     DataProto.from_dict({"x": torch.zeros(100)}).save_to_disk(path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match="batch is no batch"):
+    with pytest.raises(DataError, match="save_to_disk did not write"):
         DataProto.load_from_disk(path)
