@@ -140,7 +140,7 @@ def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: 
 
 
 def _dotted(config: Any, prefix: str = "") -> Iterator[str]:
-    """The names of all fields, nested ones with dots."""
+    """The names of all fields, with dots in the names of nested fields."""
     for name, value in config.to_dict().items():
         inner = getattr(config, name, None)
         if isinstance(inner, PreTrainedConfig):

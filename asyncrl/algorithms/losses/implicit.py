@@ -43,7 +43,7 @@ def implicit_loss(
 def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
     """The step's loss of pi_phi, and the share of outcomes that it predicted. Empty if no implicit model is trained.
 
-    With the `episodes` of the batch, also the share of pairs that pi_phi ranks correctly.
+    If `episodes` is given, the result also has the share of pairs that pi_phi ranks correctly.
     """
     count = float(sums.get("implicit/sequences", torch.zeros(())))
     if not count:

@@ -48,7 +48,7 @@ def attend_packed(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """Compares packed and plain passes: their logits if `with_head`, otherwise their last hidden states."""
+    """Compares packed and plain passes: their logits if `with_head`, or else their last hidden states."""
 
     model: Any
     attention: str
@@ -94,7 +94,8 @@ class _Trial:
         return states
 
     def _probes(self, window: int) -> list[Tensor]:
-        """Return two sequences of different tokens and lengths, longer than the window unless that is expensive."""
+        """Return two sequences of different tokens and lengths, longer than the window, unless the window is larger
+        than LONGEST_PROBE."""
         lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
         ids = torch.arange(sum(lengths)) * 7 % self.model.config.get_text_config().vocab_size
         return list(ids.split(lengths))

@@ -21,8 +21,8 @@ from asyncrl.modelling.freezing import in_tower
 from asyncrl.weights.manifest import DTYPES
 
 UNIT_BYTES = 100e6
-"""The least bytes of layers that ranks gather at once on GPUs. For a smaller layer, the host's work for the gathering
-takes longer than the GPU's."""
+"""Ranks on GPUs gather at least this many bytes of layers at once. For a smaller layer, the host's work for the
+gathering takes longer than the GPU's."""
 
 
 def compiles(config: ModelConfig, device: torch.device) -> bool:
@@ -48,8 +48,9 @@ def shard(
     """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. Returns the
     activations that the layers keep.
 
-    - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. None:
-      UNIT_BYTES on a GPU, and single layers on the CPU. A unit begins to gather the next unit before it runs.
+    - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. If
+      `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. A unit begins to gather
+      the next unit before it runs.
     - Master weights are float32. Gathered weights and the computation are in `config.dtype`. A frozen model, and the
       frozen part of a model with adapters, has only weights of this dtype.
     - The hooks of FSDP stay outside of a layer's compiled and recomputed part.

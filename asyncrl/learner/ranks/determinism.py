@@ -10,7 +10,7 @@ import torch
 VARIABLES = {
     # cuBLAS takes its workspaces from whichever stream is first, unless they have a fixed size.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # Read by transformers for the package flash_attn; torch's own kernels follow torch.use_deterministic_algorithms.
+    # transformers reads this for the package flash_attn. torch's own kernels follow torch.use_deterministic_algorithms.
     "FLASH_ATTENTION_DETERMINISTIC": "1",
 }
 

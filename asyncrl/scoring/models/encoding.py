@@ -30,7 +30,8 @@ Encode = Callable[[Transcript], Encoded]
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes transcripts into at most `max_tokens` tokens, for the model named `model`, whose embedding has `rows`.
+    """Encodes transcripts into at most `max_tokens` tokens, for the model named `model`, whose embedding has `rows`
+    tokens.
 
     With `drop_oldest`, a longer transcript loses its tool results, the oldest first, until the rest fits. The prompt
     and the steps always stay, and no text is shortened.
@@ -119,8 +120,9 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
 
 
 def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence[int]], list[int]]]:
-    """The id of the marker that ends a step, and a function for all other text. It replaces the marker's id by the ids
-    of its characters, so that a marker in the text ends no step. Raises ConfigError: the tokenizer lacks the marker.
+    """The id of the marker that ends a step, and a function for all other text. The function replaces the marker's id
+    by the ids of its characters, so that a marker in the text ends no step. Raises ConfigError: the tokenizer lacks the
+    marker.
     """
     marker = single_token(tokenizer, text, key)
     spelled = [token for character in text.strip() or text for token in words(tokenizer, character)]
