@@ -50,7 +50,6 @@ class PolicyClient:
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Send a request of the protocol at `path`, and return its answer. None if the conversation has no room for
-
         another turn. Raises AgentError: the request was refused, or has no room for the first turn.
         """
         async with self._http.post(f"{self._base_url}/{path}", json=body) as response:

@@ -90,7 +90,6 @@ class Layout:
         self, slots: np.ndarray[Any, Any], stops: np.ndarray[Any, Any]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
         """Group the decoding slots that attend together. A group has its packed tokens, its slots (None: attend without
-
         copies) and its mask. Without copies, the mask is for all slots up to the highest.
         """
         if not len(slots):

@@ -193,7 +193,6 @@ class EmbeddedEngine:
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Wait for a version (see `Engine`). The engine has only one version at a time, so pinned sessions get newer
-
         versions, too. Raises EngineError: the engine is closed first.
         """
         self._check_open()

@@ -37,7 +37,6 @@ MOST_NUMBERS = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class Problem:
     """The case for which a kernel is prepared. `sequences`, the `queries` and `keys` of a sequence, and `tokens` are
-
     upper limits. Each token sees the `window` latest tokens (None: all).
     """
 

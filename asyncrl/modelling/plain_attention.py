@@ -70,7 +70,6 @@ def differentiate_plainly(
     of_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, rule: ScoreRule
 ) -> tuple[Gradients, Tensor | None]:
     """Compute the gradients by query, key, value and sinks (None without sinks), from the gradient `of_output` by the
-
     output of `attend_plainly`. The softmax is computed again.
     """
     blocks = _Blocks.of(query, key, value, rule)

@@ -1,10 +1,11 @@
 """The routers of mixtures of experts, in float32 for every dtype of the model.
 
 A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
-tokens to different experts with the same weights. Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers
+tokens to different experts with the same weights.
 
-already. This file does so for more families: logits, softmax, choice and weights of experts. The router's weights are
-rounded to the model's dtype first, as engines receive them; their product with the states is not rounded.
+Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers already. This file does so for more families:
+logits, softmax, choice and weights of experts. The router's weights are rounded to the model's dtype first, as engines
+receive them; their product with the states is not rounded.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ T = TypeVar("T")
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
 """The outcome of a request. ok: done. nothing: there is nothing to give yet. over: the run is done. busy: send the
 request again later. refused. ended: the run must end because of too many failures. The body of the last three is the
-reason. """
+reason."""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 

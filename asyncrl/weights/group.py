@@ -169,5 +169,5 @@ def _broadcast(group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | Non
 
 
 def sum_of(flat: torch.Tensor) -> torch.Tensor:
-    """Compute the checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
+    """Compute the checksum int64[] of a buffer on its device. The size of the buffer is a multiple of 8."""
     return flat.view(torch.int64).sum()

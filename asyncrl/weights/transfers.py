@@ -15,9 +15,11 @@ answer is one of these:
 - `nothing` after `POLL_S`
 - `excluded`, with the reason, if this receiver can never take part
 
-The rules: - A transfer ends with the version with which it began, even if a newer one is offered meanwhile. Memory
-holds the newest version, deltas between the last few, and versions in transfer. A receiver that is silent for
-`forget_s` is forgotten.
+The rules:
+
+- A transfer ends with the version with which it began, even if a newer one is offered meanwhile. Memory holds the
+  newest version, deltas between the last few, and versions in transfer. A receiver that is silent for `forget_s` is
+  forgotten.
 - Each offered version is newer than the one before it.
 - Deltas lead from the receiver's own base to the offered version, and are fewer bytes than the version.
 - A malformed request, or one for chunks that do not exist, raises WireError and changes nothing.

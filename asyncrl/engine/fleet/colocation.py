@@ -79,7 +79,6 @@ class ServerTurns:
 
     def counters(self) -> dict[str, float]:
         """The counts since the start: turns, seconds from the learner's request to the return of the lock, and seconds
-
         from the beginning of a turn to the first ready server.
         """
         return dict(self._counts)

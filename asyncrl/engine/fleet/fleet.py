@@ -332,7 +332,6 @@ class Fleet:
 
     async def _ready(self, session: str) -> Endpoint:
         """Wait for an endpoint that can serve the session. Raises EngineError: none is ready for `wait_s`, not counting
-
         the learner's turns on shared GPUs.
         """
         wait_s = self._settings.wait_s

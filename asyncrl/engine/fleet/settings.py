@@ -29,7 +29,6 @@ class FleetSettings:
     @property
     def salted(self) -> bool:
         """True if sessions keep their prefixes through updates. Each session uses the prefix cache of the version under
-
         which it began. Otherwise every update flushes the cache.
         """
         return self.mode == "in_place"

@@ -23,9 +23,9 @@ class PackedSequences:
 
     - `ids` int64[U], and `positions` int64[U] within the sequences.
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
-    - `before` int64[M]: the token before each needed token in its sequence. - `uses` float32[U]: how many of the N
-      tokens each computed token represents. It is 0 in padding, and in a dummy sequence, which is computed only because
-      other ranks have a pass.
+    - `before` int64[M]: the token before each needed token in its sequence.
+    - `uses` float32[U]: how many of the N tokens each computed token represents. It is 0 in padding, and in a dummy
+      sequence, which is computed only because other ranks have a pass.
     - `copies` has two int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed, and the
       index of each of them in `needed`.
     - `routing` uint8[U, W], if experts are replayed: the experts that each token was sampled with, as

@@ -10,8 +10,9 @@ It keeps its part of two promises:
 
 Files in reading order:
 
-- `policy.py` and `critic.py`: packed tokens to log-probs and values. - `loading.py` and `sharding.py`: from files to
-  the shards of each rank. - `optimizer.py`: gradients to updates. `activations.py`: trades memory for time.
+- `policy.py` and `critic.py`: packed tokens to log-probs and values.
+- `loading.py` and `sharding.py`: from files to the shards of each rank.
+- `optimizer.py`: gradients to updates. `activations.py`: trades memory for time.
 - `router_balance.py`, `routing_replay.py`, `expert_ranks.py`: mixtures of experts.
 - `tensor_ranks.py` and `tensor_slices.py`: tensor parallelism. `lora.py`: adapters.
 
