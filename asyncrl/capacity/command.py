@@ -38,7 +38,7 @@ STEPS = 20
 CHANGED = ("batch_size", "group_size", "publish_every", "concurrency", "engine_gpus", "scorers")
 BEYOND = 1.5
 """A forecast is marked as uncertain if an engine has more requests than this multiple of the most with which its speed
-was measured. """
+was measured."""
 MANY = 0.9
 WASTEFUL = 0.2
 """The share of discarded tokens above which the notes do not recommend more engines."""

@@ -1,7 +1,8 @@
 """Stores a batch as one safetensors file, which cannot contain code, unlike a pickle.
 
-Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`. Numbers and texts are stored
-as such; any other value is a list whose first element is a mark for the type (`_Mark`).
+Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`. Null, booleans,
+numbers, texts and bytes are stored as such. Any other value, such as a list or an integer that msgpack lacks, is a list
+whose first element is a mark for the type (`_Mark`).
 """
 
 from __future__ import annotations
