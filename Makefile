@@ -42,21 +42,22 @@ $(VENV)/installed: constraints.txt pyproject.toml
 	@touch $@
 
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
-NO_SERVERS := -n 2 --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignore=tests/ray --ignore=tests/slurm \
+NO_SERVERS := --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignore=tests/ray --ignore=tests/slurm \
 	--ignore=tests/environments
 
+# One worker more than cores, since many of these tests wait for processes and for limits of time.
 test: install
-	$(PYTEST) $(NO_SERVERS) -m "not long and not browser" $(ARGS)
+	$(PYTEST) -n 3 $(NO_SERVERS) -m "not long and not browser" $(ARGS)
 
 # The tests that failed the last time, one after the other.
 test-failed: install
 	$(PYTEST) -n 0 --last-failed --last-failed-no-failures none $(ARGS)
 
 test-quick: install
-	$(PYTEST) $(NO_SERVERS) -m "not slow and not long and not browser"
+	$(PYTEST) -n 2 $(NO_SERVERS) -m "not slow and not long and not browser"
 
 test-long: install
-	$(PYTEST) $(NO_SERVERS) -m long $(ARGS)
+	$(PYTEST) -n 2 $(NO_SERVERS) -m long $(ARGS)
 
 test-wheel: install
 	$(BIN)/python -m tests.packaging.check_wheel $(ARGS)

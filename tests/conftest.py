@@ -31,13 +31,18 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True)
 def _handlers_of_the_log() -> Iterator[None]:
-    """A command that runs within a test gives the root logger a handler, which would write to a stream that is closed
-    by the time of the next test."""
+    """A command that runs within a test or a fixture gives the root logger a handler. It would write to a stream that
+    is closed by the time of the next test."""
     root = logging.getLogger()
-    before, level = root.handlers[:], root.level
+    _leave_handlers_of_pytest(root)
+    level = root.level
     yield
-    root.handlers[:] = [handler for handler in root.handlers if handler in before]
+    _leave_handlers_of_pytest(root)
     root.setLevel(level)
+
+
+def _leave_handlers_of_pytest(root: logging.Logger) -> None:
+    root.handlers[:] = [handler for handler in root.handlers if type(handler).__module__ == "_pytest.logging"]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -67,6 +67,7 @@ def test_every_block_says_what_it_is() -> None:
     assert named == set(LANGUAGES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", blocks("python"), ids=str)
 def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -82,6 +82,7 @@ def dotted(text: str) -> Iterator[tuple[str, str]]:
             yield place, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", LIGHT)
 def test_what_a_tool_a_rule_or_an_agent_imports_is_light(place: str) -> None:
     code = f"import sys; before = set(sys.modules); import {place}; print(*set(sys.modules) - before)"

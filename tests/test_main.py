@@ -19,12 +19,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_help_names_every_command() -> None:
     shown = run("--help")
     assert shown.returncode == 0
     assert all(f"  {name} " in shown.stdout for name in COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -41,6 +43,7 @@ def test_help_and_version(arguments: list[str], text: str) -> None:
     assert (shown.returncode, text in shown.stdout) == (0, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -100,6 +100,7 @@ def test_a_mapping_that_is_masked_already_and_cut_off_takes_no_longer(end: str) 
     assert time.monotonic() - began < GENEROUS_S
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "part",
     [

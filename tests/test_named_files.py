@@ -43,6 +43,7 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert [name for code in re.findall(r"`([^`\n]+)`", prose) for name in missing(code)] == []
 
 
+@pytest.mark.slow
 def test_every_file_that_a_docstring_or_a_comment_names_exists() -> None:
     found = [f"{source.relative_to(ROOT)}: {name}" for source in SOURCES for name in missing(words(source))]
     assert found == []

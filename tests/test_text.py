@@ -21,6 +21,7 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(value=PLAIN)
 def test_every_text_within_a_plain_value_has_an_encoding_afterwards(value: Any) -> None:
     found = encodable(value)

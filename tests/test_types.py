@@ -147,6 +147,7 @@ def test_a_prompt_begins_a_branch_and_a_branch_begins_with_what_was_given() -> N
             make_trajectory(turns=bad)
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(-1, 3), min_size=2, max_size=40).filter(lambda versions: max(versions) >= 0))
 def test_runs_say_the_versions_token_by_token(values: list[int]) -> None:
     versions = np.array([-1, *values], np.int32)

@@ -151,6 +151,7 @@ def test_what_cannot_be_encoded_or_is_too_long_to_be_taken_is_refused_by_name(va
         encode(Message("tickets", 1, {"x": value}))
 
 
+@pytest.mark.slow
 @given(kind=st.text(max_size=20), sequence=st.integers(0, 2**40), body=BODIES, arrays=st.lists(ARRAYS, max_size=4))
 def test_a_message_comes_back_as_it_was(kind: str, sequence: int, body: dict[str, Any], arrays: list[Any]) -> None:
     sent = Message(kind, sequence, body, {str(index): array for index, array in enumerate(arrays)})
@@ -162,6 +163,7 @@ def test_a_message_comes_back_as_it_was(kind: str, sequence: int, body: dict[str
         assert got.arrays[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.slow
 @given(trajectories())
 def test_a_trajectory_comes_back_bit_for_bit(sent: Trajectory) -> None:
     got = wire.read_trajectory(decode(encode(wire.trajectory_message(sent))))

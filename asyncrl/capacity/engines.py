@@ -30,8 +30,8 @@ class SimulatedEngines:
         self._environment = environment
         self._count = count
         self._rates = rates
-        # The tokens that a request would have received since the start. They grow more slowly while there are many
-        # requests.
+        # The tokens that a request would have by now if it had run since the start. They grow more slowly while there
+        # are many requests.
         self._progress = 0.0
         self._updated = environment.now
         self._is_paused = False

@@ -6,9 +6,11 @@ experiment), the words of the command line. One error lists all mistakes, a line
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, NamedTuple, get_origin
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -36,13 +38,14 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
     mistake.
     """
     config, wrong = _composed(words, folder)
-    for key, option in OPTIONS.items():
-        if key not in wrong and (line := _unset(config, key)):
-            wrong[key] = line
-        if key in wrong:
-            OmegaConf.update(config, key, option.default, merge=False)
-    for key in OmegaConf.missing_keys(config):
-        OmegaConf.update(config, key, [] if get_origin(OPTIONS[key].type) is list else "")
+    if wrong or not _is_whole(config):
+        for key, option in OPTIONS.items():
+            if key not in wrong and (line := _unset(config, key)):
+                wrong[key] = line
+            if key in wrong:
+                OmegaConf.update(config, key, option.default, merge=False)
+        for key in OmegaConf.missing_keys(config):
+            OmegaConf.update(config, key, [] if get_origin(OPTIONS[key].type) is list else "")
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, TrainConfig)
     if lines := [*wrong.values(), *refusals(typed, wrong)]:
@@ -83,18 +86,14 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
                 settings.append((key, value))
         except ConfigError as error:
             wrong[key] = str(error)
-    config = typed_defaults()
-    in_files = files.wrong
-    if not in_files:
-        try:
-            # Hydra composes the files without types, so that a part can be given by its name alone.
-            with initialize_config_dir(str(config_dir()), version_base="1.3"):
-                content = compose(DEFAULTS, [f"{group}={name}" for group, name in chosen.items() if name])
-                if "engine.kind" not in (key for key, _ in settings):
-                    wrong |= _overruled_engine(chosen, content)
-            in_files = list(set_value(config, "", OmegaConf.to_container(content)).values())
-        except FAILURES as error:
-            in_files = [reason(error)]
+    if files.wrong:
+        config, in_files = typed_defaults(), files.wrong
+    else:
+        names = tuple((group, name) for group, name in chosen.items() if name)
+        of_files = (_of_files if files.others else _of_shipped_files)(config_dir(), names)
+        config, in_files = copy.deepcopy(of_files.config), of_files.wrong
+        if "engine.kind" not in (key for key, _ in settings):
+            wrong |= of_files.overruled
     for key, value in settings:
         wrong |= set_value(config, key, value)
     if in_files:
@@ -102,7 +101,33 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
     return config, wrong
 
 
-def _overruled_engine(chosen: Mapping[str, str | None], content: DictConfig) -> dict[str, str]:
+class _OfFiles(NamedTuple):
+    """The configuration that files alone make, with the line of `_overruled_engine` and a line for each value that
+    cannot be used."""
+
+    config: DictConfig
+    overruled: dict[str, str]
+    wrong: list[str]
+
+
+def _of_files(shipped: Path, names: tuple[tuple[str, str], ...]) -> _OfFiles:
+    """Compose the default files and the named ones."""
+    config, overruled = typed_defaults(), dict[str, str]()
+    try:
+        # Hydra composes the files without types, so that a part can be given by its name alone.
+        with initialize_config_dir(str(shipped), version_base="1.3"):
+            content = compose(DEFAULTS, [f"{group}={name}" for group, name in names])
+            overruled = _overruled_engine(dict(names), content)
+        return _OfFiles(config, overruled, list(set_value(config, "", OmegaConf.to_container(content)).values()))
+    except FAILURES as error:
+        return _OfFiles(config, overruled, [reason(error)])
+
+
+# Composition is most of the time of `read`, and a process that reads many configurations chooses few files.
+_of_shipped_files = cache(_of_files)
+
+
+def _overruled_engine(chosen: Mapping[str, str], content: DictConfig) -> dict[str, str]:
     """An error line if `engine=NAME` was given, and the experiment's file sets another engine.kind, which would win."""
     name = chosen.get("engine")
     if not name or not chosen.get("experiment"):
@@ -138,6 +163,15 @@ def parsed(word: str) -> Override:
             f"{shown_word(word)}: give one value; write a list as [a,b], and quote a text that has a comma"
         )
     return override
+
+
+def _is_whole(config: DictConfig) -> bool:
+    """True if each option has a value."""
+    try:
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except FAILURES:
+        return False
+    return True
 
 
 def _unset(config: DictConfig, key: str) -> str | None:

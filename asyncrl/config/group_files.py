@@ -35,7 +35,7 @@ PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 class GroupFiles:
     """`folder` holds further files by name, such as experiment/NAME.yaml. `wrong` gets a line for each mistake in a
-    chosen file.
+    chosen file. `others` is true once a chosen file is not a shipped one.
 
     Raises ConfigError: the folder does not exist.
     """
@@ -44,6 +44,7 @@ class GroupFiles:
         if folder is not None and not folder.is_dir():
             raise ConfigError(f"--config-dir={folder}: there is no such folder")
         self.wrong: list[str] = []
+        self.others = False
         self._folder = folder
         self._within: list[Path] = []
 
@@ -76,6 +77,7 @@ class GroupFiles:
 
     def _stored(self, group: str, path: Path) -> str:
         """Store a file that is outside of Hydra's search path, and return Hydra's name for it."""
+        self.others = True
         name = f"file-{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]}"
         if path.resolve() in self._within:
             self.wrong.append(f"{path}: defaults: the file includes itself")

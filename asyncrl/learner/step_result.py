@@ -61,7 +61,7 @@ def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Call
     """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns the sums of the
     loss.
 
-    The ranks of a context group have the same `output` and loss, and each adds the gradient by its part of the tokens.
+    The ranks of a context group have the same `output` and loss, and each adds the gradient of its own tokens.
     """
     if not len(rows):
         # The gradient of a dummy is 0: the backward pass only takes part in the collectives of the other ranks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import gc
 import logging
@@ -56,7 +57,7 @@ def stop_on_signals() -> threading.Event:
             os._exit(128 + signal.SIGINT)
         handled.add(number)
         log.info("stopping on %s", signal.Signals(number).name)
-        stop.set()
+        set_in_handler(stop)
 
     signal.signal(signal.SIGTERM, handle)
     signal.signal(signal.SIGINT, handle)
@@ -82,8 +83,17 @@ def set_at_once(event: threading.Event) -> None:
 def event_on(number: signal.Signals) -> threading.Event:
     """Return an event that a signal sets."""
     event = threading.Event()
-    signal.signal(number, lambda *_: event.set())
+    signal.signal(number, lambda *_: set_in_handler(event))
     return event
+
+
+def set_in_handler(event: threading.Event) -> None:
+    """Have another thread set `event`, on behalf of the handler of a signal. The main thread, which runs the handler,
+    may be within `event.wait` and hold the event's lock, for which `event.set` would wait for ever."""
+    try:
+        _thread.start_new_thread(event.set, ())
+    except RuntimeError:  # The interpreter ends: there are no more threads.
+        event.set()
 
 
 def keep_freed_memory(trim_bytes: int = 64 << 20) -> None:

@@ -53,7 +53,7 @@ class GpuAttention:
         return self._cleared(output, 0), self._cleared(normalisers, 0)
 
     def backward(self, of_output: Tensor, output: Tensor, normalisers: Tensor) -> Gradients:
-        """The gradients by query, key and value, from the gradient [U, heads, D] by the output; 0 on padding.
+        """The gradients with respect to query, key and value, from that of the output [U, heads, D]; 0 on padding.
 
         `output` and `normalisers` must be the result of `forward`.
         """

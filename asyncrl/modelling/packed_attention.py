@@ -137,7 +137,7 @@ def _differentiate(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients by query, key, value and sinks from the gradient by the output of `attend`.
+    """Compute the gradients with respect to query, key, value and sinks from that of the output of `attend`.
 
     Without sinks, their gradient is empty.
     """

@@ -3,7 +3,7 @@
 A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
 tokens to different experts with the same weights.
 
-Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers already. This file does so for more families:
+In transformers, routers of DeepSeek-V3 and GLM-4.5 already compute in float32. This file does so for more families:
 logits, softmax, choice and weights of experts. The router's weights are rounded to the model's dtype first, as engines
 receive them; their product with the states is not rounded.
 """

@@ -64,7 +64,7 @@ class RunSummary:
       counts failed attempts at episodes and at their scoring. `reasons` counts the failures that are kept as dead
       letters, the most frequent reason first.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
-    the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
+      the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
     - `files` are the existing folders, by their content; `next` has the commands to use next.
     """
 

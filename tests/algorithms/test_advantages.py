@@ -279,6 +279,7 @@ def test_a_member_alone_in_its_group_gets_nothing_or_its_reward(names, expected)
         assert advantages_of(name, episodes, tokens).tolist() == expected, name
 
 
+@pytest.mark.slow
 @given(SEEDS, st.floats(0, 1), st.floats(0, 1), CAPS, CAPS, CAPS)
 @settings(max_examples=40, deadline=None)
 def test_vtrace_equals_its_definition_as_a_double_sum(seed, gamma, lam, rho_bar, c_bar, rho_pg_bar):
@@ -303,6 +304,7 @@ def test_vtrace_equals_its_definition_as_a_double_sum(seed, gamma, lam, rho_bar,
         start += length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf, 1e30]))
 @settings(max_examples=8, deadline=None)
@@ -317,6 +319,7 @@ def test_tool_tokens_never_change_an_advantage(name, seed, junk):
     assert plain[~tokens.mask].count_nonzero() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @given(seed=SEEDS)
 @settings(max_examples=8, deadline=None)
@@ -339,6 +342,7 @@ def test_more_tool_tokens_change_nothing_on_the_others(name, seed):
     torch.testing.assert_close(plain[tokens.mask], other[longer.mask], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @given(seed=SEEDS, data=st.data())
 @settings(max_examples=8, deadline=None)

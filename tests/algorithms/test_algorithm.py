@@ -143,6 +143,7 @@ def close(one, other, tolerance: float) -> None:
     torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.slow
 @each_composition
 @given(seed=SEEDS, ranks=st.integers(1, 3), data=st.data())
 @settings(max_examples=6, deadline=None)
@@ -190,6 +191,7 @@ def test_ranks_and_micro_batches_change_neither_loss_nor_gradient_nor_metrics(
         assert ours[name] == pytest.approx(value, rel=100 * tolerance, abs=10 * tolerance), name
 
 
+@pytest.mark.slow
 @each_composition
 @given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf, 89.0]))
 @settings(max_examples=6, deadline=None)
@@ -212,6 +214,7 @@ def test_masked_tokens_contribute_exactly_nothing(composition, seed, junk):
         assert ours[~tokens.mask].count_nonzero() == 0
 
 
+@pytest.mark.slow
 @each_composition
 @given(seed=SEEDS, junk=st.sampled_from([torch.nan, torch.inf, -torch.inf, 89.0]))
 @settings(max_examples=6, deadline=None)

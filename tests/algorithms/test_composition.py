@@ -12,6 +12,7 @@ from tests.algorithms.my_parts import Squared
 from tests.algorithms.support import make_algorithm, make_config, preset
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", choices("algorithm"))
 def test_every_preset_is_a_sound_composition(name):
     check(preset(name), step_scores=True, group_size=8)

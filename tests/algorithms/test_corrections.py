@@ -213,6 +213,7 @@ def test_tis_and_icepop_without_bounds_are_plain_importance_sampling(rule, seed)
 FLOATS = st.floats(-1024, 1024, width=32)
 
 
+@pytest.mark.slow
 @given(st.lists(FLOATS, min_size=1, max_size=60), st.integers(1, 5), st.integers(1, 70))
 @settings(deadline=None, max_examples=50)
 def test_the_largest_values_are_the_same_for_any_number_of_ranks(numbers, ranks, count):

@@ -54,6 +54,7 @@ def _params(name):
     return {"gdpo": {"weights": NAMED}}.get(name, {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", registry.parts("advantage"))
 @given(seed=st.integers(0, 10_000), data=st.data())
 @settings(max_examples=8, deadline=None)

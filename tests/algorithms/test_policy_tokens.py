@@ -29,6 +29,7 @@ def test_the_view_knows_sequences_turns_and_neighbours():
     assert view.scatter(torch.ones(7)).tolist() == [0, 1, 1, 0, 1, 0, 0, 1, 0, 1, 1, 1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(st.booleans(), max_size=6), max_size=5))
 def test_a_view_is_the_same_as_counted_token_by_token_with_gradients_or_without(masks):
     masks = [mask for mask in masks if mask]
@@ -88,6 +89,7 @@ def test_each_aggregation_gives_its_number(name, params, expected):
     assert result.item() == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.slow
 @given(st.integers(0, 600), st.integers(0, 1000))
 def test_the_scan_equals_the_loop_over_tokens(size, seed):
     generator = torch.Generator().manual_seed(seed)

@@ -112,6 +112,7 @@ def test_stops_of_pushes_between_two_rows_are_told_apart_and_go_on_after_a_resta
     assert push == {"pauses": 3, "pause_median_s": 0.2, "pause_p95_s": 0.29, "pause_max_s": 0.3}
 
 
+@pytest.mark.slow
 def test_the_picture_has_the_age_bounds_of_all_results_in_one_order(
     run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -110,6 +110,7 @@ def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:
         describe(Run(run))
 
 
+@pytest.mark.slow
 def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
     before = describe(Run(run))
     cut = {name: value for name, value in STEP.items() if name != "seconds/publish"}
@@ -119,6 +120,7 @@ def test_a_step_that_a_stop_cut_short_is_left_out(run: Path) -> None:
     assert describe(Run(run)) == before
 
 
+@pytest.mark.slow
 def test_metrics_that_are_damaged_or_lack_values_are_named(run: Path) -> None:
     write_rows(run / "metrics" / "scoring-0.jsonl", [{"time": 1.0}, {"time": 2.0}])
     with pytest.raises(ConfigError, match=r"'labelled'.*different version"):
@@ -137,6 +139,7 @@ def test_the_times_of_a_pass_are_fitted_and_never_negative() -> None:
     assert decoding_times(windows((10, 0.01), (20, 0.04)))[0] == 0
 
 
+@pytest.mark.slow
 def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "saved.yaml"
     assert call(["--from", str(run), "--save", str(file), "--steps", "3"]) == 0
@@ -152,6 +155,7 @@ def test_the_command_saves_reads_and_forecasts(run: Path, tmp_path: Path, capsys
     assert all(each["price_per_step"] == pytest.approx(8 * 2 * each["seconds_per_step"] / 3600) for each in forecasts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -217,6 +221,7 @@ def test_busy_engines_whose_tokens_are_thrown_away_are_not_said_to_need_more_gpu
     assert "-0%" not in [*_cells(replace(busy, learner_idle=-0.001), None)]
 
 
+@pytest.mark.slow
 def test_whole_hosts_are_divided_and_gpus_without_work_are_counted(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

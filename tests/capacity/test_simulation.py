@@ -28,6 +28,7 @@ def forecast(given: Rates, **changes: Any) -> Forecast:
     return simulate(RunDescription(given, sizes(**changes)), steps=10)
 
 
+@pytest.mark.slow
 def test_a_synchronous_step_is_generation_then_scoring_then_training() -> None:
     found = forecast(rates(step_s=0.5, publish_s=0.25, label_s=0.125, transfer_s=0.0625, switch_s=1.0), max_lag=0)
     # All 32 episodes run together; the last of them is scored last; an engine takes the weights after the publish.
@@ -43,6 +44,7 @@ def test_a_synchronous_step_is_generation_then_scoring_then_training() -> None:
     assert found.discarded == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("learner_gpus", [1, 4])
 def test_a_slow_learner_works_all_the_time_and_its_gpus_share_the_training(learner_gpus: int) -> None:
     found = forecast(rates(token_s=1e-2, step_s=1.0), max_lag=3, learner_gpus=learner_gpus)
@@ -52,6 +54,7 @@ def test_a_slow_learner_works_all_the_time_and_its_gpus_share_the_training(learn
     assert found.lags[3] > 0.5
 
 
+@pytest.mark.slow
 def test_slow_engines_generate_all_the_time_at_the_speed_of_their_requests() -> None:
     given = rates(tasks=[[replace(EPISODE, tools_s=0.0)]], token_s=0.0)
     found = forecast(given, max_lag=4)
@@ -60,6 +63,7 @@ def test_slow_engines_generate_all_the_time_at_the_speed_of_their_requests() -> 
     assert found.requests == pytest.approx(32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["fifo", "freshest"])
 def test_groups_that_are_too_old_are_thrown_away_and_never_trained(sampler: str) -> None:
     found = forecast(rates(tasks=[[EPISODE] * 7, [EPISODE, LONG]], token_s=1e-5), max_lag=1, sampler=sampler)
@@ -68,6 +72,7 @@ def test_groups_that_are_too_old_are_thrown_away_and_never_trained(sampler: str)
     assert sum(found.lags.values()) == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_a_version_of_several_steps_is_published_after_the_last_of_them() -> None:
     found = forecast(rates(token_s=1e-2, publish_s=8.0), max_lag=1, publish_every=4)
     # Ten steps after twelve others have two publishes.
@@ -75,6 +80,7 @@ def test_a_version_of_several_steps_is_published_after_the_last_of_them() -> Non
     assert set(found.lags) <= {0, 1}
 
 
+@pytest.mark.slow
 def test_refused_groups_and_failed_episodes_cost_time() -> None:
     plain = forecast(rates(), max_lag=1)
     filtered = forecast(rates(zero_variance=0.5), max_lag=1, filter_zero_variance=True)
@@ -102,17 +108,20 @@ def test_a_simulation_that_would_take_hours_is_refused_at_once(what: str, change
         forecast(rates(**changes), filter_zero_variance=True)
 
 
+@pytest.mark.slow
 def test_scorers_without_work_are_idle_all_the_time_and_no_longer() -> None:
     found = forecast(rates(tasks=[[EPISODE] * 7 + [LONG]]), max_lag=1, scorers=3)
     assert found.scorer_idle == pytest.approx(1)
 
 
+@pytest.mark.slow
 def test_room_for_more_episodes_than_are_admitted_changes_nothing() -> None:
     assert forecast(rates(), concurrency=10**9).trajectories_per_s == pytest.approx(
         forecast(rates(), concurrency=3 * 32).trajectories_per_s
     )
 
 
+@pytest.mark.slow
 def test_a_large_run_is_as_fast_as_its_shards_together() -> None:
     tasks = [
         [replace(EPISODE, sampled=sampled, tools_s=tools_s) for tools_s in (1.0, 2.0, 9.0)] for sampled in (50, 150)
@@ -124,6 +133,7 @@ def test_a_large_run_is_as_fast_as_its_shards_together() -> None:
     assert large.seconds_per_step == pytest.approx(small.seconds_per_step)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_forecast() -> None:
     given = RunDescription(rates(tasks=[[EPISODE, LONG]]), sizes())
     assert simulate(given, steps=5) == simulate(given, steps=5)

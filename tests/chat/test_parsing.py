@@ -127,6 +127,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.dictionaries(KEYS, VALUES, max_size=3))
 def test_whatever_is_taken_as_a_call_can_be_sent(arguments: dict[str, Any]):
     for found in parse_tool_calls(made(arguments, "free"), SCHEMAS):

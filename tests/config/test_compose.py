@@ -34,6 +34,7 @@ def refused(words: list[str], folder: Path | None = None) -> list[str]:
     return str(error.value).splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "line"),
     [
@@ -87,6 +88,7 @@ def test_all_that_is_wrong_is_refused_at_once() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_words_win_over_files_and_files_over_defaults(required: list[str], folder: Path) -> None:
     (folder / "experiment" / "mine.yaml").write_text(
         "# @package _global_\ndefaults:\n  - override /algorithm: dapo\nlearner: {steps: 7, lr: 1e-3}\n"
@@ -97,6 +99,7 @@ def test_words_win_over_files_and_files_over_defaults(required: list[str], folde
     assert config.scoring.rules == {"a": "gsm8k"}
 
 
+@pytest.mark.slow
 def test_a_file_is_chosen_by_its_path_and_names_others_by_paths_that_begin_at_it(
     required: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +201,7 @@ def test_a_composition_needs_no_required_key() -> None:
     assert composed(["learner.steps=7"]).learner.steps == 7
 
 
+@pytest.mark.slow
 def test_a_chosen_engine_that_the_experiment_replaces_is_refused(required: list[str], folder: Path) -> None:
     (folder / "experiment" / "mine.yaml").write_text("engine: {kind: sglang}\n")
     words = [*required, "experiment=mine"]

@@ -69,6 +69,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_the_end_of_a_command_collects_nothing_that_the_system_frees_anyway() -> None:
     def ended(how: str) -> tuple[int, str]:
         done = subprocess.run([sys.executable, "-c", COLLECTED, how], capture_output=True, text=True)

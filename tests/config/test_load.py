@@ -45,6 +45,7 @@ def test_a_failure_of_the_disk_ends_a_role_with_a_line_that_names_the_file(tmp_p
     assert (result.returncode, result.stderr.splitlines()) == (1, [message])
 
 
+@pytest.mark.slow
 def test_a_plan_needs_neither_the_model_nor_the_data_and_says_nothing_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

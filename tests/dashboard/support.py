@@ -21,6 +21,7 @@ from asyncrl.dashboard.runs import shown_runs
 from asyncrl.dashboard.server import application
 from asyncrl.machine.ports import LOOPBACK
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from tests.helpers import GENEROUS_S
 
 T = TypeVar("T")
 
@@ -101,5 +102,5 @@ def dashboard(*folders: Path, options: Sequence[str] = (), browser: str = "true"
             yield line[line.index("http://") :].strip()
         finally:
             server.send_signal(signal.SIGINT)
-            _, errors = server.communicate(timeout=60)
+            _, errors = server.communicate(timeout=GENEROUS_S)
         assert (server.returncode, errors) == (0, "")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.dashboard.browser import Browser, browse, needs_chromium
 from tests.dashboard.support import dashboard
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 
@@ -45,9 +45,9 @@ def test_the_demo_is_drawn_while_it_trains_and_after(tmp_path: Path) -> None:
         assert demo.poll() is None, log.read_text()
         with dashboard(tmp_path / "demo") as url:
             browse(url, visit)
-        assert demo.wait(timeout=60) == 0, log.read_text()
+        assert demo.wait(timeout=GENEROUS_S) == 0, log.read_text()
         assert "asyncrl dashboard" in log.read_text()
     finally:
         if demo.poll() is None:
             demo.send_signal(signal.SIGINT)
-            demo.wait(timeout=60)
+            demo.wait(timeout=GENEROUS_S)

@@ -120,6 +120,7 @@ def test_a_long_turn_comes_in_pieces_that_join_to_its_text() -> None:
         more_tokens(episode, 100_000, VOCABULARY)
 
 
+@pytest.mark.slow
 def test_an_episode_of_ten_megabytes_is_sent_as_its_first_tokens_and_counts() -> None:
     turns = [(Role.PROMPT, "ask"), *([(Role.ASSISTANT, "a"), (Role.TOOL, "x" * 500_000)] * 20)]
     parts = described(played(turns))["parts"]

@@ -38,6 +38,7 @@ KINDS = ("bytes", "words")
 IDS = {kind: st.lists(st.integers(0, 275), max_size=40) for kind in KINDS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 def test_the_pieces_joined_are_the_text(kind: str, data: st.DataObject) -> None:

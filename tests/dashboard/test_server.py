@@ -48,6 +48,7 @@ def test_another_site_can_neither_take_the_server_for_its_own_nor_frame_the_page
     assert "frame-ancestors 'none'" in policy
 
 
+@pytest.mark.slow
 def test_a_browser_gets_a_file_of_this_user_and_not_the_token_in_its_arguments(tmp_path: Path) -> None:
     told = tmp_path / "told"
     script = tmp_path / "browser"
@@ -182,6 +183,7 @@ def test_a_silent_role_is_a_warning_and_stands_among_the_roles(tmp_path: Path) -
     assert [each.split(" for ")[0] for each in found["warnings"]] == ["scoring-0 has been silent"]
 
 
+@pytest.mark.slow
 def test_the_configuration_shows_each_part_of_the_algorithm_that_is_not_as_by_default(tmp_path: Path) -> None:
     run = make_run(tmp_path / "one")
     write_config(run)
@@ -201,6 +203,7 @@ def test_the_configuration_shows_each_part_of_the_algorithm_that_is_not_as_by_de
     assert shown["algorithm.entropy_weight"] == "0.01"
 
 
+@pytest.mark.slow
 def test_what_is_no_regular_file_among_the_metrics_holds_up_no_answer(tmp_path: Path) -> None:
     run = make_run(tmp_path / "one")
     write_config(run)
@@ -226,6 +229,7 @@ MORE_NAMES = ("updates_skipped", "seconds/step", "groups/zero_variance", "learne
 ASKED = ("overview", "catalogue", "series?file=learner&name=*", "series?file=learner&name=*&from=0&to=2000")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [10, 2000])
 @pytest.mark.parametrize("value", ODD.values(), ids=ODD)
 def test_metrics_with_any_values_are_shown_as_far_as_they_are_numbers(tmp_path: Path, value: str, rows: int) -> None:
@@ -238,6 +242,7 @@ def test_metrics_with_any_values_are_shown_as_far_as_they_are_numbers(tmp_path: 
         assert answer([run], f"/api/runs/one/{asked}")[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", ["processes.json", "summary.json", "config.yaml", "supervised"])
 @pytest.mark.parametrize("content", ["[" * 10**5, '{"a": NaN}', '{"a": ', "[1]", '"x"', "a: [", '{"learner": 5}'])
 def test_a_damaged_file_of_a_run_leaves_its_page(tmp_path: Path, file: str, content: str) -> None:
@@ -271,6 +276,7 @@ def test_a_fault_of_the_server_is_told_and_closed_to_other_sites(
     assert "Content-Security-Policy" in headers
 
 
+@pytest.mark.slow
 def test_a_configuration_is_parsed_again_only_where_it_has_changed(tmp_path: Path) -> None:
     write_config(tmp_path)
     run = Run(tmp_path)

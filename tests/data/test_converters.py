@@ -119,6 +119,7 @@ def test_questions_with_golden_answers_are_scored_by_words(tmp_path: Path) -> No
     assert f1("<answer>no</answer>", second.ground_truth).outcome == 0.0
 
 
+@pytest.mark.slow
 def test_programs_are_scored_by_their_tests_and_rows_without_any_are_left_out(tmp_path: Path) -> None:
     reads = {
         "problem_id": 0,

@@ -96,6 +96,7 @@ def kept(task: Task) -> Task:
     return found
 
 
+@pytest.mark.slow
 @given(st.lists(ROWS, min_size=1, max_size=4), st.sampled_from(["jsonl", "json"]))
 def test_values_of_any_json_rows_keep_their_types_on_every_way(
     tmp_path_factory: pytest.TempPathFactory, given_rows: list[dict[str, Any]], suffix: str

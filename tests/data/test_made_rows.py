@@ -122,6 +122,7 @@ print(len(tasks), anonymous() - before)
 """
 
 
+@pytest.mark.slow
 def test_rows_that_a_start_made_take_a_small_part_of_their_size_in_memory(tmp_path: Path):
     texts = pa.array(["x" * 20_000] * 5000)
     messages = pa.StructArray.from_arrays([pa.repeat("user", 5000), texts], ["role", "content"])
@@ -202,6 +203,7 @@ def test_a_split_of_the_hub_is_read_by_datasets_with_its_names(tmp_path: Path, m
         list(sources.parts("hub:o/n?split=train", REQUIRED))
 
 
+@pytest.mark.slow
 def test_real_datasets_give_the_rows_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("datasets", reason="needs asyncrl[datasets]")
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))

@@ -277,6 +277,7 @@ def test_times_that_have_no_value_in_python_are_refused_when_the_file_is_opened(
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(texts, texts, st.dictionaries(st.sampled_from("abc"), texts, max_size=2)), min_size=1))
 def test_what_is_written_is_read_back(tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, ...]]) -> None:
     tasks = [

@@ -50,6 +50,7 @@ def made(folder: Path, source: str) -> TaskFile:
     return TaskFile(folder / "made.arrow", rows=read_made(folder / "made.arrow"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake")
 def test_a_source_makes_the_same_tasks_each_time_and_their_data_set_scores_them(tmp_path: Path):
     source = "reasoning-gym:sums?size=5&most=30"
@@ -118,11 +119,13 @@ PLAIN = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_a_packed_value_comes_back_as_it_was(value: Any):
     assert unpacked(packed(value)) == value
 
 
+@pytest.mark.slow
 def test_real_reasoning_gym_scores_its_own_answers_after_packing():
     gym = pytest.importorskip("reasoning_gym", reason="needs asyncrl[reasoning-gym]")
     for name in ("chain_sum", "arc_agi", "sudoku", "graph_color"):

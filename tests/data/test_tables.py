@@ -101,6 +101,7 @@ SPLITS = st.sampled_from([None, "train", "test"])
 FILES = st.lists(st.lists(st.tuples(SPLITS, st.integers(0, 3)), min_size=1, max_size=4), min_size=1, max_size=3)
 
 
+@pytest.mark.slow
 @given(files=FILES, stems=st.lists(st.sampled_from(["x", "train"]), min_size=3, max_size=3))
 def test_no_two_rows_of_any_files_have_the_same_id(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[tuple[str | None, int]]], stems: list[str]

@@ -19,7 +19,7 @@ from asyncrl.runs.lines import read_lines
 from tests.chaos.world import World
 from tests.end_to_end.fake_server.sglang.launch_server import CRIME
 from tests.end_to_end.support import ROOT, Run, read_config
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -84,7 +84,7 @@ def test_a_run_in_turns_survives_the_deaths_of_learner_actor_and_server_and_a_st
             run.kill(victim)
     run.wait_for_step(8)
     run.process.send_signal(signal.SIGINT)
-    run.process.wait(120)
+    run.process.wait(GENEROUS_S)
     resumed = start("train", *changes)
     resumed.finish()
     check(resumed, 12)

@@ -94,6 +94,7 @@ def test_a_dense_model_has_no_experts_to_return() -> None:
 SHAPE = routing_shape(mixture("qwen3_moe").config)
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=8))
 def test_a_token_keeps_the_experts_that_came_first_and_has_none_where_none_came(spans: list[tuple[int, int]]) -> None:
     branch, count = Branch("s", 40), 20

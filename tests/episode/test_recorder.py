@@ -61,6 +61,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(ACTS)
 def test_limits_hold_and_every_answer_stands_once_behind_what_was_asked(acts: list[tuple[str, int]]) -> None:

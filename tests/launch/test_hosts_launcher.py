@@ -44,6 +44,7 @@ def make_config(folder: Path, hosts: Sequence[str]) -> TrainConfig:
     return TrainConfig(RunConfig("run", str(folder)), ModelConfig(path="m"), cluster=cluster)
 
 
+@pytest.mark.slow
 def test_hosts_that_cannot_be_used_are_all_named_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         launcher_of(make_config(tmp_path, ["here", "dead", "away", "old"])).hosts()
@@ -121,6 +122,7 @@ def test_a_kill_on_a_host_that_is_away_waits_for_nothing(tmp_path: Path, monkeyp
     until(lambda: has_ended(process.pid))
 
 
+@pytest.mark.slow
 def test_a_role_whose_connection_breaks_ends_before_it_counts_as_ended(tmp_path: Path) -> None:
     process, _ = start(tmp_path, lease_s=5.0)
     role = psutil.Process(process.pid)

@@ -81,6 +81,7 @@ def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role(tmp
     assert [each.name for each in commands][:3] == ["replay-0", "replay-1", "scoring-0"]
 
 
+@pytest.mark.slow
 def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_working_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,7 @@ from asyncrl.launch.ownership import NotRunningError
 from asyncrl.launch.placement.placement import Placement
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.scaling import Scaler, ask, main, parse_counts
-from tests.helpers import until
+from tests.helpers import GENEROUS_S, until
 
 
 def ask_and_update(folder: Path, scaler: Scaler) -> list[BaseException]:
@@ -28,7 +28,7 @@ def ask_and_update(folder: Path, scaler: Scaler) -> list[BaseException]:
 
     def wish() -> None:
         try:
-            ask(folder, {"actors": 8}, timeout_s=60)
+            ask(folder, {"actors": 8}, timeout_s=GENEROUS_S)
         except (ConfigError, UnavailableError) as error:
             raised.append(error)
 

@@ -148,6 +148,7 @@ def test_a_learner_over_several_nodes_meets_at_its_first_one_by_the_named_interf
     assert (config.learner.rendezvous, config.learner.interface) == ("10.0.0.1:20002", "ib0")
 
 
+@pytest.mark.slow
 def test_nodes_tell_what_they_have_and_each_that_cannot_be_used_is_named(stub: Path, tmp_path: Path) -> None:
     job = this_job(JOB)
     found = launcher_of(make_config(tmp_path / "good"), job).hosts()

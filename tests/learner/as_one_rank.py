@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-MEASURED = ("seconds/", "memory/", "idle", "tokens_per_s")
+MEASURED = ("seconds/", "memory/", "idle", "tokens_per_s", "kept/")
+"""The beginnings of metrics that depend on time. A thread counts kept episodes some time after their step."""
 
 
 def assert_close(found: Tensor, expected: Tensor, name: str) -> None:
@@ -29,7 +30,7 @@ def assert_same_pass(found: Sequence[Any], expected: Sequence[Any], name: str) -
 
 
 def assert_same_runs(found: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
-    """Weights by version, and metrics by step, of runs by name."""
+    """Weights by version, metrics by step, and kept episodes, of runs by name."""
     assert found.keys() == expected.keys()
     for name, run in expected.items():
         ours = found[name]
@@ -38,6 +39,7 @@ def assert_same_runs(found: Mapping[str, Any], expected: Mapping[str, Any]) -> N
             assert ours["weights"][version].keys() == tensors.keys()
             for tensor in tensors:
                 assert_close(ours["weights"][version][tensor], tensors[tensor], f"{name} {tensor}")
+        assert ours["kept"] == run["kept"]
         assert [step for step, _ in ours["metrics"]] == [step for step, _ in run["metrics"]]
         for (_, left), (_, right) in zip(ours["metrics"], run["metrics"], strict=True):
             assert left.keys() == right.keys()

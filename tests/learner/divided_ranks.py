@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from asyncrl.algorithms.algorithm import Algorithm
+from asyncrl.config.locations import run_dir
 from asyncrl.config.schema import CriticConfig, LearnerConfig, ModelConfig, TrainConfig
 from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.batch.prefixes import EVERY
@@ -34,6 +35,8 @@ from asyncrl.learner.model.policy import Policy, load_policy, load_reference
 from asyncrl.learner.model.tensor_slices import Slices, gather_slice, sliced_product
 from asyncrl.learner.ranks.ranks import Ranks, context_group, joined, shard_of
 from asyncrl.learner.trainer import Trainer
+from asyncrl.runs.kept import KeptEpisodes
+from tests.helpers import GENEROUS_S
 from tests.learner.model.test_other_models import RepeatingReplay, prime
 from tests.learner.support import VOCABULARY, PlannedReplay, Run, make_config, random_sequences, with_critic
 from tests.learner.two_ranks import fine_tuned, stop_one_of_two, with_frozen
@@ -94,7 +97,7 @@ class Arrangement:
     def of(self, ranks: Ranks) -> Ranks:
         """The ranks so arranged."""
         divides_layers = self.what == "layers"
-        group = context_group(ranks.rank, ranks.size, self.together, timedelta(seconds=60), divides_layers)
+        group = context_group(ranks.rank, ranks.size, self.together, timedelta(seconds=GENEROUS_S), divides_layers)
         shape, names = (self.replicas, ranks.size // self.replicas), ("replicas", "shards")
         mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names) if self.replicas > 1 else ranks.mesh
         return replace(ranks, context=group, mesh=mesh)
@@ -320,7 +323,8 @@ def configs(model: Path, folder: Path, mixture: Path) -> dict[str, TrainConfig]:
 
 
 def trained(model: Path, folder: Path, mixture: Path, ranks: Ranks, what: str | None = None) -> dict[str, Any]:
-    """Train the runs of a division, or all. Returns the weights that they published and their metrics."""
+    """Train the runs of a division, or all. Returns the weights that they published, their metrics, and the steps, ids
+    and rewards of the episodes that they kept."""
     found = {}
     for name, config in configs(model, folder, mixture).items():
         if what is not None and name not in RUNS[what]:
@@ -331,7 +335,8 @@ def trained(model: Path, folder: Path, mixture: Path, ranks: Ranks, what: str | 
             config.model.activations = 0.3
         replay = RepeatingReplay(config) if name == "implicit" else PlannedReplay(config, alike=name == "alike")
         run = Run(config, replay).train(ranks)
-        found[name] = {"weights": run.weights, "metrics": run.metrics.rows}
+        kept = [(row.step, row.id, row.reward) for row in KeptEpisodes(run_dir(config.run)).rows()]
+        found[name] = {"weights": run.weights, "metrics": run.metrics.rows, "kept": kept}
     return found
 
 

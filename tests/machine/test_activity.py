@@ -109,6 +109,7 @@ def test_what_a_process_must_finish_is_never_empty_while_it_changes_nor_on_a_ful
     assert seen == [one, one, one, one + both]
 
 
+@pytest.mark.slow
 def test_a_process_that_stands_still_is_silent_and_says_where_it_is(tmp_path: Path) -> None:
     code = """
 import threading

@@ -71,6 +71,7 @@ def test_servers_wait_for_every_rank_and_the_learner_for_every_actor(folder: Pat
     assert actors[0].take()
 
 
+@pytest.mark.slow
 def test_they_never_have_the_gpus_at_the_same_time(folder: Path) -> None:
     learner_has, actors_have, wrong, over = [0], [0, 0], [], threading.Event()
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from asyncrl.machine.process import freeze_heap
+from asyncrl.machine.process import event_on, freeze_heap
 from tests.helpers import GENEROUS_S
 
 
@@ -27,6 +27,17 @@ def test_a_collection_looks_at_no_object_from_before_and_still_frees_cycles_made
     assert id(made) in seen
     del made
     assert gc.collect() > 0
+
+
+def test_a_signal_sets_its_event_also_while_the_main_thread_begins_to_wait_for_it() -> None:
+    before = signal.getsignal(signal.SIGUSR2)
+    event = event_on(signal.SIGUSR2)
+    try:
+        with event._cond:  # as within `event.wait`
+            signal.raise_signal(signal.SIGUSR2)
+        assert event.wait(GENEROUS_S)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 def test_a_second_ctrl_c_ends_the_process_at_once_with_one_line() -> None:

@@ -73,6 +73,7 @@ def errors(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [None, 7, 1100])
 def test_the_operator_is_plain_attention_of_each_sequence(window: int | None) -> None:
     sides = [*alone(5, 1), (200, 1300), (1250, 1300), *alone(40), (3, 9)]

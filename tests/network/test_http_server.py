@@ -305,6 +305,7 @@ async def test_a_connection_beyond_all_is_turned_away_only_where_all_others_have
         assert await stranger.rest() == b""
 
 
+@pytest.mark.slow
 async def test_bytes_that_are_no_request_are_one_bounded_line_and_then_counted() -> None:
     async with served() as server:
         lines: list[str] = []

@@ -152,6 +152,7 @@ def test_nothing_is_recorded_without_spans() -> None:
     assert spans.wall(3.0) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spans", [20, 3000])
 def test_neither_restarts_nor_a_flood_take_more_bytes_than_the_bound(tmp_path: Path, spans: int) -> None:
     path, most = tmp_path / "a.jsonl", 20_000

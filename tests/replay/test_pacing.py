@@ -58,6 +58,7 @@ def ahead(core: Core) -> int:
     return int(status["capacity"]) - BATCH * int(status["depth_plans"])
 
 
+@pytest.mark.slow
 def test_while_complete_groups_wait_fewer_are_started_until_half_a_batch_waits(tmp_path: Path) -> None:
     core = paced(tmp_path)
     limits = []
@@ -82,6 +83,7 @@ def test_without_spare_batches_all_that_the_age_bound_admits_is_started(tmp_path
         train(core, step)
 
 
+@pytest.mark.slow
 def test_a_learner_that_waits_has_half_a_batch_more_started_at_once(tmp_path: Path) -> None:
     core = settled(tmp_path)
     before = ahead(core)
@@ -95,6 +97,7 @@ def test_a_learner_that_waits_has_half_a_batch_more_started_at_once(tmp_path: Pa
     assert ahead(core) == before + BATCH // 2, "a step that was waited for does not lower it"
 
 
+@pytest.mark.slow
 def test_a_learner_that_always_waits_gets_all_that_the_age_bound_admits_and_no_more(tmp_path: Path) -> None:
     core = settled(tmp_path)
     held: list[Ticket] = core.tickets(100)
@@ -196,6 +199,7 @@ def test_a_step_whose_batch_was_waited_for_does_not_slow_the_start_of_episodes_d
     store.close()
 
 
+@pytest.mark.slow
 def test_a_wider_age_bound_is_used_once_and_the_pace_falls_from_there(tmp_path: Path) -> None:
     core = settled(tmp_path)
     wider = make_settings(admission=Admission(8, BATCH), spare_batches=0.5, sampler=Oldest())

@@ -123,6 +123,7 @@ def test_a_worker_whose_name_cannot_be_kept_is_not_remembered_either(core: Core,
     assert core.status()["silence_s"] == {"actors": {}, "scorers": {}}
 
 
+@pytest.mark.slow
 def test_what_one_reply_holds_is_bounded_whatever_is_wanted(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(admission=Admission(max_lag=1000, per_version=4)))
     tickets = core.tickets(10**9)

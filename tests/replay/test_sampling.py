@@ -218,6 +218,7 @@ def test_keep_all_keeps_what_was_not_trained_with_its_reason_until_the_run_goes_
     assert Core(tmp_path, make_settings(max_attempts=1)).status()["depth_data"] == 0
 
 
+@pytest.mark.slow
 def test_a_full_store_of_kept_trajectories_stops_tickets_rather_than_dropping(tmp_path: Path) -> None:
     core = Core(tmp_path, make_settings(keep_steps=math.inf, high_water_bytes=300_000))
     trained = 0

@@ -30,6 +30,7 @@ def written(run: Path, steps: int | None = None) -> str:
     return (run / "model" / CARD).read_text()
 
 
+@pytest.mark.slow
 def test_it_names_base_data_algorithm_results_and_limits(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1, 0.5, 0.9], {"algorithm.advantage.name": "rloo", "run.seed": 7})
     record_environment(run)
@@ -51,6 +52,7 @@ def test_it_names_base_data_algorithm_results_and_limits(tmp_path: Path) -> None
     assert (run / "model" / PICTURE).read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_it_names_no_folders_of_the_machine(tmp_path: Path) -> None:
     text = written(write_run(tmp_path / "run", [0.1], LOCAL))
     assert "base_model" not in front_matter(text)
@@ -58,6 +60,7 @@ def test_it_names_no_folders_of_the_machine(tmp_path: Path) -> None:
     assert "`tasks.parquet`" in text
 
 
+@pytest.mark.slow
 def test_the_card_of_a_checkpoint_tells_what_was_known_at_its_step(tmp_path: Path) -> None:
     text = written(write_run(tmp_path / "run", [0.1, 0.5, 0.9]), steps=2)
     assert "2 steps trained 16 trajectories" in text
@@ -65,6 +68,7 @@ def test_the_card_of_a_checkpoint_tells_what_was_known_at_its_step(tmp_path: Pat
     assert "| held-out accuracy | 0.25 | 0.25 |" in text
 
 
+@pytest.mark.slow
 def test_a_card_is_written_anew_unless_somebody_changed_it(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.1])
     assert is_ours(written(run))
@@ -95,6 +99,7 @@ def test_what_it_says_about_loading_works(tmp_path: Path, monkeypatch: pytest.Mo
     assert runpy.run_path("block.py")["output"].shape[0] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", ["a/b\nlicense: mit", "x/`](javascript:1)", "a/b\ud800", "yes", "<script>/x"])
 def test_a_hostile_name_of_the_base_model_is_text_and_names_no_model_of_the_hub(tmp_path: Path, base: str) -> None:
     run = write_run(tmp_path / "run", [0.1], {"model.path": base})

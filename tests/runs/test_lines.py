@@ -45,6 +45,7 @@ def test_a_sample_is_in_order_with_both_ends_and_no_row_twice(count: int, points
     assert newest == every[-3:]
 
 
+@pytest.mark.slow
 @given(st.integers(1, 3000), st.floats(-5, 3005), st.floats(0, 500))
 def test_a_range_of_times_has_all_of_its_rows(count: int, first: float, length: float) -> None:
     with written(count, 50) as file:

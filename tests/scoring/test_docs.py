@@ -45,6 +45,7 @@ def page(tmp_path, monkeypatch):
     return PAGE
 
 
+@pytest.mark.slow
 def test_the_rules_on_the_page_judge(page):
     (own,) = re.findall(r"scoring\.rule=(my_rewards\.\w+)", page)
     (verl,) = re.findall(r"scoring\.rule=(verl_rewards\.\w+)", page)

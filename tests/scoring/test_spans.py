@@ -5,6 +5,7 @@ import re
 import zlib
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,6 +81,7 @@ def placed(trajectory, labels):
     return PolicyTokens.of(share.tokens).scatter(on_policy_tokens).numpy()
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(WRITTEN, st.lists(st.tuples(WRITTEN, WRITTEN), min_size=1, max_size=4), st.booleans(), SPLITS, st.booleans())
 def test_each_score_lands_on_its_own_steps_tokens_and_nowhere_else(prompt, turns, cut, split, guarded):

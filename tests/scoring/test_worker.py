@@ -15,7 +15,7 @@ from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.scoring.worker import ScoringWorker
 from tests.fake_replay import FakeReplay, feed_ticket
-from tests.helpers import make_trajectory
+from tests.helpers import GENEROUS_S, make_trajectory
 from tests.scoring.fakes import CharTokenizer, FakeOutcome, FakePRM, ReplayOf, ServedPRM, answered, make_scorer
 
 
@@ -55,6 +55,7 @@ def replay_of(*batches, kind=ReplayOf):
     return kind(*batches, config=WITH_PRM)
 
 
+@pytest.mark.slow
 def test_every_leased_episode_comes_back_as_labels_or_with_a_reason():
     episodes = [answered("72", 0), answered("72 bad", 1), answered("5", 2), answered("72", 3, truth="none")]
     replay = replay_of(episodes)
@@ -80,7 +81,7 @@ class Slow(FakePRM):
         self.ready = threading.Event()
 
     def score(self, transcripts):
-        assert self.ready.wait(30)
+        assert self.ready.wait(GENEROUS_S)
         return super().score(transcripts)
 
 
@@ -198,7 +199,7 @@ def test_a_stop_ends_the_work_after_what_is_being_delivered():
         def score(self, leases):
             for each in make_scorer(WITH_PRM, FakePRM()).score(leases):
                 yield each
-                assert stop.wait(30)
+                assert stop.wait(GENEROUS_S)
 
     replay = replay_of([answered("72", index) for index in range(9)], kind=Stopping)
     worker(replay, scorer=OneByOne()).run(stop, threading.Event())

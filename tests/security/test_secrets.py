@@ -104,6 +104,7 @@ def assert_nothing_shows(folder: Path, *texts: str) -> None:
         assert PLANT.encode() not in path.read_bytes(), path
 
 
+@pytest.mark.slow
 def test_what_a_run_writes_prints_and_exports_has_no_secret(
     tmp_path: Path, plants: Plants, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +181,7 @@ def test_the_commands_that_submit_a_chain_of_jobs_are_printed_without_secrets(
     assert PLANT not in printed_lines
 
 
+@pytest.mark.slow
 def test_no_command_line_of_a_process_that_judges_has_a_secret(plants: Plants) -> None:
     sandbox = SandboxConfig(arguments=["--env", f"PLAIN={plants.value()}"])
     lines: set[str] = set()

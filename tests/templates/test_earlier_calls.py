@@ -75,6 +75,7 @@ WRITERS = {"parquet": parquet, "json_lines": json_lines}
 Writer = Callable[[Path, str, list[Message]], Path]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_is_rendered_as_at_the_endpoint_whatever_its_form(name: str, form: str, tmp_path: Path) -> None:
@@ -104,6 +105,7 @@ def learned(chat: Chat, file: Path) -> list[Any]:
     return [tokens.tolist(), mask.tolist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_demonstration_is_the_same_in_each_form(name: str, tmp_path: Path) -> None:
     chat = Chat(tokenizer(name))

@@ -61,6 +61,7 @@ def test_pages_are_decoded_as_they_say(body: bytes, charset: str | None, text: s
     assert text is None or read == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "page",
     [

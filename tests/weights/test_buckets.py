@@ -1,3 +1,4 @@
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ ENTRIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(ENTRIES, st.integers(1, 2000))
 def test_buckets_hold_every_tensor_once_in_order_without_overlap_and_within_the_bound(entries, bucket_bytes):
     buckets = plan_buckets(entries, bucket_bytes)
@@ -34,6 +36,7 @@ def test_buckets_hold_every_tensor_once_in_order_without_overlap_and_within_the_
         assert int(flat.max() if len(flat) else 0) <= 1
 
 
+@pytest.mark.slow
 @given(ENTRIES, st.integers(1, 2000))
 def test_tight_buckets_have_no_gaps_and_every_tensor_lies_where_its_dtype_may_begin(entries, bucket_bytes):
     tensors = {entry.name: torch.ones(entry.shape, dtype=DTYPES[entry.dtype]) for entry in entries}
@@ -49,6 +52,7 @@ def test_tight_buckets_have_no_gaps_and_every_tensor_lies_where_its_dtype_may_be
         assert all(torch.equal(view, tensors[name]) for name, view in bucket.views(flatten(bucket, tensors)).items())
 
 
+@pytest.mark.slow
 @given(ENTRIES, st.integers(1, 2000))
 def test_tensors_of_one_dtype_and_group_share_a_bucket(entries, bucket_bytes):
     tensors = {entry.name: torch.ones(entry.shape, dtype=DTYPES[entry.dtype]) for entry in entries}

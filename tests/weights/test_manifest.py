@@ -61,6 +61,7 @@ JUNK = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(st.fixed_dictionaries({"version": JUNK, "chunk_bytes": JUNK, "tensors": st.lists(JUNK, min_size=1)}) | JUNK)
 def test_a_malformed_manifest_is_a_wire_error_and_nothing_else(body):
     with pytest.raises(WireError):

@@ -13,7 +13,7 @@ class AcceleratorFacts:
     """`devices` are the NVIDIA GPUs on the PCI bus. The driver shows `gpus`, or fails with `driver_error`. torch uses
     `torch_gpus` of them, was built for CUDA `torch_cuda` (empty: for none), and has NCCL `nccl` (empty: none).
     `visible` is CUDA_VISIBLE_DEVICES, `None` if it is not set. `has_infiniband`: there is an RDMA device.
-    `missing_to_compile` lists the programs and headers that compiling a layer needs and this host lacks."""
+    `missing_to_compile` lists the missing programs and headers that compiling a layer needs."""
 
     devices: int = 0
     gpus: Sequence[GpuFact] = ()

@@ -47,7 +47,7 @@ SIGNALLED = 128
 UNWANTED = SIGNALLED + signal.SIGTERM
 """The exit status of a start that came too late: the launcher wants the role no more, or has started it again."""
 ENDED = "asyncrl ended "
-"""Precedes the kernel of this host in the answer to `end`."""
+"""Precedes the `ProcessIdentity.kernel` of this host in the answer to `end`."""
 
 
 class KeptRole(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The pools of a run, and the hosts of their nodes.
 
-A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, one host is one pool, and half of
-several hosts are a pool for training.
+A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, a single host
+is one pool. Of several hosts, one half is a pool for training, and the other a pool for actors and scorers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError
 
-_PLAN = "for a plan without hosts write --plan=pools, or --plan=N for N hosts with cluster.gpus and cluster.cpus each"
+_PLAN = "to plan without any hosts, write --plan=pools, or --plan=N for N hosts with cluster.gpus and cluster.cpus each"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
 def steps_of(learner: LearnerConfig, epochs: float, rows: int, shards: int = 1) -> int:
     """The fewest steps after which every task was trained `epochs` times, if each group that is drawn is trained once.
 
-    Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the slowest shard decides.
+    Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the shard that needs
+    the most steps decides.
     The result is a multiple of `publish_every`, as the number of steps must be.
     """
     groups, wanted = learner.batch_size // learner.group_size, Fraction(str(epochs))

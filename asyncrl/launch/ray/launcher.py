@@ -43,7 +43,7 @@ LONGEST_REASON = 300
 
 
 class RayLauncher:
-    """Starts the roles of a run on a Ray cluster: `launcher.Launcher`.
+    """The `launcher.Launcher` that starts the roles of a run on a Ray cluster.
 
     `prepare` reserves the resources of the placement in the cluster, until `close`. It also makes keys for a run that
     other machines can reach, if it has none. It raises ConfigError if a node does not share the run's folder. `record`

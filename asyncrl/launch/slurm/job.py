@@ -98,7 +98,7 @@ class Job:
         goes_on = "the next job of the chain resumes" if self._link else "requeueing the job"
         log.info("the job's time is nearly over: saving, and %s", goes_on)
         self._notice.set()
-        self.stop.set()
+        process.set_in_handler(self.stop)
 
     def run(self, config: TrainConfig) -> int:
         """Train, and requeue the job if its time ended before the run did. Return the exit status."""

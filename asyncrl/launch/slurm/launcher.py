@@ -45,7 +45,7 @@ KILL_S = 10.0
 
 
 class SlurmLauncher:
-    """Starts the roles of a run on the nodes of `job`: `launcher.Launcher`.
+    """The `launcher.Launcher` that starts the roles of a run on the nodes of `job`.
 
     `hosts` asks each node for a report, unless `reports` has them. It raises ConfigError if a node does not share the
     run's folder, or lacks the configured network interface. `prepare` sets the addresses and free ports of replay and

@@ -197,6 +197,7 @@ async def test_the_mean_of_metrics_whose_sum_is_not_finite_is_written():
         assert agents.player.counters()["agent/large"] == pytest.approx(1.5e308)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -221,6 +222,7 @@ async def test_a_program_that_fails_fails_its_episode_alone_with_the_reason(
         assert (await agents.play(30)).rewards == {"polite": 1.0}
 
 
+@pytest.mark.slow
 async def test_the_end_of_what_a_program_wrote_to_its_standard_error_is_in_the_log(caplog: pytest.LogCaptureFixture):
     noisy = "import sys\nfor n in range(100000): print('line', n, file=sys.stderr)\nsys.exit(3)"
     async with programs(noisy) as agents:
@@ -231,6 +233,7 @@ async def test_the_end_of_what_a_program_wrote_to_its_standard_error_is_in_the_l
     assert len(text) < LAST_STDERR + 500
 
 
+@pytest.mark.slow
 async def test_a_program_that_prints_without_end_is_read_within_bounds_until_the_episode_is_over():
     floods = "import sys\nfor _ in range(100): sys.stdout.write('x' * 2**20)\nprint()\n"
     async with programs(floods + PLAYS) as agents:
@@ -262,6 +265,7 @@ async def test_a_program_that_does_not_read_a_long_task_does_not_keep_others_wai
         assert agents.agent.counts.started == 1
 
 
+@pytest.mark.slow
 async def test_an_answer_that_nobody_asked_for_is_not_the_next_episodes():
     twice = ASK + (
         "for line in sys.stdin:\n"
@@ -305,6 +309,7 @@ asyncio.run(AgentPrograms([sys.executable, "-c", code, sys.argv[1]], {})(make_ta
 """
 
 
+@pytest.mark.slow
 def test_programs_and_their_children_do_not_outlive_an_actor_that_is_killed(tmp_path: Path):
     told = tmp_path / "pids"
     actor = subprocess.Popen([sys.executable, "-c", ACTOR, str(told)])

@@ -17,6 +17,7 @@ RUNS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("over", ["samples", "seconds"])
 def test_an_evaluation_without_samples_or_seconds_is_not_in_the_picture(
     over: Literal["samples", "seconds"], tmp_path: Path

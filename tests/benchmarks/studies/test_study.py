@@ -113,6 +113,7 @@ def each_level(study: Study) -> Iterator[Run]:
 RUNS = {f"{run.study}, {', '.join(run.levels.values())}": run for run in chain(*map(each_level, STUDIES))}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_level_of_every_study_is_a_configuration(name: str) -> None:
     run = RUNS[name]

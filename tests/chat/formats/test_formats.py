@@ -74,6 +74,7 @@ def test_the_configuration_names_all_formats():
     assert option.choices == ("auto", *FORMATS)
 
 
+@pytest.mark.slow
 @NAMES
 @settings(max_examples=15, deadline=None)
 @given(made=CALLS, before=st.sampled_from(["", "I look.\n"]))

@@ -86,6 +86,7 @@ def test_demonstrations_take_the_first_operator_at_random() -> None:
     assert 70 < firsts.count("+") < 130
 
 
+@pytest.mark.slow
 @given(expressions, st.randoms(use_true_random=False))
 def test_demonstrations_copy_exactly_what_the_calculator_left(expression: Expression, rng: random.Random) -> None:
     messages = demonstration(expression, rng)[1:]

@@ -18,7 +18,7 @@ from asyncrl.commands.trial.transcript import Transcript
 from tests.data.test_tables import lines, row
 from tests.engine.fleet.fakes import FakeSglang
 from tests.engine.support import tiny_model
-from tests.helpers import status_of
+from tests.helpers import GENEROUS_S, status_of
 from tests.templates.families import tokenizer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "environments.md").read_text()
@@ -141,6 +141,7 @@ def model(tmp_path: Path) -> Path:
 LIMITS = ("actor.tools=[]", "actor.max_turn_tokens=8", "actor.max_tokens=256", "engine.max_length=256")
 
 
+@pytest.mark.slow
 def test_the_embedded_engine_plays_with_the_weights_of_the_model(
     tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,10 +170,10 @@ def test_a_server_that_runs_is_asked_for_tokens_and_for_nothing_else(
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
     try:
-        asyncio.run_coroutine_threadsafe(server.start(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(server.start(), loop).result(GENEROUS_S)
         at = ("engine.kind=sglang", f"engine.urls=['{server.url}']")
         status, shown, errors = run(monkeypatch, capsys, tasks, f"model.path={model}", *at, *LIMITS)
-        asyncio.run_coroutine_threadsafe(server.die(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(server.die(), loop).result(GENEROUS_S)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -23,6 +23,7 @@ from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, DataProtoError, ScoringError
 from asyncrl.scoring.rules.registry import load_rules
 from tests.compat.verl.operations import CharTokenizer, judged, score_all, score_mapping, score_number
+from tests.helpers import GENEROUS_S
 from tests.scoring.fakes import CharTokenizer as EpisodeTokenizer
 from tests.scoring.fakes import rule_input
 
@@ -124,9 +125,10 @@ def test_prime_scores_in_several_processes() -> None:
     ],
 )
 def test_a_row_that_fails_is_named_and_never_scored_zero(score: Any, problem: str) -> None:
+    limit_s = 3 if score is sleepy else GENEROUS_S
     for manager in (
-        PrimeRewardManager(TOKENIZER, 0, score, timeout_s=3),
-        NaiveRewardManager(TOKENIZER, 0, score, compute_score_timeout=3),
+        PrimeRewardManager(TOKENIZER, 0, score, timeout_s=limit_s),
+        NaiveRewardManager(TOKENIZER, 0, score, compute_score_timeout=limit_s),
     ):
         with pytest.raises(ScoringError, match=problem):
             judge(manager)

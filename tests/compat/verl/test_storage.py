@@ -71,6 +71,7 @@ def test_a_batch_comes_back_as_it_was(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["batch.safetensors"]
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_every_plain_value_comes_back(tmp_path_factory: pytest.TempPathFactory, value: Any) -> None:
     path = tmp_path_factory.mktemp("batch") / "batch"

@@ -36,6 +36,7 @@ LIMIT_S = 0.5
 """The seconds of a call that hangs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["abort", "drain", "in_place", "retract"])
 def test_after_any_mix_of_deaths_hangs_and_refusals_every_turn_and_every_push_ends(
     mode: str, monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,7 @@ def said(position: int) -> int:
     return STOP if position == 103 else position * 7 % 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("limit", "finish"), [(60, "length"), (64, "length"), (100, "length"), (300, "stop")])
 async def test_a_turn_is_the_same_with_any_segment_length(limit: int, finish: str) -> None:
     expected = [said(position) for position in range(3, 3 + min(limit, 101))]

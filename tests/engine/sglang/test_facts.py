@@ -37,6 +37,7 @@ def listening(*arguments: str, **environment: str) -> Iterator[int]:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_server_of_this_machine_is_known_by_the_process_that_listens() -> None:
     with listening("sglang") as port:
         found = facts_of("127.0.0.1", port, GPU_SERVER, taken=(5,))

@@ -119,6 +119,7 @@ def test_models_that_are_missing_or_too_short_are_named_with_their_keys(
     ]
 
 
+@pytest.mark.slow
 def test_a_model_without_what_an_option_freezes_does_not_start(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.model.freeze = ["embeddings", "moe_router"]
@@ -165,6 +166,7 @@ def test_a_family_whose_layers_no_plan_divides_does_not_start(tmp_path: Path):
     assert "learner.tensor_ranks=2: a GPT2LMHeadModel has no plan in transformers" in "".join(refusals(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("section", "option", "value", "reason"),
     [
@@ -467,6 +469,7 @@ class Flight:
         return to
 
 
+@pytest.mark.slow
 def test_each_environment_is_reset_with_the_first_row_that_names_it_before_the_run_starts(tmp_path: Path):
     games, named = "tests.tools.environments.games", f"{Flight.__module__}.Flight"
     several = {"flight": named, "quiet": f"{games}.Quiet"}

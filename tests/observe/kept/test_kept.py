@@ -122,6 +122,7 @@ def test_a_kill_in_the_middle_of_a_write_leaves_nothing_broken(tmp_path: Path) -
     assert [json.loads(line) for line in index.read_text().splitlines()][-1]["step"] == 2
 
 
+@pytest.mark.slow
 def test_a_full_folder_gives_up_steps_such_that_the_whole_run_stays_visible(tmp_path: Path) -> None:
     content = example_step(0, members=1, groups=1)
     writer = KeptWriter(tmp_path, ROOM)
@@ -215,6 +216,7 @@ def test_a_damaged_file_is_refused_with_its_name_or_reads_as_plain_data(tmp_path
                 kept.step(0)
 
 
+@pytest.mark.slow
 def test_the_bound_holds_for_files_and_index_together(tmp_path: Path) -> None:
     writer = KeptWriter(tmp_path, bound := 200_000)
     for step in range(300):

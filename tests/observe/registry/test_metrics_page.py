@@ -58,6 +58,7 @@ def test_the_names_in_the_sources_are_known(writer: str, prefix: str) -> None:
         assert unknown(writer, names) == [], f"{place} writes what asyncrl/observe/registry/{writer}.py does not have"
 
 
+@pytest.mark.slow
 def test_whatever_is_given_to_a_sink_has_known_names() -> None:
     rooms = {"learner": ["learner", "evaluation"], "scoring": ["scoring"], "replay": ["replay"]}
     rooms |= {room: ["actor"] for room in OF_ACTORS}

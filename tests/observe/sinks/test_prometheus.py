@@ -13,6 +13,7 @@ import pytest
 from asyncrl.errors import ConfigError
 from asyncrl.observe.registry import BY_WRITER, EVERY_FILE
 from asyncrl.observe.sinks.prometheus import Prometheus, name_of, series_of
+from tests.helpers import GENEROUS_S
 from tests.observe.sinks.support import source
 
 pytest.importorskip("prometheus_client")
@@ -29,7 +30,7 @@ def test_an_endpoint_shows_the_newest_numbers_with_their_meanings_until_the_role
     [found] = json.loads((tmp_path / "prometheus" / "actor-0.json").read_text())
     assert found["labels"] == {"run": tmp_path.name, "role": "actor-0"}
     url = f"http://{found['targets'][0]}/metrics"
-    with urlopen(url, timeout=60) as reply:
+    with urlopen(url, timeout=GENEROUS_S) as reply:
         families = {each.name: each for each in text_string_to_metric_families(reply.read().decode())}
     samples = {sample.name: (sample.value, sample.labels) for each in families.values() for sample in each.samples}
     assert samples["asyncrl_actor_idle"] == (0.25, {})
@@ -43,14 +44,14 @@ def test_an_endpoint_shows_the_newest_numbers_with_their_meanings_until_the_role
     sink.close()
     assert not list((tmp_path / "prometheus").iterdir())
     with pytest.raises(URLError):
-        urlopen(url, timeout=60)
+        urlopen(url, timeout=GENEROUS_S)
 
 
 def test_a_name_that_is_no_valid_unicode_does_not_fail_the_scrape(tmp_path: Path) -> None:
     sink = Prometheus(source(tmp_path, "actor-0"), "127.0.0.1")
     sink.log(1, {"\ud800": 1.0, "idle": 0.5})
     [found] = json.loads((tmp_path / "prometheus" / "actor-0.json").read_text())
-    with urlopen(f"http://{found['targets'][0]}/metrics", timeout=60) as reply:
+    with urlopen(f"http://{found['targets'][0]}/metrics", timeout=GENEROUS_S) as reply:
         text = reply.read().decode()
     assert "asyncrl_actor_idle 0.5" in text
     assert 'name="' + r"\\ud800" + '"' in text

@@ -43,6 +43,7 @@ def connect(server: ScrapedServer, sent: bytes) -> socket.socket:
     return stranger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [b"", b"GET /", b"GET / HTTP/1.1\r\nHost: "])
 def test_strangers_keep_prometheus_from_no_scrape_and_take_no_more_threads(server: ScrapedServer, sent: bytes) -> None:
     strangers = [connect(server, sent) for _ in range(5 * MAX_CONNECTIONS)]

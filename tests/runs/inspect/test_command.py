@@ -44,6 +44,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tm
     return run
 
 
+@pytest.mark.slow
 def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
     write_config(Path("runs/mine"), replay_port=6)
     for where in (["runs/mine"], ["mine"], ["--run", "runs/mine"], ["--run", "mine"], ["--store", "runs/mine/replay"]):
@@ -54,6 +55,7 @@ def test_a_run_is_found_by_its_folder_its_name_or_its_store(call: Call) -> None:
         assert "no replay serves" in status["problem"]
 
 
+@pytest.mark.slow
 def test_a_line_of_the_status_that_goes_into_a_pipe_is_whole_and_tables_have_the_width_of_a_terminal(
     call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +110,7 @@ def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
     assert "One line per episode." in call("list", "--help")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "fix"),
     [
@@ -156,6 +159,7 @@ def test_a_run_that_is_not_there_is_a_wrong_usage_as_for_every_command(call: Cal
     assert (code, out, "yours is no run" in err) == (2, "", True)
 
 
+@pytest.mark.slow
 def test_an_episode_is_shown_as_text_by_the_runs_own_tokenizer_and_as_ids_without(
     call: Call, caplog: pytest.LogCaptureFixture
 ) -> None:

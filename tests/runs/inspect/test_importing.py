@@ -175,6 +175,7 @@ PLANS: Mapping[str, tuple[Spoil, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spoil", "reason"), PLANS.values(), ids=PLANS)
 def test_a_plan_that_no_export_has_is_refused_with_its_row_and_the_reason(
     exported: Path, spoil: Spoil, reason: str
@@ -310,7 +311,7 @@ def spoilt(draw: random.Random, kind: pa.DataType, value: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_what_is_imported_reads_and_what_is_not_leaves_nothing(exported: Path, seed: int) -> None:
     draw = random.Random(seed)
     tables = {name: pq.read_table(exported / name) for name in (TRAJECTORIES_FILE, PLANS_FILE, DEAD_LETTERS_FILE)}

@@ -88,6 +88,7 @@ def stored_bytes(trajectory: Trajectory | None, labels: Labels | None) -> tuple[
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(st.lists(records(), max_size=3))
 def test_records_come_back_from_their_rows_bit_for_bit(sent: list[StoredTrajectory]) -> None:

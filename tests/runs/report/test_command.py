@@ -131,6 +131,7 @@ def test_a_run_without_a_step_has_a_page(tmp_path: Path) -> None:
     assert "no step was trained" in page_of(run).text
 
 
+@pytest.mark.slow
 def test_a_run_of_many_steps_has_a_small_page_that_says_how_it_was_thinned(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [0.5])
     rows = (json.dumps({"step": step, "time": 100.0 + step, **learner_row(step, 0.5)}) for step in range(40_000))
@@ -144,6 +145,7 @@ def test_a_run_of_many_steps_has_a_small_page_that_says_how_it_was_thinned(tmp_p
 ODD = ("NaN", "-Infinity", "1e308", "null", '"text"', "[1]", '"\\ud800"', "1" + "0" * 400, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ODD, ids=["nan", "inf", "1e308", "null", "text", "list", "half", "digits", "missing"])
 def test_any_value_of_any_metric_leaves_report_comparison_card_and_summary(tmp_path: Path, value: str | None) -> None:
     """The last row has odd values at once, and each metric is odd in one row of its own; None leaves it out."""
@@ -164,6 +166,7 @@ def as_line(row: dict[str, Any], value: str | None) -> str:
     return "{" + ", ".join(f'"{name}": {text}' for name, text in written.items() if text is not None) + "}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["cpu", "memory", "gpus", "packages"])
 @pytest.mark.parametrize("value", [None, [None], {"a": 1}])
 def test_a_damaged_record_of_the_hardware_counts_as_none(tmp_path: Path, name: str, value: object) -> None:
@@ -182,6 +185,7 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         write_report(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_neither_report_nor_comparison_nor_card_tells_a_secret(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

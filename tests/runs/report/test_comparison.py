@@ -79,6 +79,7 @@ def test_several_runs_of_a_configuration_have_a_spread(tmp_path: Path) -> None:
     assert spread(compared(*runs), "reward, last") == [(0, 3, 0.0, pytest.approx(0.2), pytest.approx(0.4))]
 
 
+@pytest.mark.slow
 def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path) -> None:
     run, empty = write_run(tmp_path / "run", [0.1]), write_run(tmp_path / "empty", [])
     with pytest.raises(ConfigError, match="at least two"):
@@ -91,6 +92,7 @@ def test_runs_that_cannot_be_compared_are_refused_with_the_reason(tmp_path: Path
         compared(run, tmp_path / "missing")
 
 
+@pytest.mark.slow
 def test_it_prints_tables_or_json_and_writes_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, two = (write_run(tmp_path / at / "run", [0.1, 0.3], {"learner.lr": float(at)}) for at in ("1", "2"))
     page = tmp_path / "page.html"

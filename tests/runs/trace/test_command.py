@@ -106,6 +106,7 @@ def collector() -> Iterator[tuple[str, list[bytes]]]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_collector_gets_each_episode_and_each_step_as_a_trace(
     run_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

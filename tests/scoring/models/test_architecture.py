@@ -79,6 +79,7 @@ def made(request, tmp_path_factory):
     return request.param, model, load_outcome_model(OutcomeModelConfig(path=str(folder)))
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_a_plain_forward_whatever_shares_the_batch(made):
     kind, model, ours = made
     assert classifies_padded(model) == (kind in SHARED)

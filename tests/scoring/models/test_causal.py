@@ -52,6 +52,7 @@ def test_a_prompt_that_a_group_shares_is_computed_once_and_scores_the_same(backb
     np.testing.assert_allclose(shared, alone, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_micro_batches_of_a_group_share_one_prompt(backbone):
     bounded = reader(backbone, 440, pass_cost=1).read(members(8))
     assert backbone.passes == [(1, 100), (4, 10), (4, 10)]

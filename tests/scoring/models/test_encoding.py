@@ -89,6 +89,7 @@ def test_what_does_not_fit_is_refused():
         Encoder(letters, 4, 128, True, "model")(PASSAGES)
 
 
+@pytest.mark.slow
 @given(st.text("ab <|im_start|>é", max_size=20), st.text("ab\n", max_size=5))
 def test_a_chat_in_pieces_is_the_templates_own_chat(user, assistant):
     tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", template=CHATML)

@@ -134,6 +134,7 @@ def test_scores_are_those_of_a_plain_forward_whatever_else_is_in_the_batch(famil
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_input_that_is_too_long_is_refused_and_never_cut(models):
     long = [Passage("x" * LONGEST, False), Passage("y", True)]
     with pytest.raises(ScoringError, match=r"has \d+ tokens; .*@[0-9a-f]{8} reads 512"):

@@ -23,6 +23,7 @@ SPELLINGS = {
 FORMS = ("{}", "${}$", r"\boxed{{{}}}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SPELLINGS)
 def test_every_spelling_of_a_number_is_that_number_in_truths_and_answers(number: str) -> None:
     maths, exact = rules_of("math", cpu_s=60.0), rules_of("exact_number")
@@ -35,6 +36,7 @@ def test_every_spelling_of_a_number_is_that_number_in_truths_and_answers(number:
     assert not [(answer, truth) for answer, truth in boxed if exact(answer, truth).outcome != 1.0]
 
 
+@pytest.mark.slow
 def test_no_spelling_is_taken_for_another_number() -> None:
     maths, exact = rules_of("math", cpu_s=60.0), rules_of("exact_number")
     found = [
@@ -53,6 +55,7 @@ def test_no_spelling_is_taken_for_another_number() -> None:
         assert not [(answer, truth) for answer, truth in found if rule(answer, truth).outcome != 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "answer"),
     [
@@ -72,6 +75,7 @@ def test_spaces_and_signs_that_belong_to_no_number_change_no_meaning(truth: str,
     assert rules_of("math", cpu_s=60.0)(answer, truth).outcome == 1.0
 
 
+@pytest.mark.slow
 def test_what_the_converter_of_math_writes_can_be_judged() -> None:
     from asyncrl.data.converters.math_problems import last_box
 

@@ -90,6 +90,7 @@ def test_any_order_finds_the_owner_of_each_call():
     assert judge(expected, [call("f", a=1), call("f")], order=False, arguments="subset")["score"] == 1.0
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from([ADD, FIND, call("f"), call("f", a=1)]), max_size=6), st.randoms())
 def test_the_expected_calls_in_another_order_match_in_any_order(calls, random):
     made = list(calls)

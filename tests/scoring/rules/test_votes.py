@@ -41,6 +41,7 @@ def test_a_function_may_name_the_answer_that_it_read() -> None:
     assert votes("tests.scoring.rules.test_votes.with_pred", "it is 7", "no, 8") == ["7", "8"]
 
 
+@pytest.mark.slow
 def test_the_verifier_brings_votes_from_its_processes() -> None:
     with closing(Verifier(ScoringConfig(rule="exact_number"))) as verifier:
         assert verifier.score(rule_input("#### 5", truth="72")).vote == "5"

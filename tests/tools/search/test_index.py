@@ -21,6 +21,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.tools.search import index
 from asyncrl.tools.search.index import SHIPPED, CorpusIndex, best, words
 from asyncrl.tools.search.passages import TitledPassage
+from tests.helpers import GENEROUS_S
 
 BEES = [
     {"id": "0", "title": "Bees", "text": "A bee has five eyes and six legs."},
@@ -159,7 +160,7 @@ def test_processes_that_start_together_build_one_index_and_find_the_same(tmp_pat
     for process in processes:
         process.start()
     ready.set()
-    found = [results.get(timeout=120) for _ in processes]
+    found = [results.get(timeout=GENEROUS_S) for _ in processes]
     for process in processes:
         process.join()
         assert process.exitcode == 0

@@ -77,6 +77,7 @@ def test_half_of_the_first_steps_are_wrong_where_one_is_taken() -> None:
     assert 50 < wrong < 110
 
 
+@pytest.mark.slow
 def test_careless_play_hardly_ever_solves_the_sparse_rung() -> None:
     rng = random.Random(2)
     expressions = rung_expressions(RUNGS["sparse"], 25, rng)

@@ -27,6 +27,7 @@ def of(folder: Path, text: str) -> Translated:
     return translate(read_verl(write(folder, text, "run.yaml"), [], {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value",
     [
@@ -119,6 +120,7 @@ def laughs(levels: int) -> str:
     return first + "".join(f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, levels))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [

@@ -49,6 +49,7 @@ def has(report: Sequence[str], *parts: str) -> bool:
     return any(all(part in line for part in parts) for line in report)
 
 
+@pytest.mark.slow
 def test_ppo_with_a_critic_on_gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATA", "/data")
     config, report = loaded("gae_gsm8k.sh", tmp_path)
@@ -73,6 +74,7 @@ def test_ppo_with_a_critic_on_gsm8k(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert has(report, "gpu_memory_utilization=0.4")
 
 
+@pytest.mark.slow
 def test_grpo_on_gsm8k(tmp_path: Path) -> None:
     config, report = loaded("grpo_gsm8k.sh", tmp_path)
     assert config.data.train == [f"{os.environ['HOME']}/data/gsm8k/train.parquet"]
@@ -88,6 +90,7 @@ def test_grpo_on_gsm8k(tmp_path: Path) -> None:
     assert has(report, "trainer.logger: swanlab")
 
 
+@pytest.mark.slow
 def test_dapo_with_its_buffer(tmp_path: Path) -> None:
     config, report = loaded("dapo.sh", tmp_path)
     assert (config.actor.max_turn_tokens, config.actor.max_tokens) == (20480, 22528)
@@ -130,24 +133,28 @@ def test_the_named_rewards_of_gdpo_have_their_names_here(words: list[str], weigh
     assert has(found.differs, "algorithm.gdpo_reward_keys=None") == (not words)
 
 
+@pytest.mark.slow
 def test_groups_are_compared_by_the_functions_own_score_where_that_is_the_metric(tmp_path: Path) -> None:
     config, _ = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=score"])
     assert config.replay.filter.score == "outcome"
     assert [each.name for each in config.algorithm.reward] == ["overlong"]
 
 
+@pytest.mark.slow
 def test_a_metric_that_the_replay_does_not_know_is_named_with_the_part_that_compares_it(tmp_path: Path) -> None:
     config, report = loaded("dapo.sh", tmp_path, ["algorithm.filter_groups.metric=style"])
     assert config.replay.filter.score == "outcome"
     assert has(report, "algorithm.filter_groups.metric=style", "zero_variance, params: {score: rule/NAME/style}")
 
 
+@pytest.mark.slow
 def test_a_kl_in_the_reward_does_not_count_in_the_filter_and_the_report_says_so(tmp_path: Path) -> None:
     changes = ["algorithm.filter_groups.metric=seq_final_reward", "algorithm.use_kl_in_reward=True"]
     _, report = loaded("dapo.sh", tmp_path, changes)
     assert has(report, "seq_final_reward: the KL in the reward does not count")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", ["seq_reward", "seq_final_reward"])
 def test_the_buffer_counts_for_the_filter_too_where_the_metric_is_the_reward(tmp_path: Path, metric: str) -> None:
     config, _ = loaded("dapo.sh", tmp_path, [f"algorithm.filter_groups.metric={metric}"])
@@ -157,6 +164,7 @@ def test_the_buffer_counts_for_the_filter_too_where_the_metric_is_the_reward(tmp
     assert config.algorithm.reward == []
 
 
+@pytest.mark.slow
 def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     tools = f"actor_rollout_ref.rollout.multi_turn.tool_config_path={HERE / 'tools.yaml'}"
     config, report = loaded("multi_turn.yaml", tmp_path, [tools])
@@ -166,6 +174,7 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/tools.md")
 
 
+@pytest.mark.slow
 def test_interactions_become_simulated_users(tmp_path: Path) -> None:
     turns = "actor_rollout_ref.rollout.multi_turn"
     users = f"{turns}.interaction_config_path={HERE / 'interactions.yaml'}"
@@ -183,6 +192,7 @@ def test_interactions_become_simulated_users(tmp_path: Path) -> None:
     assert has(report, "interaction_config_path=nowhere.yaml: it cannot be read", "actor.interactions")
 
 
+@pytest.mark.slow
 def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
     config, report = loaded("process_reward.yaml", tmp_path)
     prm, shaping = config.scoring.prm, config.scoring.shaping
@@ -202,6 +212,7 @@ def test_a_process_reward_with_rejections(tmp_path: Path) -> None:
     assert has(report, "reward.reward_kwargs.use_shm=true")
 
 
+@pytest.mark.slow
 def test_a_batch_manager_and_a_class_of_the_users_judge_whole_groups() -> None:
     function = "reward.custom_reward_function.path=rewards/mine.py"
     batch = from_words("reward.reward_manager.name=batch", function).settings
@@ -222,6 +233,7 @@ def test_a_batch_manager_and_a_class_of_the_users_judge_whole_groups() -> None:
         assert takes(translated(None, given, None)[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "sigmoid", "raw"),
     [
@@ -257,6 +269,7 @@ def _texts(by: str, over: str) -> dict[str, Any]:
 BYPASS = ["algorithm.rollout_correction.bypass_mode=true"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "key", "value"),
     [
@@ -392,6 +405,7 @@ def test_rejections_that_would_do_nothing_without_a_proximal_policy_are_named() 
     assert has(result.differs, "bypass_mode=true", "algorithm.proximal=recompute")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("estimator", "advantage"),
     [("grpo", "process_grpo"), ("gae", "gae"), ("reinforce_plus_plus", "reinforce_pp"), ("rloo", "rloo")],
@@ -469,6 +483,7 @@ def test_a_script_is_read_as_a_shell_would(text: str, words: list[str]) -> None:
     assert script_words(text, {}) == words
 
 
+@pytest.mark.slow
 def test_variables_that_hold_each_other_many_times_take_no_memory() -> None:
     doubled = "".join(f"A{number}=$A{number - 1}$A{number - 1}\n" for number in range(1, 60))
     (word,) = script_words(f"A0=x\n{doubled}run a.b=$A59", {})
@@ -484,6 +499,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
         read_verl(None, ["word"], {})
 
 
+@pytest.mark.slow
 def test_the_command_writes_the_file_and_prints_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "mine.yaml"
     words = [str(HERE / "process_reward.yaml"), "trainer.nnodes=2"]
@@ -511,6 +527,7 @@ def test_keys_that_the_users_manager_gets_are_not_called_unknown_or_left_out() -
     assert has(from_words("+reward.reward_kwargs.bonus=0.25").unknown, "reward.reward_kwargs.bonus=0.25")
 
 
+@pytest.mark.slow
 def test_a_script_that_starts_verl_with_a_file_of_its_own_is_told_that_the_file_is_not_read(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(

@@ -111,6 +111,7 @@ NO_MARK = [
 ]
 
 
+@pytest.mark.slow
 def test_format_finds_its_pattern():
     right = [(f"{before}####{behind}", "") for before in BEFORE for behind in BEHIND]
     cut = [(f"{before}####{behind}", "") for before in ["", "so\n", "**"] for behind in UNFINISHED]
