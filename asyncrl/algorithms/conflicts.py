@@ -19,7 +19,7 @@ def conflicts(parts: Composition, *, greedy_sibling: bool) -> Iterator[str]:
 
 
 def missing_data(advantage: Advantage, *, step_scores: bool, group_size: int, demonstrations: bool) -> Iterator[str]:
-    """Messages about missing data: the advantage needs them, and the run does not have them.
+    """Messages about data that the advantage needs and the run does not have.
 
     step_scores: True if something scores steps. demonstrations: True if groups have demonstrations as members.
     """

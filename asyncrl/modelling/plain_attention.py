@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
-"""The number of queries of a block. Used if attention has a window, a cap or sinks, and in the backward pass."""
+"""The number of queries in a block. Blocks are used if attention has a window, a cap or sinks, and in the backward
+pass."""
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """The gradients with respect to query, key and value."""

@@ -21,7 +21,7 @@ from asyncrl.machine.ports import LOOK_S, TakenPort
 async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, images: bool) -> AgentPlayer:
     """Open the player, whose endpoints answer until `stack` closes; with `images`, requests may have images.
 
-    Agents that connect find its address in `folder`. Raises ConfigError: the agent cannot be used.
+    Agents that connect find the player's address in `folder`. Raises ConfigError: the agent cannot be used.
     """
     where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
     if actor.agent is not None:
