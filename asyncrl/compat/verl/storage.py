@@ -91,8 +91,8 @@ def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[s
     ) as error:
         # torch raises RuntimeError for content that does not fit its shape. RecursionError is a RuntimeError too.
         raise DataError(
-            f"{path} is not a whole batch of save_to_disk: {error}. verl's own files are pickles, which may run any program and "
-            "are never read: load them with verl, and build a batch from their fields"
+            f"{path} is not a whole batch of save_to_disk: {error}. verl's own files are pickles, which may run any "
+            "program and are never read: load them with verl, and build a batch from their fields"
         ) from error
 
 
