@@ -1,7 +1,8 @@
 """The pools of a run, and the hosts of their nodes.
 
-A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, a single host
-is one pool. Of several hosts, one half is a pool for training, and the other a pool for actors and scorers.
+A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, a single host is one pool. If there
+are several hosts, half of them (rounded down) are a pool for training, and the others are a pool for actors and
+scorers.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def pools_of(
 def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> list[Node]:
     """Put the nodes of the pools on hosts. Nodes of one pool are on different hosts, and so are different pools if
     possible. The largest nodes come first, so that smaller nodes do not take the hosts that they need. A pool without a
-    number of GPUs gets the GPUs that all other pools leave.
+    number of GPUs gets the GPUs that all other pools leave on its hosts.
     """
     free, cpus = [host.gpus for host in hosts], [host.cpus for host in hosts]
     inside: list[list[str]] = [[] for _ in hosts]
