@@ -479,7 +479,7 @@ class _Runs(NamedTuple):
                 branches.append(start)
         for start, end in pairwise([*branches, self.length]):
             if start == end or self._all_sampled(start, start + 1):
-                raise InvariantError(f"{owner}: branch [{start}, {end}) begins with a sampled token")
+                raise InvariantError(f"{owner}: branch [{start}, {end}) is empty, or begins with a sampled token")
 
     def check_steps(self, owner: str, steps: tuple[Step, ...]) -> None:
         position = 0

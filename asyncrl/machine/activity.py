@@ -1,4 +1,5 @@
 """Heartbeats: a process shows that its main thread advances, and the process that started it notices when it does not.
+
 A thread of the process renews the modification time of a file, which also works over a shared folder. The content of
 the file names the work that the process must finish before it may be killed, or is empty.
 """

@@ -113,7 +113,8 @@ class DataProto:
     def load_from_disk(cls: type[Proto], filepath: str | Path) -> Proto:
         """The batch that `save_to_disk` wrote.
 
-        Raises DataError: `save_to_disk` did not write the file. verl's own files are pickles, which are never read.
+        Raises DataError: the file is damaged, or not of `save_to_disk`. verl's own files are pickles, which are never
+        read.
         """
         return cls(*read_batch(Path(filepath)))
 

@@ -147,7 +147,7 @@ class TensorBatch:
         return self
 
     def to(self, device: str | int | torch.device) -> TensorBatch:
-        """A copy of the batch on `device`."""
+        """The batch with its tensors on `device`. Tensors that are there already are not copied."""
         return TensorBatch(self, self.batch_size, torch.device(device))
 
     def cpu(self) -> TensorBatch:

@@ -21,7 +21,7 @@ def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_
         )
     for source, needed in scoring.needs.items():
         if not needed or not set(needed) <= set(kinds):
-            yield f"scoring.needs: {source} must name at least one of the configured kinds: {', '.join(kinds)}"
+            yield f"scoring.needs: {source} must name one or more kinds, all of them configured: {', '.join(kinds)}"
         if scoring.shadow and not {"rules", GROUP_KIND} & set(needed):
             yield f"scoring.shadow scoring.needs: {source} would have no reward to train on; add rules to its kinds"
         if GROUP_KIND in needed and scoring.manager.of(source) is None:

@@ -57,8 +57,8 @@ class ActorConfig:
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
         None,
-        "largest share of the latest episodes, or scorings, that may fail; if more fail for a minute, the run ends; "
-        "null: no limit. A run whose first episodes all fail ends in any case (docs/faults.md)",
+        "a run ends if at least this share of its latest episodes, or scorings, failed for a minute; null: no limit. "
+        "A run whose first episodes all fail ends in any case (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(

@@ -91,7 +91,11 @@ _SURROUNDINGS = (
     counter("chat_api_answered", "requests", "requests of agents that were answered, since the start"),
     counter("chat_api_refused", "requests", "requests of agents that were refused, since the start"),
     counter("chat_api_abandoned", "requests", "requests whose agent did not wait for the answer, since the start"),
-    counter("chat_api_branches", "branches", "token sequences of agents that rewrote their history, since the start"),
+    counter(
+        "chat_api_branches",
+        "branches",
+        "token sequences of agents' episodes, more than one if the agent rewrote its history, since the start",
+    ),
     counter(
         "chat_api_overridden",
         "requests",
