@@ -13,6 +13,7 @@ import asyncrl
 from asyncrl.config.commands import COMMANDS, SLOW, show_role_help, usage
 from asyncrl.config.exits import EXIT_USAGE, end_quickly, exit_status
 from asyncrl.config.keys import did_you_mean
+from asyncrl.config.quiet import quiet_imports
 
 SHOWS = ("-h", "--help", "-c", "--cfg", "--plan")
 """Options with which a command only prints something."""
@@ -41,6 +42,7 @@ def _main(argv: Sequence[str] | None) -> int:
         if COMMANDS[name].is_role and {"-h", "--help"} & set(rest):
             return show_role_help(rest)
         end_quickly()
+        quiet_imports()
         if name in SLOW and not any(word.startswith(SHOWS) for word in rest):
             with suppress(OSError):  # stderr may be a log on a full disk.
                 os.write(2, f"asyncrl {name}: loading\n".encode())

@@ -1,4 +1,5 @@
-"""Reads grammars of users, in the forms of `response_format` of the chat-completions API and in two further forms.
+"""Reads the grammar that a user gives. It has a form of `response_format` in the chat-completions API, or one of two
+other forms.
 
 A server restricts the sampled tokens of a whole assistant turn to the grammar. docs/engines.md lists the servers that
 can do this, and explains how the learner treats such turns.

@@ -9,8 +9,8 @@
 | the same, a later attempt | `e7-a3-000042` | attempt 3 at that task; attempts are counted from 0 |
 | ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of group `t000000012` |
 
-Ids of groups of one kind sort in the order in which the groups were opened. The shard of a group is the last number of
-its id, modulo the number of shards.
+The feed (`replay/feed.py`) chooses the training tasks one after another. Ids of groups of one kind sort in the order in
+which the groups were opened. The shard of a group is the last number of its id, modulo the number of shards.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def is_evaluation(name: str) -> bool:
 
 
 def opening_order(ticket: str) -> tuple[bool, str]:
-    """A sort key for tickets: first tickets of the feed, in the order of their groups, then all other tickets."""
+    """A sort key for tickets. The tickets of the feed come first, in the order of their groups. All other tickets
+    follow."""
     return not ticket.startswith(FEED), ticket
 
 

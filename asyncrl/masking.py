@@ -17,7 +17,7 @@ _WORDS = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorizatio
 _NAME = re.compile(
     rf"{_WORDS}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|pass|dsn|cookie|sig|signature|jwt)$", re.I
 )
-# Not secrets: tokens of a vocabulary, numbers per token, and keys that name a column or a field.
+# These names are no secrets: tokens of a vocabulary, numbers per token, and keys that name a column or a field.
 _PLAIN = re.compile(
     r"(?:^|_)(?:(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end|per)_token"
     r"|(?:prompt|question|messages?|image|video|audio|text|input|output|response|answer|solution|truth|target|label"
@@ -47,7 +47,7 @@ _MAPPING = re.compile(r"""\{(?:[^{}'"]|'[^'\n]*+'|"[^"\n]*+")*+\}|\{[^\n]*+""")
 _HIDDEN_MAPPING = re.compile(r"\{(?:[^:{}\n]++: (?:\(hidden\))?+(?:, )?+)*+\}")
 _ARGUMENT = re.compile(r"""((?<![\w-])(--?[a-z][\w-]*+)['"]?(?:\s++|,\s*+)['"]?)(?![-\s])[^\s,'"\]]++""", re.I)
 _SENT = re.compile(r"(\b(?:Bearer|Basic)\s+)[\w.~+/=-]{8,}", re.I)
-# Tokens with a known form: of the Hugging Face hub, of OpenAI and Anthropic, of GitHub and AWS.
+# The tokens of the Hugging Face hub, OpenAI, Anthropic, GitHub and AWS have a known form.
 _KNOWN = re.compile(r"\b(?:hf_\w{16,}|sk-[\w-]{16,}|gh[opsur]_\w{16,}|github_pat_\w{16,}|AKIA[0-9A-Z]{16})")
 
 
@@ -68,8 +68,8 @@ def holds_secrets(name: str) -> bool:
 def masked(value: Any, name: str = "") -> Any:
     """A copy of a plain value named `name`, with secrets masked.
 
-    Secrets are values under names of secrets, all values of environments and headers, passwords in addresses, and
-    tokens in the form of known services.
+    Secrets are values whose names are those of secrets, all values of environments and headers, and passwords in
+    addresses. Tokens in the form of a known service are secrets, too.
     """
     if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
         return hidden(value)

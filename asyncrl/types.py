@@ -1,4 +1,4 @@
-"""The data types that every room shares. Invariants are checked on construction, so every object is valid.
+"""The data types that all packages share. Invariants are checked on construction, so every object is valid.
 
 Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-only by convention.
 """
@@ -99,8 +99,8 @@ class Task:
 
     - `ground_truth` and `extra_info`: plain values of the row (texts, numbers, lists, mappings and nulls)
     - `tools`: OpenAI function schemas
-    - `demonstration`: the messages that a demonstration adds to `messages`. Empty if the row has no demonstration, and
-      in tickets of members that the policy plays
+    - `demonstration`: the messages that a demonstration adds to `messages`. Empty if the row has no demonstration, or
+      if the policy plays the episode of the ticket
     """
 
     id: str
@@ -156,7 +156,7 @@ class Grammar(NamedTuple):
 class Sampling:
     """The sampling parameters of one assistant turn.
 
-    - `temperature`: 0 is greedy, with the log-probs of temperature 1
+    - `temperature`: with 0, sampling is greedy, and the log-probs are those of temperature 1
     - `grammar`: tokens outside of the grammar get probability 0, and log-probs are renormalised
     - `alternatives`: the number of most likely tokens that the engine reports at each position, if it can
     """
@@ -188,7 +188,8 @@ class Ticket:
 
     @property
     def pin(self) -> str | None:
-        """The session that the engine must serve with exactly `min_version`, in evaluations; None in training."""
+        """The name of the session that the engine must serve with exactly `min_version`. None in training: only
+        evaluations need this."""
         return self.id if self.purpose is Purpose.EVAL else None
 
 
@@ -238,9 +239,9 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
       allowed, before renormalisation. 1 on tokens without a grammar, 0 if it was not measured.
     - `routed_experts` uint8[T, R], or uint8[0, 0] if the engine does not report them: the experts of each token, packed
       by `modelling.routing.RoutingShape`. All R bytes are 255 for a token without known experts.
-    - `image_spans` int32[I, 2]: the tokens [start, end) of each image, one placeholder token for each feature of the
-      model's vision tower. `image_digests` uint8[I, 32]: the SHA-256 of each image's bytes. The replay stores an image
-      once for all episodes.
+    - `image_spans` int32[I, 2]: the tokens [start, end) of each image. An image has one placeholder token for each
+      feature of the model's vision tower. `image_digests` uint8[I, 32]: the SHA-256 of each image's bytes. The replay
+      stores an image once for all episodes of a group.
 
     In a demonstration (`finish`), learned tokens have the version `DEMONSTRATED` and the log-prob 0.
 
@@ -301,7 +302,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     def _check_mass(self) -> None:
         mass = self.grammar_mass
-        # Every comparison with nan is false.
+        # The condition is negated, so that it also refuses nan: every comparison with nan is false.
         if not (mass.min() >= 0 and mass.max() <= 1 and (mass[~self.loss_mask] == 1).all()):
             raise InvariantError(f"{self.id}: a grammar's mass is not from 0 to 1, or not 1 where nothing was sampled")
 
@@ -375,7 +376,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
     def begins_as(self, other: Trajectory) -> int:
-        """The length of the common prefix, with equal images, of the first branches of `self` and `other`."""
+        """The length of the common prefix of the first branches of `self` and `other`. It ends before the first image
+        that differs."""
         common = common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
         # All images have the same placeholder tokens, so images are compared by digest.
         own, others = (
@@ -453,7 +455,7 @@ class _Runs(NamedTuple):
             raise InvariantError(f"{owner}: no token was sampled, or versions are less than {NO_VERSION}")
 
     def check_logprobs(self, owner: str, logprobs: NDArray[np.float32]) -> None:
-        # Both passes compute an extreme of each run. If a run has a nan, the extreme is nan.
+        # The lowest and the highest log-prob of each run. If a run has a nan, both are nan.
         lowest, highest = np.minimum.reduceat(logprobs, self.starts), np.maximum.reduceat(logprobs, self.starts)
         for version, low, high in zip(self.versions, lowest.tolist(), highest.tolist(), strict=True):
             if version < 0:
@@ -477,7 +479,7 @@ class _Runs(NamedTuple):
                 branches.append(start)
         for start, end in pairwise([*branches, self.length]):
             if start == end or self._all_sampled(start, start + 1):
-                raise InvariantError(f"{owner}: branch [{start}, {end}) begins with a sampled token")
+                raise InvariantError(f"{owner}: branch [{start}, {end}) is empty, or begins with a sampled token")
 
     def check_steps(self, owner: str, steps: tuple[Step, ...]) -> None:
         position = 0
@@ -557,7 +559,8 @@ class Labels:
 
 
 def process_score(labels: Labels) -> float | None:
-    """The process score of an episode: the aggregate of its step scores, else their mean; None without step scores."""
+    """The process score of an episode: the aggregate of its step scores if the labels have one, else their mean. None
+    without step scores."""
     for name in ("process", "shadow/process"):
         if name in labels.extra:
             return labels.extra[name]
@@ -617,7 +620,7 @@ class BatchPlan:
     - `version`: the learner's policy version at this step
     - `ids`: the trajectories. The following lists are parallel to `ids`
     - `group_ids`: the group of each trajectory
-    - `tokens`: the number of all tokens, `sampled`: the number of the policy's tokens
+    - `tokens`, `sampled`: for each trajectory the number of its tokens, and of those that the policy sampled
     - `weights`: the sampler's importance weights, at most 1
     - `shared`: the length of the common prefix with the previous trajectory of the same group; empty if unknown
     - `demonstrations`: the indices in `ids` of demonstrations

@@ -4,11 +4,11 @@ The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. A
 decoded arrays are views of the received buffers.
 
 The decoder trusts no sender. It first walks over the header, and refuses a list with fewer elements than announced.
-Dtypes come from a closed list, and a buffer must have exactly the announced bytes. So the memory and time for a message
-are bounded by its size.
+Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory and time for
+a message are bounded by its size.
 
-`encode` replaces characters without an encoding, and truncates a `reason`. Integers of more than 64 bits, which msgpack
-lacks, are an extension type.
+`encode` replaces characters that UTF-8 cannot encode, and truncates a `reason`. msgpack has no integers of more than 64
+bits, so they are encoded as an extension type.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TASKS_BYTES = 64 << 20
 MAX_REASON_CHARS = 2000
 """The largest length of a `reason`, which explains a failure to people and may come from a long exception."""
 FEW_LISTS = 1000
-"""`check_keys` skips bodies with at most this number of bytes that may begin a list."""
+"""`check_keys` skips a body if at most this many of its bytes may begin a list."""
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
@@ -74,7 +74,8 @@ class _Run(msgspec.Struct, frozen=True):
 
 
 def _float(value: Any) -> float:
-    """Convert numpy's float64, which is a float but which msgspec does not accept. Raises TypeError: another type."""
+    """Convert numpy's float64, a subclass of float that msgspec does not accept. Raises TypeError: the value has
+    another type."""
     if isinstance(value, float):
         return float(value)
     raise TypeError(f"{type(value).__name__} {value!r:.50} is no plain value")
@@ -106,8 +107,8 @@ _NO_LISTS = bytes(set(range(256)) - _LISTS)
 class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
     """One message. `sequence` pairs a reply with its request. `frames` are the received frames of a decoded message.
 
-    `content` is the body: a mapping of plain values or a typed struct in a message to send, packed bytes in a received
-    message. `body` reads packed bytes as plain values, `read` as a type.
+    `content` is the body. In a message to send, it is a mapping of plain values or a typed struct. In a received
+    message, it is packed bytes. `body` reads packed bytes as plain values, `read` as a type.
     """
 
     kind: str

@@ -69,3 +69,9 @@ def test_a_command_that_loads_for_seconds_says_so_before(
     with pytest.raises(SystemExit) as ended:
         __main__.main([name, "word"])
     assert ended.value.code == f"{COMMANDS[name].module} after 'asyncrl {name}: loading\\n'"
+
+
+def test_the_help_of_a_command_that_imports_torch_begins_with_the_help() -> None:
+    shown = run("try", "--help")
+    assert shown.stdout.startswith("usage: asyncrl try")
+    assert shown.stderr in ("", "asyncrl try: loading\n")

@@ -143,7 +143,7 @@ def test_a_prompt_begins_a_branch_and_a_branch_begins_with_what_was_given() -> N
     assert make_trajectory(turns=()).branches == [(0, 8)]
     assert make_trajectory(turns=turns(0, 2, 4)).branches == [(0, 2), (2, 8)]
     for bad in (turns(5, 6), turns(2, 2, 3), turns(8, 8)):
-        with pytest.raises(InvariantError, match="begins with a sampled token"):
+        with pytest.raises(InvariantError, match="is empty, or begins with a sampled token"):
             make_trajectory(turns=bad)
 
 

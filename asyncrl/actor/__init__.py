@@ -1,6 +1,6 @@
 """The actor: takes tickets from the replay, runs their episodes on an engine with tools, and delivers trajectories.
 
-Promises that this room keeps (the numbers are those of docs/concepts.md):
+This package keeps these promises (the numbers are those of docs/concepts.md):
 
 - 1, nothing lost, nothing trained twice (exactly once): a worker holds a ticket until the replay has acknowledged the
   ticket's outcome, which is then durable (`held_tickets.py`, `worker.py`).

@@ -1,7 +1,7 @@
 """`python -m asyncrl.actor`: run episodes on one engine until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it first finishes and delivers the running episodes, within cluster.drain_s, and returns the remaining
-tickets to the replay.
+On SIGUSR2 it finishes and delivers the running episodes, for up to cluster.drain_s, and returns all other tickets to
+the replay. Then it ends.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
 
 
 async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> None:
-    """Load each new version into the engine. Raises TooManyFailuresError: the run's only version fails its canary."""
+    """Load each new version into the engine. Raises TooManyFailuresError: the run has only one version, and it fails
+    its test in the engine (`weights/canary.py`)."""
     from asyncrl.weights.canary import CanaryError
 
     try:

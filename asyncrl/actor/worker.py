@@ -77,7 +77,7 @@ class RolloutWorker:
         self._renew_s = renew_s
         self._spans = spans or NoSpans()
         self._error_logger = ErrorLogger(log)
-        # Not the shared threads: tools may keep these busy for longer than a lease lasts.
+        # The shared threads would not do: tools may keep them busy for longer than a lease lasts.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._delivery = Delivery(sink, metrics, outgoing or OutgoingImages(), self._in_thread)
         self._held = HeldTickets()
@@ -128,7 +128,7 @@ class RolloutWorker:
                     self._held.arrived(ticket.id, self._spans.clock())
                     self.active += 1
                     count += 1
-                    # Evaluation before training, and otherwise in the order of arrival.
+                    # Tickets of evaluations come first. Tickets of the same kind keep the order of their arrival.
                     self._ready.put_nowait((ticket.purpose is not Purpose.EVAL, count, ticket))
             if self._drains or self.active >= self._concurrency:
                 with suppress(TimeoutError):
@@ -170,7 +170,8 @@ class RolloutWorker:
         """Deliver all waiting outcomes, wait for the acknowledgement, and release their tickets."""
         while True:
             finished = [await self._finished.get()]
-            # Many at once, since an actor that is far from the replay would else deliver one outcome a round trip.
+            # Many outcomes are delivered at once. An actor that is far from the replay could else deliver only one per
+            # round trip.
             while len(finished) < CREDITS and not self._finished.empty():
                 finished.append(self._finished.get_nowait())
             await self._delivery.deliver({ticket_id: outcome for ticket_id, outcome, _ in finished})
@@ -203,7 +204,8 @@ class RolloutWorker:
 
 
 async def first_to_end(*works: Awaitable[object]) -> None:
-    """Run all works until the first ends, and cancel the others. Raises the error of the first when all have ended."""
+    """Wait for all `works` until the first one ends, and cancel the others. Raises the error of the first one when all
+    have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,6 +1,6 @@
 """Agents: programs, of users or built in, that play episodes through a chat API.
 
-Promises that this room keeps (numbered as in docs/concepts.md):
+This package keeps these promises (the numbers are those of docs/concepts.md):
 
 - 4, a failure is never a zero: an agent that fails ends its episode without a reward (`chat_api/agent.py`).
 - 7, back-pressure: connections, requests, bodies and waits are bounded (`chat_api/server.py`).

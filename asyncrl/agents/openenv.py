@@ -160,7 +160,7 @@ class OpenEnvAgent:
         return self._shown(step.observation), step
 
     def _shown(self, observation: Mapping[str, Any]) -> str:
-        """The text that the policy reads of an observation."""
+        """The text of an observation that the policy reads."""
         return cut(observation_text(observation, self._observation), self._server.options.max_chars)
 
 

@@ -50,7 +50,6 @@ class PolicyClient:
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
         """Send a request of the protocol at `path`, and return its answer. None if the conversation has no room for
-
         another turn. Raises AgentError: the request was refused, or has no room for the first turn.
         """
         async with self._http.post(f"{self._base_url}/{path}", json=body) as response:
@@ -79,7 +78,7 @@ class PolicyClient:
 async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
     """Open a client of the policy at the endpoint of an episode."""
     headers = {"Authorization": f"Bearer {api_key}"}
-    # No timeout here: engine and actor limit the time of a turn and of an episode.
+    # This client has no timeout: engine and actor limit the time of a turn and of an episode.
     timeout = aiohttp.ClientTimeout(total=None)
     jar = aiohttp.DummyCookieJar()
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, cookie_jar=jar, trust_env=False) as http:

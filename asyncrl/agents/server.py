@@ -135,7 +135,7 @@ class EnvironmentServer:
     async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
         """Call `begin`, which begins an episode, and retry it if it raises UnavailableError. Returns its result.
 
-        Raises UnavailableError: `begin` failed until `start_s` had passed; and all other errors of `begin`.
+        Raises UnavailableError: `begin` failed until `start_s` had passed. Also raises all other errors of `begin`.
         """
         end, wait_s = self._clock() + self.options.start_s, FIRST_WAIT_S
         while True:
@@ -212,7 +212,7 @@ class ServerClient:
     def _why(self, url: str, limit: asyncio.Timeout, error: Exception) -> str:
         if limit.expired():
             return f"{url} took more than {OPTIONS}.timeout_s={self._timeout_s:g}"
-        # Not `repr` if `str` has a text: the repr of some errors has the request's headers, which may contain a key.
+        # `str` is preferred, because the `repr` of some errors has the request's headers, which may contain a key.
         return f"{url} cannot be reached: {str(error) or repr(error):.300}"
 
 

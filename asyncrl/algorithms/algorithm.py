@@ -1,10 +1,10 @@
 """The algorithm, composed of the parts that the configuration names. It is the learner's only interface to this
 package.
 
-`prepare` runs once a learner step on the sequences of this rank. `loss` runs once a forward pass on whole sequences,
-and `summary` once a step on the sums of all passes and ranks. The scalar that `loss` returns is divided by global
-counts, so its sum over micro-batches and ranks is the loss of the global minibatch. The only `state` that changes from
-step to step is the coefficient of an adaptive KL.
+`prepare` runs once per learner step on the sequences of this rank. `loss` runs once per forward pass on whole
+sequences, and `summary` once per step on the sums of all passes and ranks. The scalar that `loss` returns is divided by
+global counts, so its sum over micro-batches and ranks is the loss of the global minibatch. The only `state` that
+changes from step to step is the coefficient of an adaptive KL.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Algorithm:
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
-        """The algorithm for a learner with `updates` updates a step.
+        """The algorithm for a learner with `updates` updates per step.
 
         Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
         """

@@ -102,11 +102,11 @@ class Tokens:
 
     sequence int64[N]; position int64[N], the token's index in its own sequence, counting up by one; mask bool[N];
     behaviour float32[N], the log-prob when sampled; versions int64[N]; restricted bool[N], true if a grammar restricted
-    the token (see restricted_tokens.py), None: no token was restricted; demonstrated bool[N], true on the tokens of
-    demonstrations (see demonstrations.py), None: there are no demonstrations. Set during training: proximal float32[N],
-    log-prob at the start of the learner step; reference float32[N]; values float32[N], the critic's value of the state
-    before token t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model; collisions float32[N], the
-    sum over the vocabulary of pi_prox^2, the probability that two draws of the token are the same.
+    the token (see restricted_tokens.py; None: no token was restricted); demonstrated bool[N], true on the tokens of
+    demonstrations (see demonstrations.py; None: there are none). Set during training: proximal float32[N], log-prob at
+    the start of the learner step; reference float32[N]; values float32[N], the critic's value of the state before token
+    t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model; collisions float32[N], the sum over the
+    vocabulary of pi_prox^2, the probability that two draws of the token are the same.
 
     `Algorithm.prepare` adds advantages float32[N]; returns float32[N], the critic's target; weights float32[N],
     importance weights; rejected int32[N], bit k set where the k-th correction drops the token; selected bool[N], the

@@ -45,7 +45,7 @@ class Composition:
 
     @property
     def compared(self) -> str:
-        """The score whose equality in a group says that the group teaches nothing."""
+        """The name of a score: a group whose members all have the same value of it teaches nothing."""
         return next((rule.score for rule in self.corrections if isinstance(rule, ZeroVariance)), "reward")
 
     def shaped(self, episodes: Episodes) -> Episodes:

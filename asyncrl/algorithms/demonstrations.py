@@ -1,8 +1,8 @@
-"""Demonstrations as members of groups: their rewards count in the baselines, and their tokens get advantages like all
-members.
+"""Demonstrations as members of groups: their rewards count in the baselines, and their tokens get advantages like the
+tokens of all other members.
 
-No policy sampled them, so they have no behaviour policy and no ratio. Clipping, corrections, the KL, the entropy bonus
-and the metrics of ratios and ages leave these tokens out.
+No policy sampled the tokens of a demonstration, so they have no behaviour policy and no ratio. Clipping, corrections,
+the KL, the entropy bonus and the metrics of ratios and ages leave these tokens out.
 
 The loss of demonstrations is the policy gradient with a special importance weight (`DemonstrationLoss`). It is
 aggregated together with the loss of all other tokens.

@@ -17,7 +17,7 @@ from asyncrl.types import LabelNeeds
 
 
 def composition_of(config: AlgorithmConfig, updates: int = 1) -> Composition:
-    """The parts for a learner with `updates` updates a step.
+    """The parts for a learner with `updates` updates per step.
 
     Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
     """

@@ -18,7 +18,8 @@ _BITS = 11
 _BINS = 1 << _BITS
 
 Condition = Callable[[Tensor, Tensor], Tensor]
-"""A function of the count and the sum of the smallest values, float64[bins] each. It returns bool[bins], monotone."""
+"""A function of the count and the sum of the smallest values, float64[bins] each. It returns bool[bins]: once true, it
+stays true for all later bins."""
 
 
 def order(values: Tensor) -> Tensor:
@@ -30,7 +31,8 @@ def order(values: Tensor) -> Tensor:
 def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
     """The smallest key for which `condition` is true of the count and sum of all values up to it. 2^32 if there is
     none."""
-    # On the CPU: the host must wait for each histogram anyway, and a GPU would round the sums differently each time.
+    # This runs on the CPU: the host must wait for each histogram anyway, and a GPU would round the sums differently
+    # each time.
     keys, values = order(values).cpu(), values.detach().cpu()
     before = torch.zeros(2, 1, dtype=torch.float64)
     prefix = 0
@@ -41,7 +43,8 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
         upto = before + reduce(torch.stack([_count(bins), _count(bins, values)])).cumsum(1)
         reached = condition(upto[0], upto[1]) & (upto[0] > 0)
         if shift < 2 * _BITS:
-            reached[-1] = True  # The coarser histogram had it in this range, but rounding may differ here.
+            # By the coarser histogram, the condition becomes true in this range. Rounding may hide this here.
+            reached[-1] = True
         if not bool(reached[-1]):
             return 1 << 32
         found = int(reached.int().argmax())

@@ -27,19 +27,19 @@ class Groups:
         return result.index_add_(0, self.index, values.double())
 
     def sum(self, values: Tensor) -> Tensor:
-        """float64[n]: the sum of its group, at every value."""
+        """float64[n]: for each value, the sum of its group."""
         return self.total(values)[self.index]
 
     def size(self) -> Tensor:
-        """float64[n]: the number of values in its group."""
+        """float64[n]: for each value, the number of values in its group."""
         return self.sum(torch.ones_like(self.index))
 
     def least(self, values: Tensor) -> Tensor:
-        """float64[n]: the smallest value of its group."""
+        """float64[n]: for each value, the smallest value of its group."""
         return self._extreme(values, "amin")
 
     def greatest(self, values: Tensor) -> Tensor:
-        """float64[n]: the largest value of its group."""
+        """float64[n]: for each value, the largest value of its group."""
         return self._extreme(values, "amax")
 
     def centre(self, values: Tensor) -> Tensor:
@@ -48,7 +48,8 @@ class Groups:
         return above - self.sum(above) / self.size()
 
     def std(self, values: Tensor) -> Tensor:
-        """float64[n]: the unbiased standard deviation of its group; 0 for a single value."""
+        """float64[n]: for each value, the unbiased standard deviation of its group; 0 for a value alone in its
+        group."""
         return (self.sum(self.centre(values).square()) / (self.size() - 1).clamp(min=1)).sqrt()
 
     def normalise(self, values: Tensor, by_std: bool) -> Tensor:

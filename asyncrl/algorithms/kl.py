@@ -2,7 +2,8 @@
 
 d = log pi_theta - log pi_ref, clamped to +-10. A form with "+" has the value of the form without "+", and the gradient
 of k2, which is unbiased on on-policy data. With importance_weighted, all forms except abs have the gradient of the KL
-on data of any age; for k3: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025.
+on data of any age. The source of this for k3 is DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models,
+2025.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ class Kl(Part):
     """Base of the forms.
 
     differentiates_ratio: with importance_weighted, gradient flows through the ratio too, which gives the gradient of
-    the mean of the form under pi_theta. It is false for forms whose own gradient is already the KL's: the two would be
-    added.
+    the mean of the form under pi_theta. It is false for forms whose own gradient is already the KL's, since the two
+    gradients would be added.
     """
 
     kind = "kl"

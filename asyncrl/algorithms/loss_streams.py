@@ -25,8 +25,8 @@ from asyncrl.errors import ConfigError, InvariantError
 
 
 class Stream(Part):
-    """Base of streams. `by_weight`: the loss is divided by the sum of the weights, else by the number of tokens with a
-    weight above 0."""
+    """Base of streams. If `by_weight` is true, the loss is divided by the sum of the weights. Otherwise it is divided
+    by the number of tokens with a weight above 0."""
 
     kind = "stream"
     by_weight: ClassVar[bool] = False
@@ -73,7 +73,7 @@ class LossStream(Stream):
 class Rl(Stream):
     """The policy's loss, with a weight for each sequence.
 
-    Formula: the policy loss times weight score, divided by the mean of weight score over the policy tokens
+    Formula: the policy loss times (weight score), divided by the mean of (weight score) over the policy tokens
     Use: weight=0 trains only the other streams; a score of 0 or 1 chooses the sequences that the policy loss trains
     Source: the stream rl of the library prime-rl, 2026
     Caveat: sequences with weight 0 stay in the baselines of their groups. KL and entropy are not weighted.
@@ -94,7 +94,7 @@ class Rl(Stream):
 class Ce(LossStream):
     """Cross-entropy: makes the tokens likelier, independent of the advantage.
 
-    Formula: -log pi_theta times weight score, divided by the share of policy tokens with a weight
+    Formula: -log pi_theta times (weight score), divided by the share of policy tokens with a weight
     Use: with score=outcome, fine-tuning on successful episodes; with your own score, fine-tuning on demonstrations
     Source: the stream ce of the library prime-rl, 2026
     Caveat: it trains only policy tokens; in prime-rl, tool results may have a weight too.
@@ -111,7 +111,7 @@ class RefKl(LossStream):
     """Distillation on the policy's own samples: the policy gradient with log(pi_ref / pi_theta) as the advantage.
 
     Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta even
-    beyond the cap, 0 where pi_theta - mu < -delta; times weight score, divided by the share of policy tokens with a
+    beyond the cap, 0 where pi_theta - mu < -delta; times (weight score), divided by the share of policy tokens with a
     weight
     Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from

@@ -63,7 +63,7 @@ def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
 
 
 def interpolated_linearly(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
-    """log pi_prox with pi_prox = mu + alpha (pi_theta - mu). Otherwise like `interpolated`."""
+    """log pi_prox with pi_prox = mu + alpha (pi_theta - mu). In all other respects, this is like `interpolated`."""
     alpha = _progress(lag).to(behaviour.dtype)
     return torch.logaddexp(behaviour + torch.log1p(-alpha), policy.detach() + alpha.log())
 

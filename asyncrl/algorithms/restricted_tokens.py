@@ -4,9 +4,10 @@ If a grammar allows only the tokens A of the vocabulary, the behaviour policy is
 elsewhere. The mass Z_b is the sum of pi_b over A. The learner computes log-probs of pi_theta without the grammar. So
 the ratio pi_theta / mu = Z_b pi_theta / pi_b is Z_b instead of 1 even if the policy has not changed.
 
-The exact gradient is the gradient of log pi_theta - log Z_theta, and the learner cannot compute Z_theta without A. If
-Z_b is far from 1, both ratio and gradient are wrong, so the token is dropped from the policy's losses. Its proximal,
-reference and trained log-probs are set to the behaviour log-prob, so that its ratio is 1 and its KL is 0.
+The exact gradient is the gradient of log pi_theta - log Z_theta, where Z_theta is the sum of pi_theta over A. The
+learner does not know A, so it cannot compute Z_theta. If Z_b is far from 1, both ratio and gradient are wrong, so the
+token is dropped from the policy's losses. Its proximal, reference and trained log-probs are set to the behaviour
+log-prob, so that its ratio is 1 and its KL is 0.
 
 If Z_b is near 1, ratio and gradient are right up to the factor Z_b. Values are learned on all tokens: a critic
 estimates the value of the policy with its grammar.

@@ -37,8 +37,8 @@ from asyncrl.runs.finding import find_run
 STEPS = 20
 CHANGED = ("batch_size", "group_size", "publish_every", "concurrency", "engine_gpus", "scorers")
 BEYOND = 1.5
-"""A forecast is marked as uncertain if an engine has more requests than this multiple of the most with which its speed
-was measured. """
+"""A forecast is uncertain if an engine has many more requests than in the measured run: more than this multiple of the
+largest number with which its speed was measured."""
 MANY = 0.9
 WASTEFUL = 0.2
 """The share of discarded tokens above which the notes do not recommend more engines."""

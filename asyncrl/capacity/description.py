@@ -35,8 +35,8 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.
     - New weights reach an engine `transfer_s` after they are published. The engine then pauses for `switch_s`.
     - A scorer takes `label_s` per trajectory.
-    - A learner step takes `token_s` for each token of the batch, divided by the number of the learner's GPUs, plus
-      `step_s` with any number of GPUs. A publish takes another `publish_s`.
+    - A learner step takes `token_s` for each token of the batch, divided by the number of the learner's GPUs. It takes
+      another `step_s`, which does not depend on that number. A publish takes another `publish_s`.
     - `failed` is the share of episodes that fail, and `zero_variance` the share of groups whose rewards are all equal.
     - `requests` has the smallest and the largest number of requests with which the speed of an engine was measured;
       empty: unknown.
@@ -106,7 +106,7 @@ class RunDescription(Struct, frozen=True, forbid_unknown_fields=True):
 def read_description(path: Path) -> RunDescription:
     """The description in a YAML file. Raises ConfigError: it cannot be read, or a value is missing or wrong."""
     try:
-        # Not strict, since YAML reads 1e-5, which has no point, as a text.
+        # Types are not checked strictly, since YAML reads 1e-5, which has no decimal point, as a text.
         return msgspec.yaml.decode(path.read_bytes(), type=RunDescription, strict=False)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{path}: {error}; `asyncrl plan RUN --save FILE` writes such a file") from error

@@ -20,8 +20,9 @@ Process: TypeAlias = Generator[simpy.Event, Any, None]
 
 
 class SimulatedEngines:
-    """`count` engines, possibly a fraction. `version` is the policy version that they serve. `idle_s` are the seconds
-    without a request, and `request_s` the summed seconds of all requests, both as means over the engines."""
+    """A number of `count` engines, which may be a fraction. `version` is the policy version that they serve. `idle_s`
+    are the seconds without a request, and `request_s` the summed seconds of all requests, both as means over the
+    engines."""
 
     def __init__(self, environment: simpy.Environment, count: float, rates: Rates) -> None:
         self.version = 0
@@ -30,8 +31,8 @@ class SimulatedEngines:
         self._environment = environment
         self._count = count
         self._rates = rates
-        # The tokens that a request would have received since the start. They grow more slowly while there are many
-        # requests.
+        # The tokens that a request would have by now if it had run since the start. They grow more slowly while there
+        # are many requests.
         self._progress = 0.0
         self._updated = environment.now
         self._is_paused = False

@@ -31,7 +31,7 @@ SHORTEST_S = 1.0
 """The shortest time between two rows of an actor from which a rate is measured."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
-"""The phases of an episode that the simulation models. All other phases are tools or the agent."""
+"""The phases of an episode that the simulation models. All other phases belong to tools or to the agent."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
 """The number of steps whose mean is reliable."""
@@ -111,8 +111,8 @@ def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """The mean number of requests of one engine while it was busy, and the tokens that it sampled per second then, for
-    each two successive rows of an actor.
+    """Two numbers for each two successive rows of an actor: the mean number of requests of one engine while it was
+    busy, and the tokens that it sampled per second during that time.
     """
     for before, after in pairwise(rows):
         seconds = after["seconds"] - before["seconds"]

@@ -66,7 +66,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
 
     def put(self, ticket: Ticket, oldest: int, newest: int) -> None:
         """Deliver an episode that the versions from `oldest` to `newest` sampled. Its few tokens only carry these
-        versions, since the simulation keeps its real length itself."""
+        versions. The simulation itself knows how long the episode is."""
         runs = [(0, -1), (1, oldest), *([(2, newest)] if newest > oldest else [])]
         length = len(runs)
         trajectory = Trajectory(

@@ -37,10 +37,10 @@ LEASE = 32
 
 
 class Forecast(Struct, frozen=True):
-    """The result of a simulation, without its first steps. Idle shares are shares of time, for engines and scorers
-    means over all of them. `lags` has the share of the trained trajectories with each lag. `discarded` is the share of
-    sampled tokens whose trajectories were thrown away. `requests` is the mean number of requests of one engine while it
-    is busy."""
+    """The result of a simulation, without its first steps. Idle shares are shares of time. For engines and for scorers
+    they are means over all of them. `lags` has the share of the trained trajectories with each lag. `discarded` is the
+    share of sampled tokens whose trajectories were thrown away. `requests` is the mean number of requests of one engine
+    while it is busy."""
 
     sizes: Sizes
     seconds_per_step: float
@@ -68,7 +68,8 @@ def simulate(
     """Simulate `first` learner steps, which fill the run, and then `steps` steps, which are measured. By default the
     first steps cover max_lag + 2 versions. `progress` is called with the share that is done.
 
-    Raises ConfigError: too much fails or is refused for the run to progress, or there are too many episodes.
+    Raises ConfigError: so many episodes fail, or so many groups are refused, that the run cannot progress; or there are
+    too many episodes or turns to simulate.
     """
     if run.rates.failed > MOST_FAILED:
         raise ConfigError(f"{run.rates.failed:.0%} of the episodes fail: fix that first, or lower rates.failed")

@@ -57,7 +57,8 @@ def balanced_rate(rates: Rates, sizes: Sizes) -> float:
     bound limits the number of running episodes."""
     episode = _mean_episode(rates)
     running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
-    # The time of an episode depends on the requests of its engine, and these on the time that episodes spend there.
+    # The time of an episode depends on the number of requests of its engine. That number depends on the time that
+    # episodes spend in the engine.
     generate_s = 0.0
     for _ in range(ROUNDS):
         share = generate_s / (generate_s + episode.tools_s) if generate_s + episode.tools_s else 1.0

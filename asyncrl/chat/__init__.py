@@ -1,6 +1,6 @@
 """Conversations as exact tokens: a model's chat template, the contents of messages, and the parsing of tool calls.
 
-This room keeps the rule that engines take tokens and return tokens (docs/concepts.md). A suffix is exactly the text
+This package keeps the rule that engines take tokens and return tokens (docs/concepts.md). A suffix is exactly the text
 that the template adds, and sampled tokens are never decoded and encoded again (chat.py). Contents never become special
 tokens (contents.py).
 

@@ -55,9 +55,9 @@ class Chat:
       template's own rendering of a call, or None if no format does.
     - `stop_ids` are the tokens that end a turn: the template's ends of an answer and of a turn that calls tools, the
       tokenizer's eos, the ends of the format, and `further_ends`.
-    - `one_call` is true if the template shows only one call a turn, `opens_thought` if its generation prompt opens a
+    - `one_call` is true if the template shows only one call per turn, `opens_thought` if its generation prompt opens a
       thought.
-    - `piece` returns the text of one token; a part of a character reads U+FFFD.
+    - `piece` returns the text of one token; a part of a character is shown as U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
     """

@@ -79,7 +79,8 @@ def check_tools(chat: Chat, functions: Mapping[str, Function]) -> None:
 
 
 def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, Function]) -> None:
-    """Raises ConfigError: the template refuses a task with its tools. The keys of `tasks` name a task in the error."""
+    """Raises ConfigError: the template refuses a task with its tools. The keys of `tasks` are names of the tasks for
+    the error message."""
     for place, task in tasks.items():
         tools = [as_tool(function) for function in (task.tools or functions.values())]
         try:
@@ -95,8 +96,8 @@ def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, F
 def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
     """Find the conversations of `CONVERSATIONS` that the template rewrites.
 
-    Returns their names, by the text around the first difference: as recorded, and as rendered. Conversations that the
-    template refuses are left out.
+    Returns lists of their names. The key of a list is a pair of texts around the first difference: the recorded text
+    and the rendered text. Conversations that the template refuses are left out.
     """
     found = defaultdict(list)
     for name, (messages, tools) in CONVERSATIONS.items():

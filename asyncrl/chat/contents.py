@@ -84,8 +84,9 @@ class Contents:
 
     @cached_property
     def _splitting(self) -> tuple[Any, int]:
-        """A copy of the tokenizer with the joint as a special token, and the id of this token."""
-        # The text around the joint is then encoded as around any special token.
+        """A copy of the tokenizer with `_JOINT` as a special token, and the id of this token. `_JOINT` replaces each
+        stand-in."""
+        # The text around `_JOINT` is then encoded as around any special token.
         splitting = copy.deepcopy(self._tokenizer)
         splitting.add_tokens([AddedToken(_JOINT, normalized=False, special=True)], special_tokens=True)
         return splitting, int(splitting.convert_tokens_to_ids(_JOINT))
@@ -133,7 +134,7 @@ def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
 
 
 def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
-    """The characters into which a normalizer changes others; with an empty text if it deletes some.
+    """The characters into which a normalizer changes other characters. An empty text is among them if it deletes some.
 
     `normalizer` is its JSON.
     """

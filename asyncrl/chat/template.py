@@ -3,7 +3,7 @@
 Templates accept different messages:
 
 - Some require the arguments of a call as JSON text.
-- Some show one call a turn, or require an id of nine letters with each call.
+- Some show only one call per turn, or require an id of nine letters with each call.
 - Some refuse null as the content of a turn with calls.
 
 Messages from data, demonstrations and agents come in all these forms. `Template` adapts messages if it can; otherwise
@@ -84,7 +84,7 @@ def _with_ids(message: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[d
 class Template:
     """The chat template of a Hugging Face tokenizer, or its two templates if there is another one for tools.
 
-    `source` is their text. `one_call` is true if the template shows only one call a turn. Calls and results keep the
+    `source` is their text. `one_call` is true if the template shows only one call per turn. Calls and results keep the
     ids that the policy gave them, and a call without an id gets one. If the template shows a call's tool only by the
     call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number counts the calls of the conversation.
 
@@ -130,7 +130,7 @@ class Template:
     def identified(self, messages: Messages) -> list[dict[str, Any]]:
         """Add the ids that the template shows at calls and results, as if the policy had given them.
 
-        Raises RefusedError: a message has several calls, and the template shows one a turn.
+        Raises RefusedError: a message has several calls, and the template shows only one per turn.
         """
         return [
             {
@@ -147,7 +147,7 @@ class Template:
         Nulls and empty lists of calls are dropped.
         """
         prepared = []
-        # The calls that results may answer, by their ids in `messages`, and by the `call_id` of their number.
+        # The calls that results may answer. The keys are their ids in `messages`, and the `call_id` of their number.
         known: dict[str, Mapping[str, Any]] = {}
         made = results = 0
         for message in messages:

@@ -26,7 +26,7 @@ def checkpoint_of(run: Path, learner: LearnerConfig, steps: int | str | None) ->
 
     Raises CheckpointError, which lists the existing checkpoints: the checkpoint does not exist, or is damaged.
     """
-    # Imported here, because torch takes seconds, and a wrong name should be refused at once.
+    # This is imported here, because torch takes seconds, and a wrong name should be refused at once.
     from asyncrl.learner.checkpoint.checkpoint import Checkpoints, step_of
     from asyncrl.learner.ranks.ranks import Ranks
 

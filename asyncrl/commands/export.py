@@ -1,9 +1,9 @@
 """`asyncrl export RUN [--step K|best] [--adapter|--critic] [--to DIR]`: writes the policy of a checkpoint as a Hugging
 Face folder.
 
-Works on the CPU, also while the run trains, and does not change the run. RUN is the folder of a run, such as runs/NAME,
-or its name. Without --step it exports the newest checkpoint; `--step best` means the checkpoint with the best
-evaluation (learner.keep_best).
+The command works on the CPU, also while the run trains, and does not change the run. RUN is the folder of a run, such
+as runs/NAME, or its name. Without --step it exports the newest checkpoint; `--step best` means the checkpoint with the
+best evaluation (learner.keep_best).
 
 The new folder has the same files as the folder `model` of a finished run: the weights in model.dtype, the
 configuration, the tokenizer and a model card. Adapters (model.lora) are merged into the weights. --adapter writes only

@@ -5,8 +5,8 @@ interactions, the translation of its configurations (configuration/) and its sin
 (controller/). docs/verl.md lists the differences.
 
 No other room imports this one. An option that needs a class or a program of this room finds its name in
-`config/extensions.py`; other runs load nothing from here. The room keeps no promise of its own: the operators run on
-the learner, the engine and the scorers, which keep the promises.
+`config/extensions.py`. A run without such an option loads nothing from here. The room keeps no promise of its own: the
+operators run on the learner, the engine and the scorers, which keep the promises.
 
 In reading order:
 - verl/protocol.py, tensors.py: the batch type `DataProto`; verl/trajectories.py: trajectories in verl's layout

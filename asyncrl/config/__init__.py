@@ -8,11 +8,12 @@ The promises that this package keeps:
 - 8, closed by default: `bind.py` and `checks/deployment.py` refuse open addresses without keys; `secrets.py` hides the
   values of secret keys.
 
-In reading order: `option.py` (the declaration of a key), `schema/` (one typed section a file), `compose.py` (from
+In reading order: `option.py` (the declaration of a key), `schema/` (one typed section per file), `compose.py` (from
 KEY=VALUE words and files to a checked configuration). Then `checks/` (combinations that cannot work), `refusals.py`,
 `load.py` (the start of every role). Then `exits.py` (the end of every command), `commands.py` (the table of commands),
 `changes.py`.
 
-Free to change: texts of options, defaults of options that are not `fixed`, checks and their messages. `make docs`
-writes docs/configuration.md from the schema. `--help` must load only the standard library, to stay fast.
+You can freely change the texts of options, the defaults of options that are not `fixed`, and checks with their
+messages. `make docs` writes docs/configuration.md from the schema. `--help` must load only the standard library, to
+stay fast.
 """

@@ -1,4 +1,5 @@
-"""The addresses that a process may listen on: loopback always, any other with keys or with network.insecure=true."""
+"""The addresses that a process may listen on. Loopback is always allowed. Any other address needs keys or
+network.insecure=true."""
 
 from __future__ import annotations
 

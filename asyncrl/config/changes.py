@@ -104,7 +104,7 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 
 def is_of_run(key: str) -> bool:
-    """True if a change of the key is a change of the run: the key is no address and differs between no hosts."""
+    """True if a change of the key is a change of the run: the key is no address, and may not differ between hosts."""
     return key not in HOST_KEYS and not key.startswith(ADDRESSES)
 
 
@@ -142,8 +142,8 @@ class ConfigHistory:
     def at(self, step: int) -> TrainConfig:
         """The configuration with which a learner trains `step`.
 
-        A key has its recorded value. The exception is a key whose configured value it never had in the run: this value
-        applies to every step, so that a run can be trained again with other values.
+        A key has the value that the run recorded for this step. But if the run never recorded the value of this key in
+        `config`, that value applies to every step. So a run can be trained again with other values.
         """
         changes = [each for each in self.changes if each.key.startswith(STEP_SECTIONS)]
         if not changes:

@@ -123,7 +123,8 @@ def _of_files(shipped: Path, names: tuple[tuple[str, str], ...]) -> _OfFiles:
         return _OfFiles(config, overruled, [reason(error)])
 
 
-# Composition is most of the time of `read`, and a process that reads many configurations chooses few files.
+# Composition takes most of the time of `read`, and a process that reads many configurations chooses few different
+# files.
 _of_shipped_files = cache(_of_files)
 
 

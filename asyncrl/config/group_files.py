@@ -64,10 +64,13 @@ class GroupFiles:
         if name.endswith((".yaml", ".yml")):
             path = base / Path(name).expanduser()
             if not path.is_file():
-                raise ConfigError(f"{group}={name}: there is no file {path.absolute()}")
+                near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.y*ml")])
+                raise ConfigError(f"{group}={name}: there is no file {path.absolute()}{near}")
             return self._stored(group, path)
         if name not in known:
             hint = did_you_mean(name, known) or f"; use one of {', '.join(known)}, or the path of a .yaml file"
+            if name in {each.stem for each in base.glob("*.yaml")}:
+                hint = f"; for the file {name}.yaml write {group}=./{name}.yaml"
             raise ConfigError(f"{group}={name}: there is no such file{hint}")
         if name not in shipped:
             return self._stored(group, known[name])

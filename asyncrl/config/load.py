@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from asyncrl.config.commands import command_name, show_role_help
 from asyncrl.config.compose import composed, read
 from asyncrl.config.exits import end_quickly, exit_status
+from asyncrl.config.quiet import quiet_imports
 from asyncrl.config.schema import TrainConfig
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError
@@ -28,9 +29,6 @@ HTTP_CLIENTS = ("httpx", "httpx2", "httpcore", "httpcore2", "openai", "aiohttp.a
 MCP = ("mcp", "client")
 """Loggers that would add a traceback for each unreadable message of an MCP server. An actor logs such failures
 itself."""
-OTHER_HARDWARE = ("torchao", "torch.utils._pytree")
-"""Loggers that warn at every start about torchao's kernels for other hardware. asyncrl uses only torchao's
-optimizer."""
 HUB = "huggingface_hub"
 """A logger that also writes its warnings itself, so that each warning would appear twice."""
 MAX_LOG_CHARS = 16_000
@@ -83,6 +81,5 @@ def log_to_stderr() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     for name in MCP:
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    for name in OTHER_HARDWARE:
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_imports()
     logging.getLogger(HUB).propagate = False

@@ -24,7 +24,7 @@ PROCESSES_FILE = "processes.json"
 SUMMARY_FILE = "summary.json"
 """The file in a run's folder with its results, for programs to read."""
 FINE_TUNING_FILE = "fine_tuning"
-"""The file that marks the folder of a run of `asyncrl sft`, which has no replay, episodes and rewards."""
+"""The file that marks the folder of a run of `asyncrl sft`, which has no replay, no episodes and no rewards."""
 CHECKPOINTS = "checkpoints"
 """The folder in a run's folder with its checkpoints."""
 CARD_FILES = ("README.md", "curves.png")
@@ -38,7 +38,7 @@ ALIVE_FOLDER = "alive"
 
 
 def refuse_fine_tuning(run: Path) -> None:
-    """Raises ConfigError: the folder is a run of `asyncrl sft`. For commands that need episodes or rewards."""
+    """Raises ConfigError: the folder is a run of `asyncrl sft`. Commands that need episodes or rewards call this."""
     if (run / FINE_TUNING_FILE).exists():
         raise ConfigError(
             f"{run} is a run of `asyncrl sft`, which has no episodes and rewards. `asyncrl dashboard {run}` shows its "
@@ -70,8 +70,8 @@ def steps_in_newest_checkpoint(run_dir: Path) -> int:
 
 
 def record_config(config: TrainConfig, folder: Path | None = None) -> None:
-    """Write the configuration for roles and commands to read: the run's into its folder, or a host's into `folder`. If
-    it has secrets, only the owner can read the file."""
+    """Write the configuration for roles and commands to read. The configuration of a run goes into the run's folder,
+    the configuration of a host into `folder`. If it has secrets, only the owner can read the file."""
     path, values = (folder or run_dir(config.run)) / CONFIG_FILE, asdict(config)
     write_whole(path, yaml.safe_dump(values, sort_keys=False), private=has_secrets(values))
 

@@ -32,9 +32,9 @@ def option(
 
     default: `...` if the caller must give a value. Each instance gets its own copy of a list, a mapping or a part.
     within: an interval such as "(0, inf]". choices: the allowed texts. Both apply to each value of a list or mapping.
-    fixed: the reason why a resumed run must keep the value; empty: the value may change.
-    secret: the values that are masked (`config/secrets.py`): all, only entries with a secret's name (`named`), or none.
-    `None` means `named`. An option whose own name looks like a secret's must set this.
+    fixed: the reason why a resumed run must keep the value; empty: the value may change. secret: the values that are
+    masked (`config/secrets.py`): all, only entries with a secret's name (`named`), or none. `None` means `named`. An
+    option whose own name looks like a secret's must set `secret`.
     """
     metadata = {
         "meaning": meaning,

@@ -1,8 +1,8 @@
 """The secrets of a configuration: keys of services, tokens and passwords.
 
 The field `secret` of an option tells which of its values are secrets. Only config.yaml in the run's folder contains
-secrets, for the roles, and only its owner can read it then. Everything that is printed, logged, recorded, exported or
-sent has `MASK` instead.
+secrets, since the roles read it. If it contains any, only its owner can read it. Everything that is printed, logged,
+recorded, exported or sent has `MASK` instead.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def shown_word(word: str) -> str:
         return masked_text(word)
     option = option_of(key.lstrip("+~"))
     if option is not None and option.holds_anything:
-        return f"{key}={MASK}"  # A nested value may have secrets by their names, and may be cut off anywhere.
+        return f"{key}={MASK}"  # A nested value may contain named secrets, and may be cut off anywhere.
     return f"{key}={masked_value(key.lstrip('+~'), value)}"
 
 

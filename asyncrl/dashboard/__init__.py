@@ -13,5 +13,5 @@ In reading order:
 - `vocabulary.py`, `pieces.py`, `token_values.py`: token ids to text, and the values of each token.
 - `page/`: the page itself, in plain JavaScript without a build.
 
-Addresses and answers may change together with the page, which is their only reader. A test in a browser opens it.
+Addresses and answers may change together with the page, which is their only reader. A test opens the page in a browser.
 """

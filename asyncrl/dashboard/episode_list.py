@@ -31,9 +31,10 @@ MOST_DIGITS = 18
 class EpisodeQuery:
     """A choice of episodes.
 
-    Each number is within its range, both ends included, and each text is equal. `tool` is one of the episode's tools,
-    `flag` one of its flags, and `text` a part of its id or of its task's id. `sort` is a column of `SORTABLE`, with a
-    minus for the largest first. NaN comes last.
+    It selects an episode if each of its numbers is within the query's range, both ends included, and each of its texts
+    equals the query's. `tool` is one of the episode's tools, `flag` one of its flags, and `text` a part of its id or of
+    its task's id. `sort` is a column of `SORTABLE`; with a minus before it, the largest values come first. NaN comes
+    last.
     """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -137,7 +138,7 @@ def choices(rows: Iterable[KeptRow]) -> dict[str, Any]:
 
 
 def page(found: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
-    """One page of the rows that `query` selects as plain values: `matched` counts all of them."""
+    """One page of the rows that `query` selects, as plain values. `matched` counts all selected rows."""
     shown = found[query.offset : query.offset + query.limit]
     return {"matched": len(found), "offset": query.offset, "rows": [plain(structs.asdict(row)) for row in shown]}
 

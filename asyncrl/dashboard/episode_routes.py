@@ -65,7 +65,7 @@ class EpisodeAnswers:
         self._stores = stores
 
     def by_address(self) -> dict[str, Callable[[ShownRun, web.Request], Any]]:
-        """An answer for each address below a run's."""
+        """The function that answers each address below a run's address."""
         return {
             "episodes": self._list,
             "episodes/{step}/{id}": self._episode,

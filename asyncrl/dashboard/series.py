@@ -14,7 +14,7 @@ from asyncrl.runs.run import Run
 READ_WHOLE = 2 << 20
 """A part of a file of up to this size is shown row by row."""
 CATALOGUE_ROWS = 48
-"""The rows of a file that are read for its names: one row is not enough, since names such as lag/7 are in few."""
+"""The rows of a file that are read for its names: one row is not enough, since names such as lag/7 are in few rows."""
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
 CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
@@ -37,9 +37,10 @@ class Wanted:
 def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
     """The wanted columns of a role's metrics.
 
-    Keys: `step` and `time`, a number for each row that is shown; `columns`, numbers by name, `None` if the row lacks
-    it; `rows`, the number of rows in that part, estimated if only some were read. `all` is true if all rows are shown,
-    and `reset` if the cursor was of another file, so that everything is sent. `cursor` is for the next request.
+    `step` and `time` have a number for each row that is shown. `columns` has lists of numbers by name, with `None`
+    where a row lacks the number. `rows` is the number of rows in the wanted part, estimated if only some were read.
+    `all` is true if all rows are shown, and `reset` if the cursor was of another file, so that everything is sent.
+    `cursor` is for the next request.
     """
     with run.open_rows(file) as lines:
         if lines is None:

@@ -3,7 +3,7 @@
 | address | answer |
 | --- | --- |
 | / and FILE | the page; FILE is one of `page/` |
-| /api/runs | the runs with their states, and a text for each metrics file that changes with it; the page polls this |
+| /api/runs | the runs with their states, and for each metrics file a text that changes when the file does |
 | /api/runs/RUN/overview | state, warnings, roles, configuration |
 | /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
 | /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |

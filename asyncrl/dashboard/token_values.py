@@ -19,7 +19,7 @@ LOW_QUANTILE, HIGH_QUANTILE = 0.02, 0.98
 
 
 def by_token(episode: KeptEpisode) -> dict[str, NDArray[Any]]:
-    """Each value [T] by its name."""
+    """The values of all tokens: an array [T] for each name."""
     trajectory = episode.trajectory
     values = {
         "logprob": trajectory.logprobs,
@@ -32,8 +32,8 @@ def by_token(episode: KeptEpisode) -> dict[str, NDArray[Any]]:
 
 
 def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The tokens of `span`: their ids, their texts, taken from the texts of `within`, the special ones, and the values
-    of sampled tokens.
+    """The tokens of `span`: their ids, their texts, which of them are special, and the values of sampled tokens. The
+    texts are taken from the texts of `within`.
     """
     ids = episode.trajectory.tokens[within.start : within.end].tolist()
     here = TokenSpan(span.start - within.start, span.end - within.start)

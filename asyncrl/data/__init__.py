@@ -1,14 +1,14 @@
 """Task files: reading them into tasks, checking every row, and writing them from published data sets.
 
-The room keeps no promise of its own, but helps with the third one (same batch after a crash): all roles and every
-restart see the same tasks in the same order (`opening.py`). A row that no message can carry is refused before a run
-starts (`table_checks.py`, `sendable.py`).
+This package keeps no promise of its own, but helps with promise 3 of docs/concepts.md (same batch after a crash): all
+roles and every restart see the same tasks in the same order (`opening.py`). A row that no message can carry is refused
+before a run starts (`table_checks.py`, `sendable.py`).
 
 In reading order:
 
-- `from_config.py`, `opening.py`: the tasks of a run, and `rendered.py`: its demonstrations as tokens.
-- `reading.py`: files as a sequence of tasks, `row_tasks.py`: a row as a task, `layout.py`: columns with other names.
-- `tables.py`, `json_rows.py`: files as rows, `sources.py`: sources that are not files.
+- `from_config.py`, `opening.py`: the tasks of a run; `rendered.py`: its demonstrations as tokens.
+- `reading.py`: files as a sequence of tasks; `row_tasks.py`: a row as a task; `layout.py`: columns with other names.
+- `tables.py`, `json_rows.py`: files as rows; `sources.py`: sources that are not files.
 - `command.py`: the command `asyncrl data`, with one file per data set in `converters/`.
 
 Converters, sources and file types may be added freely. The ids of tasks and the order of rows must not change, because

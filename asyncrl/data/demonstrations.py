@@ -31,7 +31,8 @@ class Demonstration:
 class DemonstrationFile(Sequence[Demonstration]):
     """The demonstrations in one or several files. Rows are read on demand.
 
-    Raises DataError, which names the file, column or row that cannot be used. For a bad row, reading the row raises it.
+    Raises DataError, which names the file, column or row that cannot be used. A bad row raises the error only when it
+    is read.
     """
 
     def __init__(self, sources: Sequence[str | Path]) -> None:

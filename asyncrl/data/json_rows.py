@@ -20,7 +20,7 @@ HEAD_BYTES = 1024
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """The rows in order. Raises DataError, which names the line or row: it is damaged, or the file has no rows."""
     count = 0
-    # Not Arrow's JSON reader, which turns texts into dates and integers into decimals, and names no lines in errors.
+    # Arrow's JSON reader would turn texts into dates and integers into decimals, and names no lines in errors.
     for row in _lines(path) if has_lines(path) else _list(path):
         yield row
         count += 1

@@ -1,8 +1,9 @@
-"""Opens the tasks of a run: rows of files, or tasks that the first start has made, without tasks with long prompts.
+"""Opens the tasks of a run: rows of files, or tasks that the first start has made. Tasks with long prompts are left
+out.
 
 The first start makes the tasks if `data.dataset` is set, a source is not a file, or rows do not fit into memory. It
-also measures the prompts. Both go into the run's folder, where every role reads them. So all roles and a resumed run
-have the same tasks in the same order.
+also measures the prompts. It writes tasks and lengths into the run's folder, where every role reads them. So all roles
+and a resumed run have the same tasks in the same order.
 """
 
 from __future__ import annotations

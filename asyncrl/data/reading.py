@@ -11,7 +11,7 @@ Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `grou
 A task's id is `data_source/split/index`. If an `index` is missing or not unique, all ids have the row's number, counted
 over all files. A missing `split` is the stem of the file's name.
 
-Opening files checks all rows: Parquet column by column, JSON row by row. Files that the start of a run made were
+Opening files checks all rows, Parquet column by column and JSON row by row. Files that the start of a run made were
 checked when they were written. Without the check, a row that no message can carry would stop a run half-way. Examples
 are values nested too deep, half of a surrogate pair in a schema, and text that is not UTF-8.
 """

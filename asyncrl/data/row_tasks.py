@@ -46,7 +46,7 @@ class RowReader:
     demonstration: str | None = None
 
     def task(self, values: Mapping[str, Any], origin: Origin, has_index: bool = False) -> Task:
-        """The task of a row. With `has_index`, its id has the row's index, otherwise the row's number.
+        """The task of a row. With `has_index`, its id has the row's index; without it, the row's number.
 
         Raises DataError: the row lacks a value, or no message can carry the row.
         """

@@ -42,7 +42,7 @@ class RowPart(NamedTuple):
 
 
 def is_named(source: str) -> bool:
-    """True if a source is not files. The start of a run must then write its rows before roles can read them."""
+    """True if a source does not name files. The start of a run must then write its rows before roles can read them."""
     return source.startswith(NAMED)
 
 

@@ -1,6 +1,6 @@
 """The engines that sample tokens for an actor: the embedded one, or a fleet of SGLang or vLLM servers.
 
-This room keeps the engine's part of promise 9 of docs/concepts.md, that a weight update is all or nothing:
+This package keeps the engine's part of promise 9 of docs/concepts.md: a weight update is all or nothing.
 
 - The embedded engine switches between two forward passes: embedded.py, own_weights.py.
 - A server gets requests only once it has loaded a whole version and passed its canary: fleet/endpoint.py,

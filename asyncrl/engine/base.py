@@ -47,11 +47,11 @@ def collapsed(tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArr
 class Generation:
     """The sampled tokens int32[G] with their logprobs float32[G] and versions int32[G].
 
-    - Log-probs are at the sampling temperature, or at temperature 1 if that is 0.
+    - Log-probs are at the sampling temperature, or at temperature 1 if the sampling temperature is 0.
     - `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended early).
     - `grammar_mass` float32[G], for sampling under a grammar: see Trajectory.
-    - `routing` has experts of the sequence's tokens, prompt included, except tokens whose experts an earlier call of
-      the session gave.
+    - `routing` has the experts of the sequence's tokens, prompt included. It leaves out tokens whose experts an earlier
+      call of the session returned.
     - `alternatives` are set if they were requested and the engine reports them.
     """
 
@@ -66,7 +66,8 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the start: sampled tokens, seconds, and seconds without any request. `running` requests now.
+    """Counts since the start: sampled tokens, seconds, and seconds without any request. `running` is the current number
+    of requests.
 
     `counters` has further counts, which depend on the kind of engine.
     """
@@ -84,7 +85,8 @@ class IdleClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # Past idle seconds, and the start of the current idle time. One tuple, so that threads read both at once.
+        # The seconds of past idle times and the start of the current one are one tuple, so that threads read them
+        # together.
         self._state: tuple[float, float | None] = (0.0, self._started)
 
     def read(self) -> tuple[float, float]:

@@ -1,8 +1,8 @@
 """Keys and values of a fixed number of slots, and the attention of a Hugging Face decoder over them.
 
 A forward pass takes N packed tokens [1, N]: first one token of each decoding slot, then chunks of prompts. The model's
-own modules compute everything except attention. transformers' attention interface passes that to this file, with the
-`Layout` of the pass.
+own modules compute everything except attention. transformers' attention interface passes the attention to this file,
+with the `Layout` of the pass.
 
 The layout writes the new keys and values into their slots. Then the decoding slots attend together, over a view of the
 cache as long as the longest slot, and the chunks one by one. No prompt is padded.
@@ -36,7 +36,7 @@ class SlotCache:
 
     They start as zeros: masked positions still enter a product, with weight 0, so they must be finite.
 
-    Raises ConfigError: the model's configuration names no attention heads, for example of a recurrent model.
+    Raises ConfigError: the model's configuration names no attention heads, for example because the model is recurrent.
     """
 
     def __init__(self, config: Any, slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -90,13 +90,12 @@ class Layout:
         self, slots: np.ndarray[Any, Any], stops: np.ndarray[Any, Any]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
         """Group the decoding slots that attend together. A group has its packed tokens, its slots (None: attend without
-
         copies) and its mask. Without copies, the mask is for all slots up to the highest.
         """
         if not len(slots):
             return []
         if self.cache.keys[0].device.type != "cpu":
-            # The mask hides everything from a lower slot that decodes nothing now; its output is not used.
+            # A lower slot that decodes nothing now sees no position, and its output is not used.
             seen = np.zeros(slots.max() + 1, np.int64)
             seen[slots] = stops
             return [(self._tensor(np.arange(len(slots))), None, self._hide_from(seen)[:, None, None])]
@@ -110,7 +109,7 @@ class Layout:
         return torch.from_numpy(array).to(self.cache.keys[0].device)
 
     def _hide_from(self, lengths: np.ndarray[Any, Any]) -> torch.Tensor:
-        """An additive mask [R, longest] for lengths [R]: 0 at positions below a row's length, -inf from there on."""
+        """An additive mask [R, longest] for lengths [R]: 0 at positions below a row's length, -inf at all others."""
         hidden = self._tensor(np.arange(lengths.max()) >= lengths[:, None])
         return torch.zeros_like(hidden, dtype=self.cache.keys[0].dtype).masked_fill_(hidden, -torch.inf)
 
@@ -215,7 +214,8 @@ def _check_kind(model: Any, cache: SlotCache) -> None:
 
 
 def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.Tensor) -> None:
-    """Check the logits of `ids`: in slot 0 by a chunk and then token by token, in slot 1 by one chunk."""
+    """Check that the logits of `ids` equal `alone`, the logits of a plain pass. Slot 0 computes them by a chunk and
+    then token by token, slot 1 by one chunk. Raises ConfigError."""
     half, count = max(1, len(ids) // 2), len(ids)
     passes = [[SlotChunk(0, 0, half)], *([SlotChunk(0, index, index + 1)] for index in range(half, count))]
     if len(cache.keys[0]) > 1:

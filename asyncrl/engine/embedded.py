@@ -62,7 +62,7 @@ class EmbeddedEngine:
 
     `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
     `prefill_tokens` limits the prompt tokens of one pass. `clock` (seconds) is for `stats`. `model` must have
-    `config.dtype` already. For a dtype of integers, the engine rounds the model's matrices instead.
+    `config.dtype` already. If it is a dtype of integers, the engine rounds the model's matrices instead.
 
     Raises ConfigError for one of these reasons:
 
@@ -92,13 +92,14 @@ class EmbeddedEngine:
         self._version = initial_version
         shape = model.config.get_text_config()
         self._keep_cache = keep_cache
-        # The canary needs an empty slot: slot 0 if a switch empties the cache, otherwise an extra slot.
+        # The canary needs an empty slot: slot 0 if a switch empties the cache, and an extra slot if it does not.
         self._canary_slot = config.slots if keep_cache else 0
         self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
         self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()
-        # By slot: the end of keys and values that may be nan, since no finite log-prob has been computed from them yet.
+        # For each slot: the number of tokens whose keys and values may be nan, since they have not led to a finite
+        # log-prob yet.
         self._unproven: dict[int, int] = {}
         self._error_logger = ErrorLogger(logger)
         prefill = prefill_tokens or (512 if self._device.type == "cpu" else 8192)
@@ -193,7 +194,6 @@ class EmbeddedEngine:
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:
         """Wait for a version (see `Engine`). The engine has only one version at a time, so pinned sessions get newer
-
         versions, too. Raises EngineError: the engine is closed first.
         """
         self._check_open()
@@ -314,7 +314,7 @@ class EmbeddedEngine:
 
     def _forget(self) -> None:
         """Empty the cache, except for kept slots."""
-        # A nan spoils later versions even if it is masked, and a version may leave some in slots without a log-prob.
+        # A nan in a slot spoils later versions even if it is masked. So slots that may have one are wiped.
         kept = self._scheduler.forget(self._keep_cache)
         for index in self._unproven.keys() - kept:
             self._cache.wipe(index)

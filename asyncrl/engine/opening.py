@@ -62,7 +62,7 @@ class ServerSettings:
 class ServersSettings:
     """The settings of a fleet's servers that are not in the section `engine`.
 
-    - The actor `name` of `run` makes the folders that servers load in `folders`, and the servers' logs in `logs`.
+    - The actor `name` of `run` writes into `folders` the folders that servers load, and into `logs` the servers' logs.
     - Servers that the actor starts sample with `seed`. With a `gpu_lock` they share their GPUs with the learner.
     """
 

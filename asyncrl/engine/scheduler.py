@@ -4,10 +4,11 @@ Invariants:
 - A session has at most one request at a time, and a slot at most one session.
 - Requests get slots in the order of arrival. If no slot is free, the session that has been idle longest loses its slot.
 - An idle session keeps its slot: its next request computes only the tokens after the longest common prefix.
-- A sequence that lacks several tokens gets a copy of the longest prefix that another slot has computed, if it is longer
-  than the sequence's computed prefix. The members of a group share their prompt, and all tasks the text of the tools.
-- If an older request computes at least half of the tokens that a sequence lacks in the next pass, the sequence waits
-  and copies them.
+- A sequence lacks the tokens whose keys and values its slot does not have. If it lacks several tokens, it gets a copy
+  of the longest prefix that another slot has computed, if that is longer than its own. The members of a group share
+  their prompt, and all tasks share the text of the tools.
+- If the next pass computes, for an older request, at least half of the tokens that a sequence lacks, the sequence waits
+  and then copies them.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the remaining sequences, oldest
   request first. So a prompt of any length slows other sequences by a bounded amount.
 - After `forget` no earlier key or value is used. With `keep`, only the session that owns them reuses them.
@@ -104,7 +105,7 @@ class Scheduler:
     def __init__(self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None]) -> None:
         self._prefill_tokens = prefill_tokens
         self._copy = copy
-        self._free = list(range(slots))  # a heap: attention covers all slots up to the highest in use
+        self._free = list(range(slots))  # This is a heap: attention covers all slots up to the highest in use.
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Slot] = {}
         self._idle: OrderedDict[str, Slot] = OrderedDict()
@@ -192,7 +193,7 @@ class Scheduler:
             self.fail(request, error)
 
     def forget(self, keep: bool = False) -> set[int]:
-        """Mark the whole cache as of an older version. Returns the slots whose contents are still used.
+        """Mark the whole cache as computed by an older version. Returns the slots whose contents are still used.
 
         Running sequences are computed again, and idle sessions lose their slots. With `keep`, sessions go on using
         their keys and values.

@@ -1,6 +1,6 @@
 """One episode: a conversation between the policy and its tools, recorded as exact tokens.
 
-Promises that this room keeps (the numbers are those of docs/concepts.md):
+This package keeps these promises (the numbers are those of docs/concepts.md):
 
 - 4, a failure is never a zero: an episode that fails raises, and has no trajectory (`episode.py`).
 - Token in, token out: sampled tokens are never decoded and encoded again. Each sampled token is in the loss mask

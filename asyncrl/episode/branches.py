@@ -37,11 +37,11 @@ class Branch:
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """The tokens so far, int32[T]: a view."""
+        """A view of the tokens so far, int32[T]."""
         return self._tokens[: len(self)]
 
     def columns(self, length: int) -> tuple[NDArray[Any], ...]:
-        """Tokens, log-probs, versions and grammar masses of the first `length` tokens: views."""
+        """Views of tokens, log-probs, versions and grammar masses, for the first `length` tokens."""
         return self._tokens[:length], self._logprobs[:length], self._versions[:length], self._grammar_mass[:length]
 
     def images_within(self, length: int) -> list[PlacedImage]:
@@ -120,8 +120,8 @@ def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> 
 class Prefix(NamedTuple):
     """The tokens of `branch` up to the end of `turn`, a completion.
 
-    They are the conversation of `messages`, of which the completion is the last, and of `tools`. `shown` is the
-    completion as the caller got it, if only a stop text was cut from its end.
+    These tokens show the conversation `messages`, whose last message is the completion, with the list of `tools`.
+    `shown` is the completion as the caller got it, if only a stop text was cut from its end.
     """
 
     branch: Branch

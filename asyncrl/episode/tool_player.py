@@ -23,7 +23,8 @@ from asyncrl.tools.toolbox import OpenTools, Toolbox
 from asyncrl.types import Grammar
 
 Watch = Callable[[Sequence[Message]], None]
-"""Is called with the messages of a conversation: first those of the prompt, then each new message."""
+"""A function that is called with the messages of a conversation: first with those of the prompt, then with each new
+message."""
 
 
 def unwatched(messages: Sequence[Message]) -> None:

@@ -4,8 +4,8 @@ This room helps to keep these promises:
 
 - 1, nothing lost, nothing trained twice: `supervisor.py` starts killed roles again, `ownership.py` lets one process own
   a run's folder, and `survivors.py` ends what an earlier start left running.
-- 3, the same batch after a crash: `local.py` (`changes_of`, `claim`) refuses a resume with other values of fixed keys,
-  and `preflight/same_tasks.py` refuses other tasks.
+- 3, the same batch after a crash: `local.py` (`changes_of`, `claim`) refuses to resume a run if a fixed key has another
+  value, and `preflight/same_tasks.py` refuses it if the tasks have changed.
 - 8, closed by default: `addresses.py` makes keys for a run that other machines can reach.
 
 In reading order: `local.py` (`asyncrl train`, from the checks to the end), `preflight/preflight.py` (all checks, one
@@ -13,5 +13,6 @@ list), `placement/placement.py` (which process has which GPUs), `launcher.py` wi
 `addresses.py`, `supervisor.py`. `autoscale.py` and `scaling.py` change a running run, and `doctor/` checks a host.
 
 May be changed without asking: a check of `preflight/`, a rule of `autoscale.py`, a diagnosis of `doctor/`. The
-placement is the same for all launchers and after each restart: a change moves the processes of runs that resume.
+placement is the same for all launchers and after each restart, so a change of its rules moves the processes of runs
+that resume.
 """

@@ -84,14 +84,15 @@ class RunAddresses:
         check_keys(self.network.keys)
 
     def record_left_open(self, given: Mapping[str, Any]) -> None:
-        """Write the `given` values that the launcher has replaced into the run's folder."""
+        """Record in the run's folder the configured values (`given`) of the keys that the launcher has set since."""
         chosen = self.values()
         left = {key: value for key, value in given.items() if chosen[key] != value}
         write_whole(self.run_dir / FILE, json.dumps(left))
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The command-line words that let the launcher choose the same keys again as at the last start."""
+    """The command-line words that reset the keys which the launcher chose at the last start, so that it chooses them
+    again."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

@@ -22,10 +22,10 @@ from asyncrl.runs.lines import Tail
 log = logging.getLogger("asyncrl.train")
 
 STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much if it is idle for more than the first share of its time, and hardly at all below the
-second."""
+"""The learner waits too much if it is idle for more than the share STARVED of its time, and hardly at all if it is idle
+for less than SERVED."""
 BUSY = 0.1
-"""Actors or scorers that are idle for a smaller share of their time limit the run."""
+"""Actors or scorers limit the run if they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
 """Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
 OLD = 0.9
@@ -46,7 +46,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """One process more (+1) or less (-1) of `name`, actors or scorers, and why."""
+    """A change of the number of `name` (actors or scorers) by one process: `by` is +1 or -1. `reason` says why."""
 
     name: str
     by: int
@@ -155,8 +155,8 @@ class Autoscaler:
             log.info("cluster.autoscale: %s=%d, since %s", change.name, count, change.reason)
 
     def _read(self, name: str) -> dict[str, float]:
-        """The newest metrics of a role; empty until it has written some since the first look. Values from before the
-        first look may come from an earlier process.
+        """The newest metrics of a role; empty until the role has written some since the first look. Older values may
+        come from an earlier process.
         """
         values = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name))).read()
         found = self._found.setdefault(name, values.get("time"))

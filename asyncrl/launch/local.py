@@ -55,7 +55,7 @@ from asyncrl.runs.watch import RunWatch
 log = logging.getLogger("asyncrl.train")
 
 LEARNER = "learner"
-"""The role that ends the run, on the first of its hosts."""
+"""The role whose end is the end of the run. It runs on the first of the learner's hosts."""
 
 
 def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
@@ -77,7 +77,7 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
 def check_resume(config: TrainConfig, run_dir: Path) -> None:
     """Refuse to resume a run that has begun if fixed keys or the files of tasks differ.
 
-    Raises ConfigError: it is refused, or the folder holds a fine-tuning.
+    Raises ConfigError: the resume is refused, or the folder holds a fine-tuning.
     """
     refuse_fine_tuning(run_dir)
     try:
@@ -152,8 +152,8 @@ def train(
     """Run all roles until the learner is done (True) or a signal or `asyncrl stop` ends the run (False).
 
     A run that already has more steps than `config` sets starts nothing. Setting `stop` ends the run; by default signals
-    set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On every host of
-    the learner but the first, only the ranks of that host run. Raises AsyncrlError: the run cannot start or continue.
+    set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On each further
+    host of the learner, this runs only the ranks of that host. Raises AsyncrlError: the run cannot start or continue.
     """
     try:
         if config.learner.node:
@@ -274,11 +274,11 @@ def _scale(
 def _train_on_other_host(config: TrainConfig) -> bool:
     """Run the learner's ranks of this host, with logs in `host-N` of the run's folder.
 
-    If the first host stops the run, its ranks end the ranks here. These restart, as after a failure, until the first
-    host no longer owns the run's folder.
+    If the first host stops the run, its ranks end the ranks here. The ranks here are then restarted, as after a
+    failure, until the first host no longer owns the run's folder.
     """
     folder, stop = locations.run_dir(config.run) / f"host-{config.learner.node}", process.stop_on_signals()
-    # The first host makes the same placement, of which only the ranks run here.
+    # The first host makes the same placement. Of its processes, only the ranks of this host run here.
     placement = place(config, [this_host(config.cluster)])
     settle(config.cluster, config.learner, placement)
     with exclusively(folder):

@@ -49,7 +49,8 @@ class NotRunningError(AsyncrlError):
 
 @contextmanager
 def exclusively(run_dir: Path) -> Iterator[None]:
-    """Own the run folder. If nothing was started there, the folder is removed at the end, with the parents made for it.
+    """Own the run folder. If nothing was started there, the folder is removed at the end, and so are the parent folders
+    that were made for it.
 
     Raises ConfigError: another process owns it, or the folder cannot be written or locked.
     """
@@ -79,7 +80,8 @@ def exclusively(run_dir: Path) -> Iterator[None]:
 
 
 def _locked(run_dir: Path) -> TextIO:
-    """The owner's file, locked, with the name of this process. Raises BlockingIOError: another process has it; OSError.
+    """Lock the owner's file, and write the name of this process into it. Raises BlockingIOError: another process has
+    locked it; OSError.
 
     An owner that started nothing removes the folder. If that happens during this call, the call tries again.
     """
@@ -100,7 +102,7 @@ def _locked(run_dir: Path) -> TextIO:
 
 
 def _lock(file: TextIO) -> None:
-    """Lock the file. A process that only checks for an owner holds a shared lock for a moment, which this waits for.
+    """Lock the file. This waits for a process that only checks for an owner, and holds a shared lock for a moment.
     Raises BlockingIOError: another process owns the folder; ConfigError: a check holds its lock for seconds.
     """
     owned = 0
@@ -207,8 +209,8 @@ class OwnerWatch:
         self._looked, self._owned_until = clock(), math.inf
 
     def has_left(self) -> bool:
-        """True if the folder had an owner, and has had none for `LEFT_S`. A killed owner still counts: its name stays
-        in the file until the next owner writes its own."""
+        """True if the folder had an owner, and has had none for `LEFT_S`. A killed owner still counts as the owner,
+        because its name stays in the file until the next owner writes its own."""
         now = self._clock()
         if now - self._looked >= LOOK_S:
             self._looked = now

@@ -25,8 +25,8 @@ RENEWED_S = 5.0
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A role's process: its host and its `pid` there, 0 while it does not run or is unknown. `lease_s` is the time that
-    it may run without a supervisor, 0 if it does not run.
+    """A role's process: its host and its `pid` there. The `pid` is 0 while the process does not run or its id is
+    unknown. `lease_s` is the time that it may run without a supervisor, 0 if it does not run.
     """
 
     host: str

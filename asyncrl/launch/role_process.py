@@ -53,13 +53,13 @@ class RoleProcess(Protocol):
         """
 
     def terminate(self) -> None:
-        """Ask it to stop."""
+        """Ask the process to stop."""
 
     def drain(self) -> None:
-        """Ask it to end once its work is finished."""
+        """Ask the process to end once its work is finished."""
 
     def kill(self) -> None:
-        """Kill it and its own children, without waiting: `poll` tells when it has ended."""
+        """Kill the process and its own children, without waiting: `poll` tells when it has ended."""
 
 
 Start = Callable[[RoleCommand, Path, Mapping[str, str]], RoleProcess]

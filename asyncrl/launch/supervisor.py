@@ -39,7 +39,8 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.25
 MOST_DOUBLINGS = 64
-"""Bounds the exponent of the pause, which has reached its bound long before: `2.0 ** 1024` would overflow."""
+"""The largest exponent of the pause, which reaches its own bound much earlier. Without it, `2.0 ** 1024` would
+overflow."""
 SHOWN_LINES = 3
 """The lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0

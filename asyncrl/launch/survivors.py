@@ -126,7 +126,8 @@ def end_elsewhere(
     run_dir: Path, end_there: Callable[[threading.Event], Collection[str]], stop: threading.Event
 ) -> None:
     """Return when no role of the folder runs on another machine. `end_there` ends the roles on the machines that it can
-    reach, and returns the kernels (`ProcessIdentity.kernel`) of these. Elsewhere roles end when their leases expire.
+    reach, and returns the kernel ids (`ProcessIdentity.kernel`) of these machines. On other machines roles end when
+    their leases expire.
 
     Raises StoppedError: `stop` was set meanwhile; ConfigError: a supervisor on another machine runs the folder,
     although its lock was free here.

@@ -1,6 +1,6 @@
 """The learner: fetches planned batches, trains them, publishes the weights, and saves checkpoints.
 
-It keeps three of the promises:
+It keeps three of the promises in docs/concepts.md:
 
 - The learner's math is exact: any split of a batch into passes and ranks gives the same update (`trainer.py`, with
   `batch/` for the passes and their counts, and `ranks/ranks.py` for the sums).
@@ -16,6 +16,6 @@ Files in reading order:
 - `run.py` and `models.py`: load the models and build the loop from the settings in `settings.py`.
 - `from_config.py`: the only file here that reads the whole configuration.
 
-`ranks/`, `batch/`, `model/` and `checkpoint/`: each imports only rooms earlier in this order. Metrics and logs may
-change freely. All ranks must call collectives in the same order.
+The folders are `ranks/`, `batch/`, `model/` and `checkpoint/`: each imports only from the folders before it. Metrics
+and logs may change freely. All ranks must call collectives in the same order.
 """

@@ -57,7 +57,7 @@ class Checkpointing:
             self.stop.together(self._report, self.progress.step)
 
     def end_step(self, steps: int) -> None:
-        """Begin a checkpoint after `steps` steps if one is due. Otherwise report a checkpoint that has become
+        """Begin a checkpoint after `steps` steps if one is due. If none is due, report a checkpoint that has become
         complete."""
         if steps % self.every == 0 or steps == self.total_steps:
             self.finish()
@@ -78,7 +78,8 @@ class Checkpointing:
             self.saved = self.progress.step
 
     def save_prepared(self) -> None:
-        """Begin a checkpoint of the models of the last `checkpoints.prepare`, while a pass over them may be running."""
+        """Begin a checkpoint of the models that the last `checkpoints.prepare` found. A pass over them may be
+        running."""
         self.checkpoints.save_prepared(self._whole_progress())
 
     def _whole_progress(self) -> Progress:

@@ -30,8 +30,8 @@ STOPPED_S = 60.0
 
 
 class SharedGpus:
-    """The GPUs of one rank. All ranks acquire and release their GPUs together. Without a `lock` they are always the
-    learner's."""
+    """The GPUs of one rank. All ranks acquire and release their GPUs together. Without a `lock` the GPUs always belong
+    to the learner."""
 
     def __init__(self, ranks: Ranks, lock: LearnerLock | None, stop: threading.Event) -> None:
         self.shares = lock is not None
@@ -67,7 +67,7 @@ class SharedGpus:
                 if isinstance(each, FSDPModule):
                     each.reshard()
             self._host.take(_tensors(trainer))
-            # A rank that still uses its GPU keeps its own lock.
+            # This releases only this rank's lock: a rank that still uses its GPU keeps its own lock.
             self._lock.give_back(version)
 
     def _put_back(self) -> None:
@@ -77,7 +77,8 @@ class SharedGpus:
             self.has_gpus = True
 
     def acquire_although_stopped(self) -> bool:
-        """Acquire the GPUs for a last checkpoint, within a limited time. True if the models are on the GPUs then."""
+        """Acquire the GPUs for a last checkpoint, within a limited time. Returns True if the models are on the GPUs
+        afterwards."""
         if self._lock is None or self.has_gpus:
             return True
         self._lock.ask()
@@ -95,7 +96,7 @@ class SharedGpus:
         return True
 
     def _wait(self, gives_up: Callable[[], bool]) -> None:
-        """Wait for the servers, on rank 0; the other ranks wait for rank 0 in `together`."""
+        """Wait for the servers on rank 0. The other ranks wait for rank 0 in `together`."""
         assert self._lock is not None
         if self._ranks.rank != 0:
             return

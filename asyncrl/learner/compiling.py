@@ -58,8 +58,8 @@ def compile_passes(
 
 
 def _sizes(largest: int) -> Iterator[int]:
-    """Yield numbers of tokens up to `largest`, two for each doubling: the ranges that share a kernel are wider than
-    that."""
+    """Yield numbers of tokens up to `largest`, two for each doubling. Every range of numbers that share a kernel is
+    wide enough to contain one of them."""
     size = FEWEST
     while size < largest:
         yield size

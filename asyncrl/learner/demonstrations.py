@@ -83,7 +83,7 @@ class DemonstrationFeed:
         progress.demonstrations_digest = self.rendered.digest
 
     def values(self, position: int) -> dict[str, Value]:
-        """Return the epoch at a position, and the numbers of demonstrations that were cut or left out since they were
+        """Return the epoch at a position, and the numbers of demonstrations that were cut or left out because they were
         too long."""
         return {
             "sft/epoch": position / len(self.rendered),
@@ -95,7 +95,7 @@ class DemonstrationFeed:
         self, position: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
     ) -> ImitationBatch | None:
         """Build the demonstrations that a step of `updates` updates trains with its episodes. Returns None if the
-        weight is 0."""
+        weight of their loss is 0."""
         weight = sft_weight(sft, step, learner.total_steps)
         if weight <= 0:
             return None
@@ -106,7 +106,7 @@ class DemonstrationFeed:
         return self.build(members, learner, updates, weight)
 
     def next(self, position: int, count: int) -> list[int]:
-        """Return the `count` demonstrations from a position on."""
+        """Return `count` demonstrations, the first of which is at a position."""
         return [self._order.at(each) for each in range(position, position + count)]
 
     def _next_tokens(self, position: int, tokens: int) -> list[int]:

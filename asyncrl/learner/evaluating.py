@@ -18,9 +18,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Evaluating:
-    """Evaluates the weights every `every` steps, before the first step and after the last. `every` 0: never. Only rank
-    0 requests evaluations and logs their results to `metrics`. With `waits`, training continues only after each result.
-    `rated_by` names the result that rates the checkpoint of the step, if checkpoints are rated.
+    """Evaluates the weights every `every` steps, before the first step and after the last. If `every` is 0, it
+    evaluates nothing. Only rank 0 requests evaluations and logs their results to `metrics`. With `waits`, training
+    continues only after each result. `rated_by` names the result that rates the checkpoint of the step, if checkpoints
+    are rated.
     """
 
     every: int

@@ -93,8 +93,8 @@ class Learner:
         self.gpus.acquire(phases)
         trained = None if self._is_skipped(plan) else self._train(plan, phases)
         self._count(plan, trained)
-        # Measures now, since that needs the main threads of all ranks: after `updated`, a helper thread may act for a
-        # main thread.
+        # Measures before `updated`, since measuring needs the main threads of all ranks. After `updated`, a helper
+        # thread may act for a main thread.
         self.reports.measure(plan, trained, phases)
         self.ranks.stopping.updated()
         try:
@@ -157,7 +157,7 @@ class Learner:
                 with phases("proximal"):
                     batch = self.trainer.prepare(fetched.batch, episodes, minibatches)
                 with phases("train"):
-                    # If a step has only one update, no weight has changed at a stop between two passes.
+                    # If a step has only one update, no weight has changed when a stop comes between two passes.
                     self.at_stop.weights_are_whole = len(minibatches) == 1
                     seen = self.keeper.seen(fetched.sample, batch)
                     result = self.trainer.learn(plan.step, batch, episodes, minibatches, seen, imitation)
@@ -181,7 +181,8 @@ class Learner:
             result = trained.result
             self.progress.add(plan, result.skipped, result.too_large, result.empty, result.overflowed)
             self.progress.demonstrations += trained.demonstrations
-        # A copy: if a stop interrupts a later step, that step may already have changed the algorithm's state.
+        # Keeps a copy of the state: when a stop interrupts a later step, that step may already have changed the
+        # algorithm's own state.
         self.progress.algorithm = self.trainer.algorithm.state()
         self.checkpointing.checkpoints.prepare(self.trainer.models)
         self.at_stop.weights_are_whole = True

@@ -49,7 +49,7 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     for each in models:
         each.module.activations.keep(0.0)
     with_entropy = trainer.algorithm.needs_entropy
-    # A small pass first: it compiles the layers, and measures their activations.
+    # Runs a small pass first, which compiles the layers and measures their activations.
     for tried in ([FEW_TOKENS], lengths):
         peak = _peak(policy, tried, with_entropy, ranks)
     others = peak + _not_allocated_yet(trainer)
@@ -71,8 +71,9 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
 
 
 def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
-    """Choose how rarely ranks exchange the weights and gradients of `models`, if the configuration leaves that open:
-    once an update if that fits into `room` bytes, otherwise once a pass for as many layers as fit."""
+    """Choose how rarely ranks exchange the weights and gradients of `models`, if the configuration leaves that open.
+    They exchange once an update if that fits into `room` bytes. If it does not fit, they exchange in every pass, and as
+    many layers as fit gather their weights only once a pass."""
 
     def needed(exchange: Exchange) -> int:
         return sum(model.exchange_bytes(exchange) for model in models)

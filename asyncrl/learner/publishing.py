@@ -36,7 +36,7 @@ class Versions:
 @dataclass(frozen=True, slots=True, eq=False)
 class Publishing:
     """Publishes the weights of `policy` in buckets of `bucket_bytes`, each version with a canary if `canary` has its
-    settings. Only rank 0 has a `publisher`, and none if it trains a recorded run again."""
+    settings. Only rank 0 has a `publisher`. If a recorded run is trained again, no rank has one."""
 
     policy: Policy
     ranks: Ranks

@@ -47,7 +47,7 @@ class StepReports:
     _row: StepMetrics | None = field(default=None, init=False)
 
     def measure(self, plan: BatchPlan, trained: TrainedStep | None, phases: Phases) -> None:
-        """Measure a step, which trained nothing if `trained` is None. Called by all ranks."""
+        """Measure a step, which trained nothing if `trained` is None. All ranks call this."""
         values: dict[str, Value] = {"steps_skipped": float(self.progress.steps_skipped)}
         if trained is None:
             self._row = StepMetrics(plan.step, values, phases)

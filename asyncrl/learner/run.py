@@ -199,7 +199,7 @@ class _Parts:
             connections.evaluations,
             progress,
             stop,
-            # Servers that share the learner's GPUs cannot evaluate while it trains.
+            # Servers that share the learner's GPUs cannot evaluate while the learner trains.
             waits=self.gpus.shares,
             rated_by=learner.best_by if learner.keep_best else None,
         )

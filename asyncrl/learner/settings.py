@@ -73,8 +73,8 @@ class ModelSettings:
 class RunSettings:
     """The settings of a whole run.
 
-    - `folder` is the folder of the run. `gpu_locks` is the folder of the locks on GPUs that servers share. None:
-      servers share no GPUs.
+    - `folder` is the folder of the run. `gpu_locks` is the folder of the locks on GPUs that servers share. If it is
+      None, servers share no GPUs.
     - `largest_episode` tokens must fit into one pass: a pass has all branches of an episode.
     - Weights are published in buckets of `bucket_bytes`, with a canary if `canary` has its settings.
     - Each step also trains `demonstrations`, if there are any.

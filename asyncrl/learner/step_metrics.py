@@ -77,7 +77,7 @@ class Phases:
 def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Tensor:
     """Measure the operations and the peak memory of one of `size` ranks in a step, as float64[1 + size]. `use_values`
     takes the sum over ranks. A forward pass over the rank's sequences takes `flops` operations. On a GPU, the peak is
-    the one since the last call.
+    measured since the last call.
     """
     use = torch.zeros(1 + size, dtype=torch.float64)
     use[0] = 3 * flops

@@ -26,9 +26,9 @@ class StepResult:
     loss: float = 0.0
     norms: list[float] = field(default_factory=list)
     too_large: int = 0
-    """Updates of any model left out because the gradient was too large."""
+    """The number of updates of any model that were left out because the gradient was too large."""
     overflowed: int = 0
-    """Updates of any model left out because the gradient overflowed float16."""
+    """The number of updates of any model that were left out because the gradient overflowed float16."""
     summary: dict[str, float] = field(default_factory=dict)
     ratios: dict[str, list[float]] = field(default_factory=dict)
     """The number of tokens in each bin of the raw and of the corrected importance weights, by their names."""
@@ -41,12 +41,12 @@ class StepResult:
 
     @property
     def skipped(self) -> int:
-        """Updates left out because the gradient was not finite."""
+        """The number of updates that were left out because the gradient was not finite."""
         return sum(not math.isfinite(norm) for norm in self.norms)
 
     @property
     def empty(self) -> int:
-        """Updates left out because nothing was left to learn from."""
+        """The number of updates that were left out because nothing was left to learn from."""
         return self.norms.count(0.0)
 
 
@@ -61,7 +61,7 @@ def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Call
     """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns the sums of the
     loss.
 
-    The ranks of a context group have the same `output` and loss, and each adds the gradient by its part of the tokens.
+    The ranks of a context group have the same `output` and loss, and each adds the gradient of its own tokens.
     """
     if not len(rows):
         # The gradient of a dummy is 0: the backward pass only takes part in the collectives of the other ranks.

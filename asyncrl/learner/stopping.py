@@ -43,7 +43,7 @@ class StopCheckpoint:
     report: Callable[[], None]
     publish_every: int
     weights_are_whole: bool = True
-    """False from the first of several updates of a step to its end."""
+    """Set to False from the first of several updates of a step to the end of the step."""
 
     @contextmanager
     def saving_finished_steps(self) -> Iterator[None]:

@@ -1,7 +1,8 @@
 """The learner's math: forward passes, losses, gradients and updates of one rank's part of a batch.
 
-Losses are divided by counts over the global minibatch, so gradients only add up: over passes by accumulation, over
-ranks by undoing FSDP's mean. Any split into passes and ranks therefore gives the same update, to rounding.
+Losses are divided by counts over the global minibatch, so gradients only add up. Gradients accumulate over the passes,
+and FSDP's mean over the ranks is turned back into a sum. Any split into passes and ranks therefore gives the same
+update, to rounding.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from asyncrl.learner.step_result import LOSS, StepResult, Sums, add_gradient, ad
 
 @dataclass(eq=False)
 class Trainer:
-    """Trains `policy` with `algorithm`, and with it the `critic` and the process model `implicit`, if there are any.
+    """Trains `policy` with `algorithm`. Also trains the `critic` and the process model `implicit`, if there are any.
 
     A step calls `prepare`, which computes all that is fixed for the step, and then `learn`, which makes the updates.
     All ranks call the methods in the same order, with the same number of passes. Once `stop` is set on one rank, the
@@ -273,7 +274,7 @@ class Trainer:
         return result
 
     def imitation_loss(self, imitation: ImitationBatch) -> float:
-        """Return the sum of the negative log-likelihood over all learned tokens of `imitation`, of all ranks."""
+        """Return the sum of the negative log-likelihood over the tokens of `imitation` that all ranks learn."""
         passes = [members for update in imitation.passes for members in update]
         sums = imitation_nll(self.policy.module, self._passes(imitation.batch, passes))
         return float(self.ranks.merge(sums)[NLL])

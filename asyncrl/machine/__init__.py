@@ -2,17 +2,18 @@
 
 Promise 1 (nothing lost, nothing trained twice) rests on this room when a process dies. `guard.py` ends the children of
 the process, and `activity.py` finds out that the process hangs. `owner.py` and `gpu_lock.py` hold locks that the kernel
-frees when it ends. `files.py` writes a file atomically.
+frees when the process ends. `files.py` writes a file atomically.
 
 In reading order:
 
-- `process.py`: names, signals and threads of a role. `activity.py` and `doing.py`: its heartbeat, and its phase.
+- `process.py`: names, signals and threads of a role. `activity.py`: its heartbeat. `doing.py`: its phase.
 - `child.py` and `guard.py`: children that end with their parent. `identity.py`: the identity of a process, even if its
   pid is used again.
 - `files.py`, `shared_folder.py`, `remote_folder.py`, `owner.py`: disks.
 - `ports.py`, `numa.py`, `gpus.py`, `gpu_use.py`, `gpu_lock.py`, `host_memory.py`: the machine's other parts.
-- `long_work.py`, `process_tree.py`, `program_protocol.py`: progress, use of the machine, programs under asyncio.
+- `long_work.py`, `process_tree.py`, `program_protocol.py`: progress of long work, use of the machine, programs under
+  asyncio.
 
-Time limits, texts of lines and the contents of tables may change freely. Promises depend on the order in which locks
-are taken (`gpu_lock.py`) and files are written (`files.py`).
+Time limits and the texts of log lines may change freely. Promises depend on the order in which locks are taken
+(`gpu_lock.py`) and files are written (`files.py`).
 """

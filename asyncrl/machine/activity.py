@@ -1,4 +1,5 @@
 """Heartbeats: a process shows that its main thread advances, and the process that started it notices when it does not.
+
 A thread of the process renews the modification time of a file, which also works over a shared folder. The content of
 the file names the work that the process must finish before it may be killed, or is empty.
 """
@@ -25,10 +26,11 @@ VARIABLE = "ASYNCRL_HEARTBEAT"
 """The environment variable in which a process gets the path of its heartbeat."""
 BEAT_S = 1.0
 START_S = 300.0
-"""The time until the first heartbeat of a process, which first loads libraries: a minute on a cold network disk."""
+"""The time until the first heartbeat of a process. A process first loads libraries, which can take a minute from a
+network disk."""
 LONGEST_LOOK_S = 2.0
-"""The most time that counts between two looks at a heartbeat. If there was more, the process that looks did not run
-either."""
+"""The most time that counts between two looks at a heartbeat. If more time has passed, the process that looks did not
+run either."""
 FINISH_S = 600.0
 """The time for which a stop waits for a process that finishes a checkpoint."""
 STACKS_S = 3.0
@@ -48,7 +50,8 @@ class Activity:
         self.work = ""
         """A description of long work, with the remaining time."""
         self.silent, self.silent_since = "", 0.0
-        """A part of the process that sends no heartbeats, and since when. Empty if there is none."""
+        """A part of the process that sends no heartbeats, and the time of its last heartbeat. The name is empty if all
+        parts send heartbeats."""
         self.waits = True
         """True while the main thread waits for something that may take any time."""
         self.unfinished: list[str] = []
@@ -59,8 +62,8 @@ class Activity:
         return Doing(self.phase, self.since, self.work, self.silent, self.silent_since)
 
     def miss(self, part: str, silent_s: float) -> None:
-        """Record that a part of this process has sent no heartbeat for `silent_s`. An empty name: all parts send
-        heartbeats."""
+        """Record that a part of this process has sent no heartbeat for `silent_s`. An empty `part` means that all parts
+        send heartbeats."""
         if part != self.silent:
             self.silent, self.silent_since = part, self._clock() - silent_s
 
@@ -78,7 +81,7 @@ class Activity:
         return self._as(waits=True)
 
     def working(self) -> AbstractContextManager[None]:
-        """Mark the block as work, although it is within a block of `waiting`."""
+        """Mark the block as work, even within a block of `waiting`."""
         return self._as(waits=False)
 
     @contextmanager
@@ -103,8 +106,8 @@ class Activity:
 
 class Heartbeat:
     """Renews the file at `path` as long as `activity` advances or waits. The process counts as hung `hang_s` seconds
-    after the file was last renewed. Its main thread may stand still for `still_s`, if that is longer. `show` writes the
-    stacks of all threads before that."""
+    after the file was last renewed. If `still_s` is longer, the main thread may make no progress for `still_s`. `show`
+    writes the stacks of all threads STACKS_S before the process counts as hung."""
 
     def __init__(
         self,
@@ -149,8 +152,8 @@ class Heartbeat:
 
 def _overwrite(path: Path, text: bytes) -> None:
     """Write over the content of a file."""
-    # An emptied file would tell the supervisor that no work must be finished: for a moment, or on a full disk for long.
-    # The supervisor might then kill this process.
+    # Never empties the file before it writes. An empty file tells the supervisor that this process has no work to
+    # finish, so the supervisor might kill it. On a full disk the file would stay empty.
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.pwrite(file, text, 0)
@@ -167,7 +170,7 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
     If the starter has ended, no process would notice that this one hangs. So this process is killed with its group
     after `stop_s`, or after `FINISH_S` if it must finish some work.
     """
-    path = os.environ.pop(VARIABLE, None)  # Not for the children of this process.
+    path = os.environ.pop(VARIABLE, None)  # Removed, so that children do not inherit it.
     if path is None:
         yield
         return
@@ -195,7 +198,7 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
 def _lock_until_the_end(path: Path) -> None:
     """Hold a shared lock on the file until this process ends. A process in another container, which cannot see this
     process, tests the lock to know whether it has ended."""
-    with suppress(OSError):  # If the disk has no locks, no process tests it.
+    with suppress(OSError):  # A disk may have no locks: then no process tests for this lock.
         fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 

@@ -48,9 +48,9 @@ def start_child(
 def start_guarded(
     command: Sequence[str], log: Path, environment: Mapping[str, str], files: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
-    """Start a program that does not end its own children, and reads nothing. `kill_group` and the end of this process
+    """Start a program that reads no input, and does not end its own children. `kill_group` and the end of this process
     kill its whole group. The program inherits the descriptors `files`, which stay open until its group has ended."""
-    # The guard watches the input: `kill_group` closes it.
+    # The guard watches this pipe, which `kill_group` closes.
     return _start([*_GUARD, "kill", "0", *command], log, environment, stdin=subprocess.PIPE, pass_fds=files)
 
 
@@ -125,7 +125,7 @@ def group_has_ended(group: int) -> bool:
 
 
 def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
-    """Return the last `count` lines of a log after its first `start` bytes. Empty if there is no log."""
+    """Return the last `count` lines of a log after its first `start` bytes, or an empty text if there is no log."""
     if not log.exists():
         return ""
     with log.open(errors="replace") as file:
@@ -135,8 +135,8 @@ def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
 
 def ending_with_parent(command: Sequence[str], number: signal.Signals, cpus: frozenset[int] = frozenset()) -> list[str]:
     """Return a command that becomes `command` in the same process, and runs only on `cpus` if there are any. The kernel
-    sends it the signal `number` when the thread that started it ends. Without Linux, returns `command` itself. Raises
-    FileNotFoundError: the program does not exist.
+    sends it the signal `number` when the thread that started it ends. On systems other than Linux, returns `command`
+    itself. Raises FileNotFoundError: the program does not exist.
     """
     # A child of a process with threads may not run Python between fork and exec (preexec_fn): such children hung, or
     # crashed.

@@ -36,8 +36,8 @@ def partial_name(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: str | Iterable[bytes], private: bool = False) -> None:
-    """Write a file of a text, or of concatenated pieces. Its folder is made if it is missing. A reader sees the
-    old content or the new one, also after a kill or a power loss. Only the owner may read a `private` file. Raises
+    """Write a text, or the concatenation of pieces, into a file. Its folder is made if it is missing. A reader sees the
+    old content or the new one, even after a kill or a power loss. Only the owner may read a `private` file. Raises
     OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)

@@ -116,7 +116,7 @@ def leave_guard(group: int, mark: str, watched: int) -> None:
 def guard(group: int, mark: str, watched: int) -> None:
     """Wait for the end of `watched`. Then kill the group and all processes with the mark, and return once they have
     ended."""
-    # A scheduler sends these to all processes of a job at its end, while the parent still runs.
+    # A scheduler sends these signals to all processes of a job when the job ends, while the parent still runs.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     while os.read(watched, 1 << 12):
@@ -141,7 +141,7 @@ def kill_marked(mark: str) -> bool:
 def marked(mark: bytes) -> Iterator[int]:
     """Yield the ids of the processes that started with the mark in their environment."""
     for file in Path("/proc").glob("[0-9]*/environ"):
-        with suppress(OSError):  # It has ended, or is another user's.
+        with suppress(OSError):  # The process has ended, or belongs to another user.
             if mark in file.read_bytes():
                 yield int(file.parent.name)
 

@@ -32,9 +32,9 @@ def pinned(tensor: Tensor) -> Tensor:
     """Allocate pinned memory for a copy of a GPU's `tensor`. The current GPU copies into it several times faster than
     into other memory.
 
-    It has no more than the size of the tensor: torch's own pinned memory would have the next power of two. The pages
-    are written before the driver pins them, since kernels of other threads wait for the driver. If the driver refuses,
-    the memory is not pinned (`is_pinned`), and copies are slower.
+    The memory is as large as the tensor, while torch would round the size of pinned memory up to a power of two. The
+    pages are written before the driver pins them, since kernels of other threads wait for the driver. If the driver
+    refuses, the memory is not pinned (`is_pinned`), and copies are slower.
     """
     buffer = pages(tensor)
     if not buffer.nbytes:
@@ -52,7 +52,7 @@ def pinned(tensor: Tensor) -> Tensor:
 
 
 def _forget_failure() -> None:
-    """Clear the driver's error, which it reports once more at the next kernel."""
+    """Clear the driver's error, which the driver would otherwise report again at the next kernel."""
     try:
         torch.zeros(1, device="cuda")
     except RuntimeError as error:
@@ -123,7 +123,8 @@ class OnHost:
 
 
 def _storages(tensor: Tensor, device: torch.device) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of a tensor that are on the device: of a shard, or of the parts of a quantized tensor."""
+    """Yield the storages of a tensor that are on the device. The tensor may be a shard, or a quantized tensor that
+    consists of parts."""
     tensor = tensor.detach()
     if hasattr(tensor, "__tensor_flatten__"):
         for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):

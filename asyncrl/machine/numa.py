@@ -27,9 +27,9 @@ def visible_gpus(value: str) -> list[str]:
 
 def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root: Path = ROOT) -> frozenset[int]:
     """Return the CPUs of this process to which a child with this `environment` should be bound: the CPUs near to any
-    GPU that the child sees, or only near to GPU number `only` of these. Empty if that does not help or is not known:
-    the child sees no GPU, all CPUs are near, fewer are near than the child has threads, or a GPU cannot be identified.
-    `root` has the folders `proc` and `sys` of Linux.
+    GPU that the child sees, or only the CPUs near to GPU number `only` among these. Returns an empty set in these
+    cases: the child sees no GPU, all CPUs are near, fewer CPUs are near than the child has threads, or a GPU cannot be
+    identified. `root` has the folders `proc` and `sys` of Linux.
     """
     visible = visible_gpus(environment.get(GPU_VARIABLE, ""))
     if only is not None:
@@ -44,7 +44,7 @@ def cpus_near_gpus(environment: Mapping[str, str], only: int | None = None, root
 
 
 def _addresses(visible: Sequence[str], by_address: bool, root: Path) -> list[str]:
-    """Return the PCI addresses of GPUs that numbers or UUIDs name. Empty if one of the GPUs is not known."""
+    """Return the PCI addresses of GPUs that numbers or UUIDs name, or an empty list if one of the GPUs is not known."""
     try:
         folders = sorted((root / "proc/driver/nvidia/gpus").iterdir())
         facts = {folder.name: _facts(folder / "information") for folder in folders}
@@ -64,7 +64,7 @@ def _facts(file: Path) -> dict[str, str]:
 
 
 def _local_cpus(address: str, root: Path) -> frozenset[int]:
-    """Return the CPUs near to a PCI device. Empty if Linux does not tell."""
+    """Return the CPUs near to a PCI device, or an empty set if Linux does not tell."""
     try:
         return parse_cpus((root / "sys/bus/pci/devices" / address.lower() / "local_cpulist").read_text())
     except (OSError, ValueError):

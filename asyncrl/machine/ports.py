@@ -58,8 +58,8 @@ def try_port(host: str, port: int) -> None:
 
 
 def who_listens(port: int) -> str:
-    """Return a clause that names the process that listens at a port of this machine. Empty if there is none, or if this
-    process may not see it."""
+    """Return a clause that names the process that listens at a port of this machine. The clause is empty if no process
+    listens, or if this process may not see it."""
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:

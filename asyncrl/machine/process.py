@@ -25,14 +25,14 @@ STOP_OF_STEP = signal.SIGUSR1
 DRAIN = signal.SIGUSR2
 """The signal that asks a process to finish its present work and to end."""
 SHOW_CURSOR = b"\x1b[?25h"
-"""The escape sequence that shows the cursor of a terminal again, which a live table hides."""
+"""The escape sequence that shows a terminal's cursor again after a live table has hidden it."""
 WORKER_VARIABLE = "ASYNCRL_WORKER"
 """The environment variable in which the supervisor passes a process its name."""
 
 
 def worker_name(kind: str) -> str:
     """Return this process's name. The supervisor gives it, and it stays the same after restarts. Without a supervisor
-    it is made of host and process id."""
+    the name is made of host and process id."""
     return os.environ.get(WORKER_VARIABLE) or f"{kind}-{socket.gethostname()}-{os.getpid()}"
 
 
@@ -118,7 +118,8 @@ def freeze_heap() -> None:
 def limit_threads(threads: int | None) -> None:
     """Give torch `threads` threads that sleep while they wait: spinning ones starve the other roles of a small machine.
 
-    None: the number in OMP_NUM_THREADS, which a launcher sets, or one. Must be called before torch is imported.
+    If `threads` is None, torch gets the number in OMP_NUM_THREADS, which a launcher sets, or one thread. Call this
+    before torch is imported.
     """
     threads = threads or int(os.environ.get("OMP_NUM_THREADS") or 1)
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

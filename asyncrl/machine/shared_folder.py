@@ -11,7 +11,7 @@ from uuid import uuid4
 from asyncrl.machine.files import missing_folders, remove_empty
 
 SEEN_S = 3.0
-"""The time for which a network disk may show a new file late."""
+"""The number of seconds by which a network disk may show a new file late."""
 POLL_S = 0.1
 
 

@@ -1,9 +1,10 @@
 """The knowledge about Hugging Face models that several rooms share: files, shapes, attention, log-probs.
 
-This room keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. These give the same results:
+This room keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. The two ways to compute in
+each line give the same results:
 
 - packed and unpacked sequences: packed_attention.py
-- a group of ranks that divides the tokens of a pass, and one rank: context.py
+- a group of ranks that divides the tokens of a pass, and a single rank: context.py
 - logits in chunks and as a whole: logprobs.py
 
 For promise 9, weight_format.py defines the names under which weights are published.

@@ -87,7 +87,8 @@ def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Switch the adapters off within the context. Use it without gradients."""
     layers = adapted_layers(model).values()
-    # Not by peft's method: it also changes which parameters get gradients, and FSDP relies on those of its first pass.
+    # Does not use peft's method, which also changes which parameters get gradients. FSDP relies on the parameters that
+    # had gradients in its first pass.
     for layer in layers:
         layer._disable_adapters = True
     try:

@@ -138,18 +138,19 @@ def _inspected_attention(
 
 
 def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.device, **_: Any) -> Tensor:
-    # FSDP casts floating point masks.
+    # Makes a mask of bools, since FSDP casts floating point masks.
     mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
     mask.function = mask_function  # type: ignore[attr-defined]
     return mask
 
 
 def longest_plain(config: Any) -> int:
-    """The longest input whose positions are encoded as those of shorter inputs; sys.maxsize if there is no such limit.
+    """The length of the longest input whose positions are encoded as in shorter inputs, or sys.maxsize without such a
+    limit.
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
-    than the original length. For dynamic ones the result is 0: transformers scales them by the longest input, servers
-    always.
+    than the original length. For dynamic rotary embeddings the result is 0: transformers scales them by the longest
+    input, and servers always scale them.
     """
     config = config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}

@@ -105,8 +105,8 @@ class ContextGroup(NamedTuple):
     def collect(self, values: Tensor, places: Tensor, count: int) -> Tensor:
         """Collect the values [P] of each rank into [count]: the rank's values are put at its `places` int64[P], which
         no other rank has."""
-        # All ranks have the result and compute the same from it. So the gradient by a rank's values is the gradient by
-        # the result, at the rank's places.
+        # All ranks have the result and compute the same from it. So the gradient with respect to a rank's values
+        # is the one with respect to the result, at the rank's places.
         collected: Tensor = _Collected.apply(values, places, count, self.name)
         return collected
 

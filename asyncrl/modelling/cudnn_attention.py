@@ -37,7 +37,6 @@ MOST_NUMBERS = 2**31 - 1
 @dataclass(frozen=True, slots=True)
 class Problem:
     """The case for which a kernel is prepared. `sequences`, the `queries` and `keys` of a sequence, and `tokens` are
-
     upper limits. Each token sees the `window` latest tokens (None: all).
     """
 
@@ -85,8 +84,9 @@ class CudnnKernel:
 def find_kernel(problem: Problem, backward: bool) -> CudnnKernel | None:
     """Find the kernel that writes `output` and `normalisers`, or with `backward` the kernel that writes the gradients.
 
-    None if cuDNN has no such kernel, if its package is missing, or if training must repeat bit for bit. In the forward
-    pass, a sequence's queries are the last of its keys. In the backward pass, it must have as many queries as keys.
+    Returns None if cuDNN has no such kernel, if its package is missing, or if training must repeat bit for bit. In the
+    forward pass, a sequence's queries are the last of its keys. In the backward pass, it must have as many queries as
+    keys.
     """
     too_large = problem.tokens * problem.heads * problem.width > MOST_NUMBERS
     if too_large or torch.are_deterministic_algorithms_enabled():
@@ -104,7 +104,7 @@ def _prepared(problem: Problem, backward: bool, thread: int) -> CudnnKernel | No
     try:
         builder = _Builder(problem, cudnn, _handle(problem.device, thread))
         return CudnnKernel(problem, builder.backward() if backward else builder.forward())
-    # cuDNN's error for something that is not supported, and the errors of other versions of the package.
+    # Catches cuDNN's error for a problem that it does not support, and the errors of other versions of the package.
     except (
         getattr(cudnn, "cudnnGraphNotSupportedError", RuntimeError),
         RuntimeError,

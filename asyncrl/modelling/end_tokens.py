@@ -44,7 +44,7 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
 
 
 def _listed(model: ModelConfig) -> list[int]:
-    """The ids in the file's `eos_token_id`; empty if the model has no such file."""
+    """The ids in the file's `eos_token_id`. The list is empty if the model has no such file."""
     from transformers.utils.hub import cached_file
 
     source = source_of(model)

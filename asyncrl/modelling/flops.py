@@ -24,8 +24,8 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 class ForwardFlops:
     """The FLOPs of a forward pass without recomputation.
 
-    Matrices need `per_token` for each token. Attention needs `per_pair`, by the layers' window (None: all earlier
-    tokens), for each pair of a token and a token that it sees.
+    Matrices need `per_token` for each token. Attention needs FLOPs for each pair of a token and a token that it sees.
+    `per_pair` has their number, summed over the layers with the same window (None: all earlier tokens).
     """
 
     per_token: float

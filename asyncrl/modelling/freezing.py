@@ -59,7 +59,8 @@ def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool =
 def frozen_names(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[str]:
     """The names of the parameters that `wanted` freezes, in the model's order. Tied ones have their first name.
 
-    Raises ConfigError: one of `wanted` freezes nothing, or without `may_be_all` they freeze all parameters.
+    Raises ConfigError: one of `wanted` freezes nothing, or together they freeze all parameters and `may_be_all` is
+    false.
     """
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     own = {name: first[id(each)] for name, each in model.named_parameters(remove_duplicate=False)}

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 TAKEN = ImagesConfig(max_mb=math.inf, max_pixels=sys.maxsize)
-"""No limits, for images in trajectories: an actor has accepted them already, perhaps under higher limits than now."""
+"""Settings without limits, for images in trajectories: an actor has accepted these images already, perhaps under higher
+limits than now."""
 NO_PILLOW = "images need Pillow: install asyncrl[vision]"
 
 

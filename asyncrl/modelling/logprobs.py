@@ -1,12 +1,13 @@
 """Log-probs and entropies of tokens from hidden states, without keeping logits [N, V].
 
 Logits exist for one chunk of tokens at a time. The forward pass keeps each token's normaliser, from which the backward
-pass computes the probabilities again. With d_v = 1 for the target and 0 otherwise, the gradients by a logit z_v are
+pass computes the probabilities again. Let p_v be the probability of token v, and let d_v be 1 for the target and 0 for
+other tokens. Then the gradients with respect to a logit z_v are
 
     d log p / d z_v = d_v - p_v        d entropy / d z_v = -p_v (log p_v + entropy)
 
-each divided by the temperature. The gradient by the target's logit is computed from the log-prob, since 1 - p of a
-likely token would lose its digits in bfloat16.
+each divided by the temperature. The gradient with respect to the target's logit is computed from the log-prob,
+since 1 - p of a likely token would lose its digits in bfloat16.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:
-    """Cap logits as some models do: cap * tanh(logits / cap). `cap` None: return them unchanged."""
+    """Cap logits as some models do: cap * tanh(logits / cap). Return them unchanged if `cap` is None."""
     return logits if cap is None else cap * (logits / cap).tanh()
 
 

@@ -38,7 +38,7 @@ def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = Fa
 
     Nested fields are written as nested mappings, or as names joined by dots. Raises ConfigError for these reasons:
 
-    - the configuration lacks a field, or transformers refuses a value
+    - `given` has a field that `config` lacks, or a value that transformers refuses
     - a number is not finite
     - a token would use no experts, or more experts than a layer has
     - the weights would have other names or shapes
@@ -76,9 +76,10 @@ def _check_experts(config: Any, text: str) -> None:
 
 
 def engine_overrides(config: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the `given` overrides in the form for servers. Raises ConfigError: `config` lacks a field.
+    """Return the `given` overrides in the form for servers.
 
-    Fields have the names of config.json, and mappings such as rope_parameters have all their entries.
+    Fields have the names of config.json, and mappings such as rope_parameters have all their entries. Raises
+    ConfigError: `given` has a field that `config` lacks.
     """
     found: dict[str, Any] = {}
     _collect(config, _nested(given), found, "")
@@ -110,7 +111,7 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
         if own in _FORBIDDEN:
             raise ConfigError(f"{KEY}.{prefix}{name}: {_FORBIDDEN[own]}")
         if own not in values:
-            # Nested fields such as `rope_theta` are also suggested by the last part of their name.
+            # The suggestion for `rope_theta` alone may be a nested field that ends with it.
             near = did_you_mean(name, [*_dotted(config), *config.attribute_map])
             raise ConfigError(f"{KEY}.{prefix}{name}: a {config.model_type} configuration has no such field{near}")
         inner = getattr(config, own)
@@ -128,8 +129,8 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
 
 
 def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: str, rope: bool) -> None:
-    """Raises ConfigError: a mapping lacks an entry. With `rope`, all entries of rotary embeddings are allowed, since
-    those of another type may have more entries."""
+    """Raises ConfigError: `given` has an entry that `values` lacks. With `rope`, it may have any entry of rotary
+    embeddings, since another type of embedding may need more entries."""
     known = [*map(str, values), *(RopeParameters.__annotations__ if rope else ())]
     for name, value in given.items():
         if known and str(name) not in known:
@@ -139,7 +140,7 @@ def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: 
 
 
 def _dotted(config: Any, prefix: str = "") -> Iterator[str]:
-    """The names of all fields, nested ones with dots."""
+    """The names of all fields, with dots in the names of nested fields."""
     for name, value in config.to_dict().items():
         inner = getattr(config, name, None)
         if isinstance(inner, PreTrainedConfig):

@@ -1,9 +1,11 @@
 """Causal attention over packed sequences, which replaces a Hugging Face model's attention as `PACKED`.
 
-A mask over N packed tokens costs O(N^2); here each sequence attends only to itself. On GPUs in half precision one
-kernel computes all sequences of a pass; otherwise they are computed one by one. Measured on one CPU thread with a
-1.7M-parameter model and sequences of 60 to 240 tokens, forward and backward: 5.4k tokens/s, against 4.8k with padded
-attention, 3.7k with everything padded, and 3.1k and 2.0k with masks over 1024 and 2048 packed tokens.
+A mask over N packed tokens costs O(N^2). Here each sequence attends only to itself. On GPUs in half precision one
+kernel computes all sequences of a pass. In all other cases sequences are computed one by one.
+
+The speed of forward and backward passes was measured on one CPU thread, with a 1.7M-parameter model and sequences of 60
+to 240 tokens. It was 5.4k tokens/s, against 4.8k tokens/s with padded attention and 3.7k tokens/s with everything
+padded. With masks it was 3.1k tokens/s over 1024 packed tokens, and 2.0k tokens/s over 2048 packed tokens.
 
 For torch.compile, the attention is one operator, which gets the lengths as a tensor on the host. So a compiled layer is
 one graph, which serves all lengths.
@@ -45,7 +47,7 @@ def packed_attention(
 
     The result is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use it only for models
     that `inspect_attention` accepts with `EXTRAS`. If the layout has a `group`, the tokens are this rank's part of the
-    pass. If that group divides the layers, the tokens are all of the pass, and the heads are this rank's.
+    pass. If that group divides the layers, the tokens are all tokens of the pass, and the heads are this rank's.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
     group = None if layout.group is None or layout.group.divides_layers else layout.group
@@ -137,9 +139,10 @@ def _differentiate(
     window: int | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute the gradients by query, key, value and sinks from the gradient by the output of `attend`.
+    """Compute the gradients with respect to query, key, value and sinks, given the gradient with respect to the output
+    of `attend`.
 
-    Without sinks, their gradient is empty.
+    Without sinks, the gradient with respect to sinks is empty.
     """
     count, key, value = len(key), _on_paths(key, paths), _on_paths(value, paths)
     of_sinks = query.new_zeros(
@@ -205,7 +208,7 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """Select the key rows of all sequences. `paths` None: they are the rows of `values`."""
+    """Select the key rows of all sequences. If `paths` is None, they are the rows of `values`."""
     return values if paths is None else values.index_select(0, paths)
 
 

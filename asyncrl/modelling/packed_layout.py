@@ -28,8 +28,8 @@ class PackedLayout:
       Tokens after the last bound are padding.
     - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end to make the number of
       sequences a power of two, since GPU kernels are prepared for a number of sequences.
-    - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass.
-      None: each token is query and key of its sequence.
+    - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass. If it
+      is None, each token is query and key of its sequence.
     - `group`, if ranks divide the tokens of the pass: each rank computes its part of the tokens. `own` is the layout of
       this rank's queries over the keys of the whole pass; None if attention on this rank has all tokens.
     """
@@ -65,7 +65,7 @@ class PackedLayout:
                 keys.append(len(seen))
                 paths.append(seen)
         if not queries:
-            # All rows are padding. The kernels need a sequence, so it gets one, whose result is not used.
+            # All rows are padding. The kernels need a sequence, so the layout gets one, whose result is not used.
             return PackedLayout.of([1], [1], every[:1])
         return PackedLayout.of(queries, keys, torch.cat(paths))
 

@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
-"""The number of queries of a block. Used if attention has a window, a cap or sinks, and in the backward pass."""
+"""The number of queries in a block. Blocks are used if attention has a window, a cap or sinks, and in the backward
+pass."""
 
 Gradients = tuple[Tensor, Tensor, Tensor]
-"""The gradients by query, key and value."""
+"""The gradients with respect to query, key and value."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,9 +70,9 @@ def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -
 def differentiate_plainly(
     of_output: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, rule: ScoreRule
 ) -> tuple[Gradients, Tensor | None]:
-    """Compute the gradients by query, key, value and sinks (None without sinks), from the gradient `of_output` by the
+    """Compute the gradients with respect to query, key, value and sinks (None without sinks).
 
-    output of `attend_plainly`. The softmax is computed again.
+    `of_output` is the gradient with respect to the output of `attend_plainly`. The softmax is computed again.
     """
     blocks = _Blocks.of(query, key, value, rule)
     q, k, v = blocks.query, blocks.key, blocks.value

@@ -1,10 +1,11 @@
 """The routers of mixtures of experts, in float32 for every dtype of the model.
 
 A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
-tokens to different experts with the same weights. Routers of DeepSeek-V3 and GLM-4.5 compute in float32 in transformers
+tokens to different experts with the same weights.
 
-already. This file does so for more families: logits, softmax, choice and weights of experts. The router's weights are
-rounded to the model's dtype first, as engines receive them; their product with the states is not rounded.
+In transformers, routers of DeepSeek-V3 and GLM-4.5 already compute in float32. In this file the routers of more
+families compute logits, softmax, the choice of experts and their weights in float32. The router's own weights are
+rounded to the model's dtype first, as engines receive them. Their product with the states is not rounded.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class RouterFamily:
     """The routers of a family.
 
     `probabilities` turns logits [T, experts] into a distribution over the experts. `routes` is the class that makes the
-    routers compute in float32; None: they do so in transformers.
+    routers compute in float32. None: they already do so in transformers.
     """
 
     probabilities: Callable[[Tensor], Tensor]

@@ -3,8 +3,9 @@
 An image processor cuts an image into patches, in a grid of times, rows and columns. The model's vision tower merges
 squares of patches into features, one for each placeholder token of the image.
 
-In these families, a rotary position has three dimensions. A text token has the same number in all three, and an image's
-token has the time, row and column of its square. The text after an image continues after the image's longer side.
+In the supported families, a rotary position has three dimensions. A text token has the same number in all three, and an
+image's token has the time, row and column of its square. The positions of the text after an image continue after the
+image's longer side.
 
 Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (multimodal rotary position embedding).
 """

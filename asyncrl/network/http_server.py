@@ -5,8 +5,8 @@
 - If the number of connections is at its bound, a new connection closes the oldest connection of a stranger. Strangers
   have no separate, lower bound: at the start of a run thousands of agents may connect at once, and show their keys
   later.
-- After each request with a key, the whole of the next one must arrive within `idle_s` seconds. The client must read the
-  answer to the first within the same time. Requests without a key do not extend this time.
+- After each request with a key, the whole of the next request must arrive within `idle_s` seconds. Within the same time
+  the client must read the answer to the earlier request. Requests without a key do not extend this time.
 
 Bytes that are not a request, and errors of the application, are logged at a bounded rate.
 """
@@ -28,7 +28,7 @@ from asyncrl.network.throttle import ErrorLogger, Throttled
 from asyncrl.text import reason_of
 
 Later = Callable[..., asyncio.TimerHandle]
-"""Calls a function with arguments after seconds, as `call_later` of an event loop does."""
+"""Calls a function with arguments after some seconds, as `call_later` of an event loop does."""
 
 LINGERING_S = 1.0
 """The seconds for which the unused rest of a body is read. Clients that are cut off earlier do not get the answer."""
@@ -44,8 +44,8 @@ class ConnectionBounds:
 
 
 class HttpServer:
-    """Serves `app` from `start` to `close`. Log lines about bytes that are not a request begin with `what`. `later`
-    None: the event loop's `call_later`."""
+    """Serves `app` from `start` to `close`. Log lines about bytes that are not a request begin with `what`. If `later`
+    is None, the event loop's `call_later` is used."""
 
     def __init__(
         self,
@@ -143,7 +143,7 @@ class HttpServer:
 
 
 class _Connection(RequestHandler):
-    """A connection to `owner`. `limit` is the timer that will close it. None: a request with a key is being
+    """A connection to `owner`. `limit` is the timer that will close it. It is None while a request with a key is being
     answered."""
 
     __slots__ = ("limit", "owner", "wire")
@@ -186,7 +186,7 @@ async def _one_answer_for_strangers(request: web.Request, response: web.StreamRe
     connection = cast(_Connection, request.protocol)
     if connection.owner.is_stranger(connection):
         response.force_close()
-        # aiohttp has made the headers already, and would close without announcing that.
+        # aiohttp has made the headers already, and would close the connection without announcing it.
         response.headers["Connection"] = "close"
 
 

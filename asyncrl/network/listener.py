@@ -23,9 +23,9 @@ logger = logging.getLogger(__name__)
 
 DOMAIN = b"asyncrl"
 PEER_MESSAGES = 64
-"""The most messages that wait for or from one peer. Clients of this package have half as many outstanding, since ZeroMQ
-reports room only after half of the queue was read. A slow reader takes no more memory: it loses further replies, and
-asks again."""
+"""The most messages that wait for or from one peer. Clients of this package have half as many requests outstanding,
+since ZeroMQ reports room only after half of the queue was read. A slow reader takes no more memory: it loses further
+replies, and asks again."""
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 FAILED = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not in the list of allowed clients",
@@ -35,10 +35,10 @@ FAILED = {
 
 
 class Listener:
-    """`socket` is a ROUTER that is bound to `endpoint`. A message to an unknown client raises ZMQError. `keys` None:
-    every client is accepted. A context can have only one listener with keys. A peer that sends a frame of more than
-    `max_message_bytes` is cut off. The gate runs in its own thread until `close`. Raises UnavailableError: the address
-    is taken or not this machine's.
+    """`socket` is a ROUTER that is bound to `endpoint`. A message to an unknown client raises ZMQError. If `keys` is
+    None, every client is accepted. A context can have only one listener with keys. A peer that sends a frame of more
+    than `max_message_bytes` is cut off. The gate runs in its own thread until `close`. Raises UnavailableError: the
+    address is taken or not this machine's.
     """
 
     def __init__(

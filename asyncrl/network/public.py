@@ -3,7 +3,7 @@
 No URL, name server or page can change these rules:
 
 - A connection goes only to a public address. The address of each socket is checked before it connects, so other
-  spellings of an address and names that resolve to another address later cannot avoid the check.
+  spellings of an address and names that later resolve to another address cannot avoid the check.
 - The URL of a redirection is checked in the same way. The caller bounds the number of redirections.
 - Only the request is sent: no cookies, no credentials, no proxy of the environment.
 - The size of a body is bounded, even after decompression, and so is the total time.
@@ -39,8 +39,8 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. The reachable ones among them serve no pages. The list
-is here since versions of Python know different parts of the registry."""
+"""IANA's registry of special-purpose addresses, and multicast. The addresses among these that can be reached serve no
+pages. The list is here since versions of Python know different parts of the registry."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
 """All addresses allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and
 most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible.
@@ -122,7 +122,8 @@ def public_socket(info: AddrInfoType) -> socket.socket:
 
 
 def public_connector(resolver: AbstractResolver | None = None) -> aiohttp.TCPConnector:
-    """Return a connector that connects only to public addresses. `resolver` None: the host's resolver."""
+    """Return a connector that connects only to public addresses. If `resolver` is None, it resolves names by the host's
+    resolver."""
     names = PublicResolver(resolver or aiohttp.ThreadedResolver())
     return aiohttp.TCPConnector(resolver=names, use_dns_cache=False, socket_factory=public_socket)
 

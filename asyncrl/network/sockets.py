@@ -50,14 +50,15 @@ def try_send(socket: zmq.Socket[bytes], frames: Sequence[Any], copy: bool = True
 
 async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequence[Any]) -> None:
     """Send a message, and wait at most `seconds` until the connection takes it. Raises TimeoutError."""
-    # Not wait_for, which lets the loop run before it returns from a finished send: pyzmq then sometimes misses answers.
+    # Does not use wait_for, which lets the loop run before it returns from a finished send: then pyzmq sometimes misses
+    # answers.
     async with asyncio.timeout(seconds):
         await socket.send_multipart(frames)
 
 
 class Watch:
-    """Notices when connections of `socket` break. A connection breaks at once if the peer's process dies and its
-    machine runs on."""
+    """Notices when connections of `socket` break. A connection breaks at once if the peer's process dies but its
+    machine continues to run."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket

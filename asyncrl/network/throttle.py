@@ -19,7 +19,7 @@ MAX_DISTINCT = 32
 class Throttled:
     """Lines of one kind: the first `burst` at once, then one every `every_s` seconds with the number of lines left out.
 
-    For one thread only. `clock` gives monotonic seconds.
+    Only one thread may use it. `clock` gives monotonic seconds.
     """
 
     logger: logging.Logger
@@ -52,7 +52,7 @@ class ErrorLogger:
     """Logs errors that may repeat. The first of a kind is logged with its traceback. Later ones are counted, and lines
     at doubling intervals have the count. Two errors are of one kind if their first causes have the same type and were
     raised at the same line. All kinds after MAX_DISTINCT count as one. An AsyncrlError is logged without a traceback.
-    For one thread only. `clock` gives monotonic seconds.
+    Only one thread may use it. `clock` gives monotonic seconds.
     """
 
     logger: logging.Logger

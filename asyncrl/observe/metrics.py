@@ -74,7 +74,7 @@ class Sink:
         """Take the model that was exported after `step` steps: the files of `folder`, which is not deleted."""
 
     def end(self) -> None:
-        """Begin to close, without a wait: `close` follows."""
+        """Begin to close, without waiting. A call of `close` follows."""
 
     def close(self) -> None:
         """Close the sink. A second call does nothing."""
@@ -98,7 +98,7 @@ class Fanout(Sink):
 
     @property
     def lost(self) -> int:  # type: ignore[override]
-        """The number of calls that a sink raised or dropped, and of values that no sink can take."""
+        """The number of calls that failed or that a sink dropped, and of values that no sink can take."""
         return self._refused + self._raised.count + sum(sink.lost for sink in self._sinks)
 
     def resumed(self, step: int) -> None:
@@ -153,7 +153,7 @@ def _plain(values: Mapping[str, Any]) -> dict[str, Value]:
 
 
 class Failures:
-    """Counts the calls of sinks that raised, and logs the first one of each sink."""
+    """Counts the calls in which sinks raised an error, and logs the first error of each sink."""
 
     def __init__(self) -> None:
         self.count = 0

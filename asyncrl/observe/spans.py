@@ -4,14 +4,16 @@ Recording a span costs a role about a microsecond: a thread encodes and writes t
 of the disk never reaches the role: lost spans are counted, and so are spans that come faster than they can be written.
 A killed process loses its newest spans.
 
-A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. At half of the allowed bytes the file
-becomes `ROLE.jsonl.old`, and replaces an older one, whose spans count as dropped. A line with a list is a span: name,
-track, start, duration and values; times are whole microseconds, starts since 1970. A line with an object is a note:
+A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. When the file has half of the allowed
+bytes, it becomes `ROLE.jsonl.old`. There it replaces an older file, whose spans count as dropped.
+
+A line with a list is a span: name, track, start, duration and values. Times are whole microseconds, and starts count
+from 1970. A line with an object is a note:
 
 - `role`: a process begins to write, or a file begins. The note also has `host`, `pid`, the `endpoint` of a replay, the
   time at which the process `started`, and the number of lines `dropped` so far.
-- `clock`: at that time the clock of `peer`, the endpoint of a replay, was `ahead` microseconds ahead of this one. The
-  measurement took `round_trip` microseconds.
+- `clock`: the time at which the clock of a replay was `ahead` microseconds ahead of this process's clock. `peer` is the
+  replay's endpoint. The measurement took `round_trip` microseconds.
 - `lost`: the number of spans that this process has not written so far.
 
 Times come from one monotonic clock, which is set by the wall clock when the process starts.
@@ -191,7 +193,7 @@ class SpanFile:
 
 
 def _dropped_before(line: bytes) -> int:
-    """The number of dropped lines in the first line of a file; 0 if the file is new, or its beginning damaged."""
+    """The number of dropped lines in the first line of a file; 0 if the file is new, or if its beginning is damaged."""
     try:
         note = json.loads(line)
     except (ValueError, RecursionError):

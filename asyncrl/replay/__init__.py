@@ -1,6 +1,6 @@
 """The hub of a run: it hands out tickets, stores trajectories and labels, and plans the learner's batches.
 
-This package keeps five promises:
+This package keeps five of the promises in docs/concepts.md:
 
 - 1, exactly once: `store.py` (each change is one transaction), `server.py` (no answer before the commit), `link.py`
   (requests are repeated until they are answered), `leases.py`.
@@ -16,6 +16,6 @@ In reading order: `admission.py`, `protocol.py`, `service.py` (what each request
 `groups.py`, `planning.py`, `sampling.py`, then `store.py`, `transaction.py` and `records.py`, then `server.py`,
 `link.py` and `client.py`. Only `from_config.py` and `__main__.py` read the configuration.
 
-Free to change: samplers and filters (`sampling.py`), counters (`counters.py`), time limits. A change of tables or
-records needs a new `FORMAT` in `store.py`. A change of requests needs a new `PROTOCOL` in `wire.py`.
+You can freely change samplers and filters (`sampling.py`), counters (`counters.py`) and time limits. A change of tables
+or records needs a new `FORMAT` in `store.py`. A change of requests needs a new `PROTOCOL` in `wire.py`.
 """

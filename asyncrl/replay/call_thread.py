@@ -1,7 +1,7 @@
 """A helper thread that runs one call at a time.
 
-The replay server hands over each batch of requests and its result. With futures of the standard library this costs more
-processor time than small requests themselves. Two queues cost a third of that.
+The replay server hands over each batch of requests and its result. Futures of the standard library would take more
+processor time for this than a small request itself takes. Two queues take a third of that time.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from asyncrl.config.changes import ConfigChange, changed_keys, recorded, require
 from asyncrl.replay.transaction import Transaction
 
 VALUES, CHANGES = "config", "config_changes"
-"""The keys of the table `meta`."""
+"""The keys in the table `meta` under which the newest values and the changes are stored."""
 
 
 def changes(tx: Transaction) -> list[ConfigChange]:
@@ -26,7 +26,8 @@ def configure(tx: Transaction, values: Mapping[str, Any], time: int) -> list[Con
     """Record the values that the learner uses from now on. Returns all changes so far. The values of a new run do not
     count as changes, and neither do secrets, which are not recorded.
 
-    Raises ConfigError: `values` are not of exactly all keys, or they change a key that a resumed run must keep.
+    Raises ConfigError: `values` lacks a key, has an unknown key or a wrong value, or changes a key that a resumed run
+    must keep.
     """
     require_values(values)
     values, before, found = recorded(values), tx.get("meta", VALUES, dict[str, Any]), changes(tx)

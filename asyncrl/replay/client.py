@@ -1,7 +1,7 @@
 """The client of the replay, for actors, scorers, learner ranks and commands.
 
 A call waits until the replay has answered, even if the replay restarts meanwhile. The client may repeat a request, but
-each takes effect only once. Each thread needs its own client.
+each request takes effect only once. Each thread needs its own client.
 """
 
 from __future__ import annotations
@@ -312,9 +312,8 @@ def _for_good(reason: str) -> str:
 
 
 def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
-    """The indices of trajectories with an image that no earlier member of their group has. Mostly all members of a
-    group have the same images, so that the first member sends them for all. But tools may add images to single
-    members."""
+    """The indices of trajectories with an image that no earlier member of their group has. Usually all members of a
+    group have the same images, and the first member sends them for all. But tools may add images to single members."""
     found: list[int] = []
     brought: dict[str, set[bytes]] = {}
     for at, each in trajectories.items():

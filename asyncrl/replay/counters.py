@@ -36,7 +36,8 @@ def status(tx: Transaction, settings: ReplaySettings) -> dict[str, int]:
 
 
 def counters(tx: Transaction) -> dict[str, int]:
-    """Every counter, also one for each reason of a filter, and the number of entries in each table as `depth_TABLE`."""
+    """All counters, including one for each reason for which filters refused groups. The number of entries in each table
+    is `depth_TABLE`."""
     return {
         **{name: tx.counter(name) for name in COUNTERS},
         **tx.counters("filtered/"),
@@ -46,7 +47,8 @@ def counters(tx: Transaction) -> dict[str, int]:
 
 
 def _other_members(tx: Transaction) -> int:
-    """The number of members of groups that wait to be scored whole, less one for each group, which the table counts."""
+    """The number of waiting trajectories that the table `waiting` does not count. It counts a group that is scored
+    whole as one."""
     groups = [GroupRecord.load(tx, name) for name in tx.queue("waiting", str, GROUP_KIND)]
     return sum(len(group.attempts) - 1 for group in groups if group is not None)
 

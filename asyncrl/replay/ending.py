@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 SOONEST_S, LATEST_S = 1.0, 10.0
-"""The shortest and the longest time for which the replay serves after the end of the run. The shortest is for sending
-the last replies, the longest for workers that are busy."""
+"""The shortest and the longest time for which the replay serves after the end of the run. The shortest time is needed
+to send the last replies. The longest time lets busy workers learn that the run is done."""
 
 
 class RunEnd:
@@ -40,7 +40,7 @@ class RunEnd:
 
     def is_over(self, workers: Callable[[], Collection[str]]) -> bool:
         """True if no process still needs the replay. `workers` returns the workers with recent requests. It is called
-        only after the end, since there may be thousands."""
+        only after the end, since there may be thousands of workers."""
         if self._since is None:
             return False
         waited = self._clock() - self._since

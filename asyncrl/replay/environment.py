@@ -66,7 +66,7 @@ def _require_whole(environment: lmdb.Environment, file: Path) -> None:
     """Refuse a truncated file: a read after its end would kill the process with a signal.
 
     A few missing pages at the end are no damage: LMDB does not write pages that one transaction both took and freed.
-    They are added here, which does not disturb another process that writes.
+    This function adds the missing pages, which does not disturb another process that writes.
     """
     whole = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     missing = whole - file.stat().st_size

@@ -22,8 +22,8 @@ def ks(attempts: int) -> list[int]:
 
 
 def pass_at(k: int, right: int, scored: int) -> float:
-    """The probability that at least one of k attempts is right, if `right` of the `scored` >= k attempts are right. The
-    unbiased estimate of Evaluating Large Language Models Trained on Code, 2021."""
+    """The probability that at least one of k attempts is right, if `right` of the `scored` >= k attempts are right.
+    This is the unbiased estimate in Evaluating Large Language Models Trained on Code, 2021."""
     return 1 - comb(scored - right, k) / comb(scored, k)
 
 
@@ -84,8 +84,8 @@ def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
 
 
 def _with_one_more(ways: dict[tuple[int, int], int], count: int, most: int, room: int) -> dict[tuple[int, int], int]:
-    """The ways after one more answer of `count` attempts: at most `most` of them are chosen, and at most `room`
-    attempts in total."""
+    """The ways after one more answer, which `count` attempts gave. At most `most` of these attempts are chosen, and at
+    most `room` attempts in total."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     for (taken, ties), number in ways.items():
         for more in range(min(count, most, room - taken) + 1):

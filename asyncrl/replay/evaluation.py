@@ -1,5 +1,5 @@
-"""Evaluations run the held-out tasks once or several times with a policy version. They do not count in admission, and
-are not trained."""
+"""Evaluations run the held-out tasks once or several times with a policy version. Their episodes do not count in
+admission, and are not trained."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from asyncrl.types import Purpose, Trajectory
 
 PAGE = 1000
 SAMPLED_EVALUATIONS = 3
-"""The number of latest evaluations that keep a sample of episodes with their data. The learner may still read an
-earlier sample than the latest.
+"""The number of latest evaluations that keep a sample of episodes with their data. The learner may still be reading the
+sample of an earlier evaluation.
 """
 
 
@@ -67,8 +67,8 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
 
 
 def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: GroupRecord, episode: str) -> bool:
-    """True if the data of a finished episode is kept for reading. The sample has the first attempts at the same tasks
-    in each evaluation, spread evenly over the held-out tasks."""
+    """True if the data of a finished episode is kept for reading. The sample has the first attempt at each of a few
+    tasks. These tasks are the same in each evaluation, and are spread evenly over the held-out tasks."""
     tasks, shard, shards = len(settings.held_out), settings.shard, settings.shards
     own, wanted = len(range(shard, tasks, shards)), len(range(shard, settings.evaluation_sample, shards))
     place = (record.row - shard) // shards

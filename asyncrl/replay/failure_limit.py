@@ -1,12 +1,13 @@
-"""Ends a run in which too much fails, such as an unwatched run with a broken tool, agent or rule.
+"""Ends a run in which too many episodes or scorings fail, for example because of a broken tool, agent or rule.
 
 Episodes and scorings have separate limits. A run ends in two cases:
 
 * At the start: at least FEWEST failed, none succeeded, and START_S have passed since the first failure. If all failures
   are of one group, its task may be bad, so SINGLE_GROUP_S must pass. The run does not end while an episode or scoring
-  has been running longer than any failed one, since it may still succeed. After the first success, also in an earlier
-  process of the run, this case cannot occur: a later outage does not end a run.
-* If `max_share` is set: at least this share of the last WINDOW failed, at every moment of the last WINDOW_S.
+  has been running longer than any failed one, since it may still succeed. After the first success, even if it was in an
+  earlier process of the run, this case cannot occur. So a later outage does not end a run.
+* If `max_share` is set: during the last WINDOW_S, the failed share of the newest WINDOW episodes (or scorings) was
+  never below `max_share`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The feed chooses the next task. Its whole state is in the store, so that a restart continues at the same task.
 
 The feed goes through every data source in epochs, each shuffled by the run's seed. With weights, a random draw first
-chooses the source. With several shards, shard i feeds the rows whose number modulo the number of shards is i, so that a
-single shard knows the success rate of a task. A difficulty band skips tasks that the policy solves too often or too
-rarely, by their running success rate, and tries them again every `revisit` epochs.
+chooses the source. With several shards, shard i feeds the rows whose number modulo the number of shards is i, so that
+one shard knows all attempts at a task. A difficulty band skips tasks that the policy solves too often or too rarely, by
+their running success rate, and tries them again every `revisit` epochs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Opens groups when admission allows it, replaces failed members by new tickets, and drops a group whole if a member
 fails too often.
 
-The counter `committed` has the uses of trajectories that are promised to training and were not thrown away. Admission
-and the pace limit it.
+The counter `committed` is the number of uses of trajectories that are promised to training, without the uses of
+trajectories that were thrown away. Admission and the pace limit it.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class OpenGroups:
         if record is None or record.state is TrajectoryState.DEAD:
             return
         if record.plans:
-            # It was trained at least once, so it only gets no further uses.
+            # At least one plan contains it, so it stays planned, and only gets no further uses.
             record.state = TrajectoryState.PLANNED
             record.save(tx, name)
             self.release(tx, name, record)

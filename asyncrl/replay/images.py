@@ -1,8 +1,8 @@
 """The images in trajectories. The members of a group mostly share images, so the store keeps each image once per group.
 
-An image is stored under its group and its SHA-256 with the first trajectory that contains it, and deleted with the
-last. Both happen in the transaction of the trajectory. So a kill leaves no trajectory without its images, and no image
-without a trajectory.
+The key of an image is its group and its SHA-256. The image is stored with the first trajectory that contains it, and
+deleted with the last one, in the same transaction as the trajectory. So a kill leaves no trajectory without its images,
+and no image without a trajectory.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from asyncrl.types import NOTHING_NEEDED, LabelNeeds
 from asyncrl.wire import decode, read_labels, split
 
 NEEDS = "label_needs"
-"""The key of the table `meta`."""
+"""The key in the table `meta` under which the needs are stored."""
 
 
 def label_needs(tx: Transaction) -> LabelNeeds:

@@ -86,9 +86,10 @@ class Labelling:
         """Lease either trajectories or whole groups to a scorer. Number, tokens and the size of the tasks are limited,
         but a lease has at least one trajectory or group. `None` if none is waiting.
 
-        A scorer requests work only when it has no leases left. If the store still has leases of it, a reply was lost or
-        an older incarnation died, and these are leased again. A trajectory that was leased before without a result gets
-        its own lease. So an episode that kills its scorer does not use up the attempts of other episodes."""
+        A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
+        was lost or an older incarnation died. Those trajectories are then leased again. A trajectory that was leased
+        before without a result gets its own lease. So an episode that kills its scorer does not use up the attempts of
+        other episodes."""
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
@@ -113,7 +114,8 @@ class Labelling:
                 tokens -= sum(record.tokens for _, record in unit)
                 if tasks and unit and (tokens < 0 or earlier):
                     return Reply(tasks, frames)
-                # Deleted before the lease: if the unit is given up, this may also end other entries of its group.
+                # The entry is deleted before the lease, because a unit that is given up may also end other entries of
+                # its group.
                 tx.delete("waiting", order)
                 if leased := self._lease_unit(tx, request, unit):
                     wanted -= 1
@@ -219,7 +221,8 @@ class Labelling:
     def _take(
         self, tx: Transaction, worker: str, unit: Unit, labelled: Sequence[tuple[Labels, Sequence[Buffer]]]
     ) -> None:
-        """Store the labels of a unit. Each has its parts in the encoding of the store."""
+        """Store the labels of a unit. `labelled` has the labels of each member, with their parts in the encoding of the
+        store."""
         for (name, record), (labels, _) in zip(unit, labelled, strict=True):
             _check_steps(tx, labels)
             group = GroupRecord.of(tx, record.group)

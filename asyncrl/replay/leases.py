@@ -3,7 +3,7 @@ loses its work.
 
 The times are monotonic and only in memory. So neither a jump of the system clock nor a restart of the replay takes work
 away: after a restart every worker has a fresh lease. A worker that sends requests but finishes nothing for
-LONGEST_LEASES leases counts as silent.
+LONGEST_LEASES times `lease_s` counts as silent.
 
 A worker that ends in order tells the replay, and its work goes to other workers at once. Late requests of a killed
 worker cannot take work from its next start.

@@ -168,7 +168,7 @@ class ReplayLink:
     def _raise_refusal(self, answer: Answer) -> None:
         """Raise RefusedError if the replay could not read the header of a message."""
         if answer.sequence == 0 and answer.kind == REFUSED:
-            # It may refuse every unanswered message in this way, so take a new connection.
+            # The replay may refuse every unanswered message in this way, so take a new connection.
             self._renew()
             raise RefusedError(f"the replay refused: {answer.reason}")
 
@@ -183,7 +183,7 @@ class ReplayLink:
             )
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        except zmq.Again:  # A poll costs more than an attempt, and most replies come in bursts.
+        except zmq.Again:  # A poll costs more than an attempt to receive, and most replies come in bursts.
             if not self._socket.poll(POLL_MS):
                 return None
             frames = self._socket.recv_multipart(copy=False)

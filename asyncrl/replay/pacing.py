@@ -9,8 +9,9 @@ admitted and not planned yet. With B trajectories per step:
 - if it did not wait, and more trajectories than the spare batches are complete: `ahead` falls by the surplus / (max_lag
   + 1), but not below the trajectories of one version.
 
-So `ahead` adapts to the number of episodes that keeps the learner busy, long or short. It rises faster than it falls,
-since an idle learner costs more than data that are one version older. Pacing never changes the age bound.
+So `ahead` adapts to the number of episodes that keeps the learner busy, whether episodes are long or short. It rises
+faster than it falls, since an idle learner costs more than data that are one version older. Pacing never changes the
+age bound.
 """
 
 from __future__ import annotations

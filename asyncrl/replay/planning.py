@@ -43,7 +43,7 @@ class LearnerWaits:
     """Measures how long the learner waits for plans, by the cause of the wait. `clock` gives monotonic seconds.
 
     Call `asked` at each request for a plan, and `look` regularly. The time between two looks during a wait counts for
-    the cause that the first of them found. `spans` get a span for each cause of a wait.
+    the cause that the first look found. `spans` get a span for each cause of a wait.
     """
 
     def __init__(self, clock: Callable[[], float], spans: Spans | None = None) -> None:
@@ -106,7 +106,7 @@ class Planning:
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
         """Plan only episodes whose labels meet these needs, from step `first` on. If the algorithm has changed, some
-        stored labels may not meet the needs: their episodes become dead letters, and the groups of these are
+        stored labels may not meet the needs: their episodes become dead letters, and the groups of these episodes are
         dropped."""
         if not set_label_needs(tx, needs):
             return

@@ -1,4 +1,5 @@
-"""The replay's protocol: a struct for each kind of request, shared by client and server, and raw frames after it.
+"""The replay's protocol. Client and server share a struct for each kind of request, and raw frames may follow the
+struct.
 
 A message is a header frame in msgpack, `[PROTOCOL, kind, sequence, body, run]`, and raw frames with trajectories and
 labels in the encoding of `wire`. In a request, `kind` is the name of the struct, `body` the struct, and `run` the run
@@ -28,8 +29,8 @@ T = TypeVar("T")
 
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
 """The outcome of a request. ok: done. nothing: there is nothing to give yet. over: the run is done. busy: send the
-request again later. refused. ended: the run must end because of too many failures. The body of the last three is the
-reason. """
+request again later. refused: the request had no effect. ended: the run must end because of too many failures. The body
+of busy, refused and ended is the reason."""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 
@@ -68,8 +69,8 @@ class WorkerRequest(ReplayRequest, frozen=True):
 
 
 class GetTickets(WorkerRequest, frozen=True):
-    """Request up to `want` tickets. The actor has the tickets `holding`. The episodes of those in `waiting` are not
-    running now."""
+    """Request up to `want` tickets. The actor has the tickets `holding`. `waiting` are those of them whose episodes are
+    not running now."""
 
     holding: Names
     waiting: Names
@@ -157,8 +158,8 @@ class RequireLabels(ReplayRequest, frozen=True):
 
 
 class GetPlan(ReplayRequest, frozen=True):
-    """Request the batch plan of a learner step. With `ahead` the learner has not reached the step. Then the reply is
-    empty if a later request could get a different plan."""
+    """Request the batch plan of a learner step. With `ahead`, the learner has not reached the step yet, and the reply
+    is empty if a later request could get a different plan."""
 
     step: Whole
     ahead: bool
@@ -256,7 +257,7 @@ class SkipPlan(ReplayRequest, frozen=True):
 class LeasedTask(Struct, frozen=True):
     """One leased trajectory in a reply. Its frame follows, and with `partial` also the frame of its earlier labels. In
     a group that was leased whole, only the first member has the `task`. `final`: the lease covers the last kinds of
-    scores that it needs."""
+    scores that the trajectory needs."""
 
     task: Task | None
     kinds: tuple[str, ...]

@@ -14,7 +14,7 @@ from asyncrl.types import Finish, Purpose
 
 
 class TrajectoryState(StrEnum):
-    """The state of a trajectory. The last six are final, and each of these has a counter of its name."""
+    """The state of a trajectory. The last six states are final, and each final state has a counter of its name."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -77,11 +77,11 @@ class TrajectoryRecord(Record):
     `oldest` is the oldest version that sampled one of its tokens. `scored` kinds of scores are done, `leased` further
     kinds are leased to a scorer, and `attempts` counts the leases since the last result. `reward` and `outcome` are
     valid after the first score. `plans` counts the plans that contain it, `last_plan` is the newest of these, and
-    `trained` counts the ones that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction. It is -1
-    before, and always for a demonstration, which no version sampled. `turns` counts the policy's turns, `seconds` is
-    the length of the episode, and `reason` tells why it was evicted, filtered, dropped or given up. `process` is the
-    step scores as one number, if a process model scored them. `vote` is the short answer (see `Labels`). `row` is the
-    task's row in the training or evaluation file, or -1 in imported stores.
+    `trained` counts the plans that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction. Before
+    its first plan or eviction, `lag` is -1. It is always -1 for a demonstration, which no version sampled. `turns`
+    counts the policy's turns, `seconds` is the length of the episode, and `reason` tells why it was evicted, filtered,
+    dropped or given up. `process` is the step scores as one number, if a process model scored them. `vote` is the short
+    answer (see `Labels`). `row` is the task's row in the training or evaluation file, or -1 in imported stores.
     """
 
     table = "trajectories"
@@ -172,8 +172,8 @@ class TicketRecord(Record):
 class EvaluationRecord(Record):
     """The evaluation of one policy version. `done` of its `total` attempts have ended, `failed` of these without a
     score. `outcome` and `reward` are sums over the scored attempts, and `right` counts outcomes of at least 1. `tokens`
-    were sampled, `newer_tokens` of these by newer versions, up to version `newest`. `sample` has the episodes whose
-    data is kept for reading."""
+    counts the sampled tokens, and `newer_tokens` the tokens that newer versions sampled. `newest` is the newest version
+    that sampled any of them. `sample` has the episodes whose data is kept for reading."""
 
     table = "evaluations"
     total: int
@@ -205,7 +205,7 @@ class DeadLetter(Record):
 
 
 def count_dead(tx: Transaction, record: TrajectoryRecord) -> None:
-    """Add a training trajectory and its tokens to the counters of dead ones."""
+    """Add a training trajectory and its tokens to the counters of dead trajectories."""
     tx.add(TrajectoryState.DEAD)
     tx.add("tokens_dead", record.sampled)
 

@@ -1,8 +1,8 @@
 """Chooses the complete groups that are trained: filters refuse groups, and samplers select the next batch from the
 accepted groups.
 
-`planning.py` evicts groups beyond the age bound before. Samplers differ in the staleness that they prefer within the
-bound.
+Before that, `planning.py` evicts the groups that exceed the age bound. Samplers differ in the staleness that they
+prefer within the bound.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class Fifo:
 
 @dataclass(frozen=True, slots=True)
 class Oldest:
-    """Chooses the groups with the oldest tokens, so that few groups become too old. Of equally old groups, the first
-    completed ones."""
+    """Chooses the groups with the oldest tokens, so that few groups become too old. Of equally old groups, it prefers
+    those that were completed first."""
 
     plans_ahead: ClassVar[bool] = True
 
@@ -80,7 +80,8 @@ class Oldest:
 
 @dataclass(frozen=True, slots=True)
 class Freshest:
-    """Chooses the groups whose oldest token is newest. Of equally fresh groups, the first completed ones."""
+    """Chooses the groups whose oldest token is newest. Of equally fresh groups, it prefers those that were completed
+    first."""
 
     plans_ahead: ClassVar[bool] = False
 
@@ -90,9 +91,9 @@ class Freshest:
 
 @dataclass(frozen=True, slots=True)
 class Prioritised:
-    """Chooses group i with probability P(i) proportional to p_i^alpha, without replacement. Its weight is (N
-    P(i))^-beta, divided by the largest weight. p_i is the spread of the group's rewards, since equal rewards give no
-    gradient.
+    """Chooses group i of the N ready groups with a probability P(i) proportional to p_i^alpha, without replacement. The
+    weight of the group is (N P(i))^-beta, divided by the largest weight. p_i is the spread of the group's rewards,
+    since equal rewards give no gradient.
 
     Source: Schaul et al., Prioritized Experience Replay, 2016, with the reward spread in place of the TD error.
     """

@@ -366,8 +366,8 @@ class ReplayServer:
         return reason
 
     def _recover(self, error: lmdb.Error, requests: list[Received]) -> list[Answered]:
-        """Return replies to all clients of this turn, also the waiting ones, that nothing was stored. Continue with the
-        leases in the store."""
+        """Return a reply for each client of this turn, including the waiting ones. The replies say that nothing was
+        stored. Continue with the leases in the store."""
         reason = self._postpone(error)
         self._commits.say(reason)
         waiting = [(client, each.call) for queue in self._waiting.values() for client, each in queue.items()]

@@ -36,18 +36,19 @@ from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 
 WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
-"""The requests of workers. If the run is done, the reply says this."""
+"""The requests of workers. If the run is done, the reply says so."""
 TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
 """The requests of a learner that trains. They continue a run that was done."""
 PUT_OFF_S = 3.0
-"""Clients repeat a request that was put off sooner than this. So if none was put off for this long, the cause is
-over."""
+"""After a request was put off, its client repeats it within this time. So if no request was put off during this time,
+the cause is over."""
 
 
 class ReplayService:
-    """The whole replay except its sockets. `clock` gives monotonic seconds, and `failed_handshakes` the socket's count.
+    """The whole replay except its sockets. `clock` gives monotonic seconds, and `failed_handshakes` the number of the
+    socket's failed handshakes.
 
-    With `run`, the store and all requests must belong to this run. Only questions may come without a run. With `ends`,
+    With `run`, the store and all requests must belong to this run. A request without a run may only read. With `ends`,
     the replay tells its workers and ends once the learner has reported that the run is done. `spans` get the stages of
     episodes and groups.
     """

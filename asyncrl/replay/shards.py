@@ -38,8 +38,8 @@ class ShardedReplay:
         return self._clients[0].configure(values, time)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Have the replay plan only episodes whose labels meet the newest `needs`, which are given by their first step.
-        Earlier steps are planned already."""
+        """Have the replay plan only episodes whose labels meet the newest needs. The key of each entry of `needs` is
+        the first step to which it applies. Earlier steps are planned already."""
         first = max(needs)
         self._all(lambda client: client.require(needs[first], first))
 

@@ -32,13 +32,13 @@ class Stages:
             tx.afterwards(self._begin, stage, name)
 
     def end(self, tx: Transaction, stage: Stage, name: str, **values: Value) -> None:
-        """Note that an episode or a group leaves a stage. No effect if it did not enter the stage since the last
-        restart."""
+        """Note that an episode or a group leaves a stage. This has no effect if it did not enter the stage since the
+        last restart."""
         if self._spans.records:
             tx.afterwards(partial(self._end, stage, name, **values))
 
     def forget(self, tx: Transaction, name: str) -> None:
-        """Note that an episode is over, in whichever stage."""
+        """Note that an episode is over, whichever stage it is in."""
         for stage in (Stage.TICKET, Stage.QUEUED, Stage.SCORING):
             self.end(tx, stage, name, outcome="ended")
 

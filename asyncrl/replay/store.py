@@ -60,8 +60,8 @@ RETRY_S = 0.01
 
 
 class Store:
-    """A store in a folder. With `durable`, every commit survives a power loss, else only a killed process. Each store
-    has a unique identity, by which replays of different runs are distinguished.
+    """A store in a folder. With `durable`, every commit survives a power loss. Without it, a commit survives only the
+    death of the process. Each store has a unique identity, by which replays of different runs are distinguished.
 
     Raises StoreError: the folder cannot be opened as a store, or another process still has it open after `patience_s`
     seconds. Transactions also raise StoreError if they find damage.

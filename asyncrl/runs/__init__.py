@@ -8,11 +8,11 @@ In reading order:
 
 - `run.py`, `finding.py`, `lines.py`, `kept.py`: the reader, the search for a run, rows of growing files, kept episodes.
 - `from_config.py`, `settings.py`: the reader of a run's configuration, and the values of it that views need.
-- `status.py`, `situation.py`, `stalls.py`, `advice.py`, `watch.py`: the state of a run now, its chain of waits (such as
-  for staleness, or for back-pressure), and what to change.
+- `status.py`, `situation.py`, `stalls.py`, `advice.py`, `watch.py`: the state of a run now, its chain of waits (which
+  role waits for which), and what to change.
 - `progress.py`, `warnings.py`, `standstill.py`, `terminal.py`: the table of a run on its own terminal.
 - `summary.py`, `card.py`, `environment.py`: the summary, the model card, and the hardware and versions of a run.
-- `inspect/`, `report/`, `trace/`: a command each, with `compare` in `report/`.
+- `inspect/`, `report/`, `trace/`: each of them is a command. The command `compare` is in `report/`.
 
 Texts, tables and plots may change without asking. The keys of `--json` and of `summary.json`, and the columns of the
 exported Parquet files, change only with a line in CHANGELOG.md.

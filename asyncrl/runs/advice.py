@@ -12,17 +12,17 @@ from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.shares import IdleShares
 
 STARVED, SERVED = 0.2, 0.05
-"""The learner waits too much if it is idle for more than the first share of its time, and hardly at all below the
-second."""
+"""The learner waits too much if it is idle for more than the share STARVED of its time, and hardly at all if it is idle
+for less than SERVED."""
 BUSY = 0.1
-"""Actors or scorers that are idle for a smaller share of their time limit the run."""
+"""Actors or scorers limit the run if they are idle for a smaller share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
 """Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
 EVICTED = 0.05
 LONG_PHASE = 0.2
 """A phase of a step without training should take a smaller share of the step."""
 MOST_OF = 0.5
-"""A reason is the cause of the learner's waiting if it explains more than this share of it."""
+"""A reason is the cause of the learner's waiting if it explains more than this share of the waiting time."""
 
 FINE = "nothing waits longer than it should"
 
@@ -130,7 +130,7 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
-    """True if pacing, or its sampler, is off and could be on."""
+    """True if the run could pace its episodes, but has pacing off or a sampler that does not suit it."""
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 

@@ -75,7 +75,7 @@ def is_ours(text: str) -> bool:
 
 
 def named(text: str, name: str) -> str:
-    """The card of a model with another path, or with a name on the hub: `name`. A card that somebody wrote does not
+    """The card `text` with `name` as the model's path, or as its name on the hub. A card that somebody wrote does not
     change."""
     if not is_ours(text):
         return text

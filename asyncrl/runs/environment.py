@@ -46,7 +46,7 @@ class Environment:
     - `gpus` has a line for each GPU: its name and its memory.
     - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files in it differ from the commit. It is
       empty if asyncrl was not started from a checkout.
-    - `packages` are versions by name, without packages that are not installed.
+    - `packages` has the version of each installed package by its name.
     """
 
     time: float = 0.0

@@ -1,8 +1,8 @@
 """Files of JSON lines of any length that may grow meanwhile. A row is a line with a JSON object.
 
 A last line that is still being written, and lines that are no rows, are left out. A path that is no regular file, such
-as a pipe, counts as no file. A file is read at a few positions only, so the cost depends on the wanted rows.
-Rows are in the order of their `time`, so bisection finds the rows of a time.
+as a pipe, counts as no file. A file is read at a few positions only, so the cost depends on the wanted rows. Rows are
+in the order of their `time`, so bisection finds the rows of any time.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class LineFile:
         return LineSpan(whole.file, self._line_start(start), self._next_start(end, whole))
 
     def _before(self, time: float) -> int:
-        """An offset whose line is at most `NEARBY` bytes before the first one of `time`."""
+        """An offset at most `NEARBY` bytes before the first row that is not earlier than `time`."""
         low, high = self.whole.start, self.whole.end
         while high - low > NEARBY:
             middle = (low + high) // 2
@@ -129,7 +129,7 @@ class LineFile:
         return offset if offset == span.start else self._next_start(offset - 1, span)
 
     def _line(self, begin: int, span: LineSpan) -> bytes:
-        """The line that begins there; empty at the end of the span."""
+        """The line that begins at `begin`; empty at the end of the span."""
         return os.pread(self._descriptor, self._next_start(begin, span) - begin, begin)
 
     def _next_start(self, offset: int, span: LineSpan) -> int:

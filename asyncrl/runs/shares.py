@@ -54,10 +54,11 @@ def waited_for(cause: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class IdleShares:
-    """The newest `steps` of a run. Shares of their time: `learner_idle`; `waited` for each of CAUSES, as the worst
-    shard counted; `phases` by name. `actors_idle` and `scorers_idle` are means over `actors` and `scorers` processes;
-    `None` if none has written a row during these steps. `evicted` is a share of the episodes that were accepted during
-    these steps, and `pending` the mean number of tickets that waited for an actor."""
+    """The shares of the time of a run's newest `steps`. In `learner_idle` the learner had nothing to do. `waited` has a
+    share for each of CAUSES, as the worst shard counted it, and `phases` has the share of each phase of a step.
+    `actors_idle` and `scorers_idle` are means over `actors` and `scorers` processes; `None` if none has written a row
+    during these steps. `evicted` is a share of the episodes that were accepted during these steps. `pending` is the
+    mean number of tickets that waited for an actor."""
 
     steps: int
     learner_idle: float

@@ -47,8 +47,8 @@ class ShardNow:
 
     - Groups: `ready` to be trained, `scoring` (all members are stored), `playing`. `held_out_*` count the same for
       evaluations, where each attempt is a group.
-    - `pending` tickets have no actor. `waiting` episodes have no scorer; `actors` and `scorers` count the episodes that
-    each worker holds.
+    - `pending` counts the tickets without an actor, and `waiting` the episodes without a scorer. `actors` and `scorers`
+      count the episodes that each worker holds.
     - `silence_s`: seconds since each worker's last request. `learner_waits_s`: for how long the learner has waited.
     - `busy`: the reason why the shard postpones requests; empty if it does not.
     """
@@ -76,7 +76,7 @@ class ShardNow:
 
     @property
     def takes(self) -> bool:
-        """True if it accepts the requests of roles."""
+        """True if the shard accepts the requests of roles."""
         return self.answers and not self.busy
 
 

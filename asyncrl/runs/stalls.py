@@ -285,7 +285,7 @@ def _not_working(role: RoleNow, now: Situation) -> Wait | None:
 
 
 def _silent(shard: ShardNow, holders: Mapping[str, int], now: Situation) -> Wait | None:
-    """A worker without a supervisor that holds work and has sent no request lately."""
+    """Find a worker that holds work, has sent no request lately, and was not started by a supervisor."""
     silent = {
         name: seconds
         for name, seconds in shard.silence_s.items()

@@ -50,8 +50,9 @@ class StoreSummary:
     - `counts` of trajectories: `states` by state, `planned_trajectories` of the newest plans by lag, `scorers` by their
       scorer, `evicted` by reason.
     - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`: open groups by the work that
-      they wait for (`playing`, `scoring`, and both of held-out tasks).
-    - Other `counts`: `actors`, tickets by their actor; `dead_letters`, the kept ones, by what failed.
+      they wait for (`playing`, `scoring`, and the same for held-out tasks).
+    - Other `counts`: `actors` counts the tickets of each actor, and `dead_letters` the kept dead letters by what
+      failed.
     - `steps` is the number of recorded plans, and `learner_step` the step that the learner requested last.
       `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     """
@@ -65,7 +66,7 @@ class StoreSummary:
 
 def summarise(tx: Transaction, kept_steps: int = 0) -> StoreSummary:
     """Summarise one shard's store. Trajectories that a checkpoint of `kept_steps` steps covers count as trained, even
-    if the learner has not reported it to the replay."""
+    if the learner has not reported the checkpoint to the replay."""
     version, steps = tx.counter("version"), tx.count("plans")
     states, groups = _open_groups(tx)
     kept = unreported(tx, kept_steps)
@@ -155,7 +156,7 @@ class StatusSample:
 
 
 def sample(stored: StoredRun, live: LiveReplay, at: float) -> StatusSample:
-    """All shards, now."""
+    """Sample all shards now."""
     answers, problem = live.statuses()
     shards = stored.each(summarise, steps_in_newest_checkpoint(stored.folder.parent))
     return StatusSample(at, join(shards), shards, answers, problem)
@@ -224,7 +225,7 @@ def _ended(run: Run) -> str:
 
 
 def _rates(before: StatusSample, now: StatusSample) -> dict[str, float]:
-    """Changes a second of the totals and of the steps."""
+    """The changes per second of the totals and of the number of steps."""
     seconds = max(now.at - before.at, 1e-9)
     totals = {name: (now.store.counters[name] - before.store.counters[name]) / seconds for name in FLOW}
     return {**totals, "steps": (now.store.steps - before.store.steps) / seconds}

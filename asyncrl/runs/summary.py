@@ -56,15 +56,16 @@ class RunSummary:
     """The results of a run.
 
     - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
-    - `steps` were trained. A resumed run repeats the steps after the `steps_kept` that the newest checkpoint covers.
+    - `steps` is the number of trained steps. The newest checkpoint covers the first `steps_kept` of them; a resumed run
+      repeats the others.
     - `reward` and `outcome` are means over the first and over the last `averaged` steps; `None` without any step.
-    - `held_out` has the first and the last evaluation: outcome, accuracy and reward. If any episode failed, `failed` is
-      the number that these means leave out. It is empty without an evaluation.
+    - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
+      its entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
     - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any. `failures`
       counts failed attempts at episodes and at their scoring. `reasons` counts the failures that are kept as dead
       letters, the most frequent reason first.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
-    the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
+      the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
     - `files` are the existing folders, by their content; `next` has the commands to use next.
     """
 
@@ -103,7 +104,7 @@ _STEP = msgspec.json.Decoder(_Step)
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps of a run, of which there may be millions: sums, and the first and the last few."""
+    """Summarises the steps of a run, which may be millions: it keeps sums, and the first and the last few steps."""
 
     done: int = 0
     trained: int = 0
@@ -223,7 +224,7 @@ def _speed(run: Run, steps: _Steps) -> dict[str, float]:
 
 
 def _files(run: Run, done: bool) -> dict[str, str]:
-    # Exports of an unfinished run are from an earlier end with fewer learner.steps, and out of date.
+    # An unfinished run has exports only from an earlier end with fewer learner.steps, and they are out of date.
     names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 

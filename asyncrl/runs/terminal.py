@@ -30,8 +30,8 @@ too."""
 
 
 class TerminalTable:
-    """A live table on a terminal; elsewhere one line every few seconds. `clock` gives seconds, and `waits` the reason
-    for which the run waits."""
+    """Shows a live table on a terminal, and elsewhere one line every few seconds. `clock` gives seconds, and `waits`
+    gives the reason why the run waits."""
 
     def __init__(
         self,

@@ -1,4 +1,5 @@
-"""Warnings from the metrics: the run learns nothing, or from a biased sample. Each names a command to look further."""
+"""Warnings from the metrics: the run learns nothing, or from a biased sample. Each warning names a command that shows
+more."""
 
 from __future__ import annotations
 

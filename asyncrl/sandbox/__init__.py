@@ -1,11 +1,11 @@
 """Sandboxes for programs that the policy writes: processes with namespaces, sessions, containers, a server.
 
-Promises that this room keeps (docs/security.md says what holds on which machine):
+This package keeps these promises (docs/security.md says on which machines each one holds):
 
 - A program cannot see runs, keys, other processes or the network (`child/namespaces.py`, `child/rights.py`).
 - Every process that a program starts ends with its call, or with its session (`child/watching.py`).
-- 4 of docs/concepts.md, a failure is never a zero: SandboxError is a fault of the machine. A program's own error,
-  timeout or exceeded limit is a result (`sandbox.py`).
+- Promise 4 of docs/concepts.md, a failure is never a zero: SandboxError is a fault of the machine. A program's own
+  error, timeout or exceeded limit is a result (`sandbox.py`).
 
 Files in reading order: `sandbox.py` runs one program, and `child/` is the code of the processes that confine it.
 `session.py` keeps an interpreter between calls. `containers.py` and `fusion.py` are the other kinds of sandbox, and

@@ -185,7 +185,7 @@ class ContainerSandbox:
             *(self._program, "run", "--rm", "--interactive", f"--name={name}", "--pull=never", "--log-driver=none"),
             *("--network=none", "--read-only", f"--tmpfs=/tmp:rw,size={limits.disk_mb}m,mode=1777", "--workdir=/tmp"),
             *(f"--memory={limits.memory_mb}m", f"--memory-swap={limits.memory_mb}m", "--cpus=1"),
-            # `+ 1`: the first process counts, too.
+            # The limit is higher by 1, because the container's first process counts, too.
             *(f"--pids-limit={limits.processes + 1}", f"--ulimit=fsize={MAX_OUTPUT_BYTES}", "--ulimit=core=0", *cpu),
             *("--ulimit=nofile=64:64", "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={NOBODY}"),
             *("--env=HOME=/tmp", "--env=OMP_NUM_THREADS=1", "--env=OPENBLAS_NUM_THREADS=1"),

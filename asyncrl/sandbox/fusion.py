@@ -5,7 +5,7 @@
          "run_result": {"status": "Finished", "execution_time": 0.02, "return_code": 0, "stdout": ..., "stderr": ...}}
 
 The program's result counts, even if the server calls the run `Failed`. If the server fails, is busy or gives an invalid
-answer, the request is retried. After `TRIES` SandboxError is raised.
+answer, the request is retried. After `TRIES` attempts, SandboxError is raised.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ If Linux grants namespaces, the program is isolated. It sees Python and the syst
 folder of bounded size, but no other files, no other processes and no network. Without namespaces only the limits
 apply; docs/security.md describes them. Every process that the program starts ends when the call ends for any reason.
 
-asyncrl makes the namespaces itself. bubblewrap needs the same permission from the kernel, and would replace only the
-mounts, and these only on machines that have it.
+asyncrl makes the namespaces itself. The program bubblewrap needs the same permission from the kernel, is not installed
+on every machine, and would replace only the code that makes mounts.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def why_no_namespaces() -> str:
     """Return the reason why programs cannot have namespaces here, and log a warning. Empty if they can."""
     limits = SandboxLimits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
-        # In a new thread, since this thread may have a running event loop.
+        # This runs in a new thread, since the calling thread may have a running event loop.
         with ThreadPoolExecutor(1) as thread:
             ran = thread.submit(lambda: asyncio.run(run("import ctypes, json", limits, namespaces=True))).result()
         reason = "" if ran.status == 0 else ran.printed.strip() or f"Python ended with status {ran.status}"
@@ -115,8 +115,8 @@ async def run(
 ) -> ProgramResult:
     """Run `program` in an empty folder that is deleted afterwards. It reads `stdin` and has the open files `fds`.
 
-    With `errors` its standard error is part of the output. `namespaces`: whether it runs in new namespaces; None: if
-    this machine grants them. Raises SandboxError.
+    With `errors` its standard error is part of the output. `namespaces`: true to run it in new namespaces; None to do
+    so if this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)

@@ -70,6 +70,6 @@ def open_sandbox(settings: SandboxSettings) -> Sandbox:
 
 
 def check_sandbox(opened: Sandbox) -> None:
-    """Check a sandbox. The calling thread may have a running event loop. Raises SandboxError as `check`."""
+    """Check a sandbox. The calling thread may have a running event loop. Raises SandboxError as `check` does."""
     with ThreadPoolExecutor(1) as thread:
         thread.submit(lambda: asyncio.run(opened.check())).result()

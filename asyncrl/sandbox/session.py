@@ -41,7 +41,8 @@ from asyncrl.sandbox.sandbox import (
 
 _START_S = 60.0
 _BROKEN = 1
-"""The status of a session that broke the protocol, or that exited with status 0, which means that it continues."""
+"""The status of a session that broke the protocol, or that exited with status 0: for a session, status 0 means that it
+continues."""
 
 
 class _Outcome(Enum):

@@ -1,17 +1,17 @@
 """The scoring pool: it leases unlabelled trajectories, verifies and scores them, and returns labels.
 
-This room keeps promise 4, a failure is never a zero. If a rule, verifier or model fails, worker.py reports the
-trajectory and the reason to the replay, which leases the trajectory again or dead-letters it.
+This package keeps promise 4 of docs/concepts.md: a failure is never a zero. If a rule, verifier or model fails,
+worker.py reports the trajectory and the reason to the replay, which leases the trajectory again or dead-letters it.
 judges.py runs users' code in processes that may be killed, so that a hanging rule is a failure of that rule alone.
 Groups that a manager judges are leased, delivered and failed as a whole (promise 5).
 
 In reading order:
 - worker.py: the loop of a scorer; scorer.py: the labels of leased trajectories
 - shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
-- verifier.py, judges.py: rules in separate processes; rules/: one file a rule, registry.py finds them
-- transcript.py, models/: process reward models and outcome models, one file a family
+- verifier.py, judges.py: rules in separate processes; rules/: one file for each rule; registry.py finds them
+- transcript.py, models/: process reward models and outcome models, one file for each family
 - managers.py: verl's reward managers, which judge whole groups
 
-A new rule needs a file in rules/ and its name in rules/registry.py; a new family of models a file in models/ and its
-name in models/registry.py. Discuss a change of an existing score first, since runs train on it.
+A new rule needs a file in rules/ and its name in rules/registry.py; a new family of models needs a file in models/ and
+its name in models/registry.py. Discuss a change of an existing score first, since runs train on it.
 """

@@ -1,6 +1,6 @@
-"""Runs users' code in separate processes, which are killed when the code overruns its limits: both sides of the pipe.
+"""Runs users' code in separate processes, which are killed when the code overruns its limits.
 
-Such code may never end, block the interpreter in a regular expression, use up the memory, or crash. None of that may
+Such code may run forever, block the interpreter in a regular expression, use up the memory, or crash. None of that may
 stop the scorer or become a reward. When a request takes too long, the process writes its stack to stderr and ends
 itself; if this fails, the scorer kills it. The scorer also measures the process's memory, because a limit inside the
 process would reach the code as a MemoryError, which the code may take for a wrong answer.
@@ -41,7 +41,7 @@ GRACE_S = 2.0
 """Seconds after the time limit in which the process may end itself; then the scorer kills it."""
 
 MARK = "ASYNCRL_JUDGE"
-"""An environment variable of the processes. It prevents code that they import from starting further ones without
+"""An environment variable of the processes. It prevents code that they import from starting further processes without
 end."""
 
 _WATCH_S = 0.1
@@ -66,9 +66,11 @@ class Limits:
 class JudgePool:
     """Up to `processes` processes that run the module `program`, which calls `serve`. `serve` receives `settings`.
 
-    The first process starts at once, to report code that cannot be loaded; the rest start when they are needed.
+    The first process starts at once, to report code that cannot be loaded. The other processes start when they are
+    needed.
 
-    Raises ConfigError: the first process refuses its settings or does not start, or this process belongs to a pool.
+    Raises ConfigError: the first process refuses its settings or does not start, or this process itself belongs to a
+    pool.
     """
 
     def __init__(self, program: str, settings: Mapping[str, Any], processes: int, limits: Limits) -> None:

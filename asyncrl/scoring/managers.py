@@ -1,7 +1,7 @@
 """verl's reward managers, which judge whole groups in a separate process: the scorer's side.
 
-The process runs the program that `config/extensions.py` names. That program has verl's batch type, and this room does
-not import it.
+The process runs the program that `config/extensions.py` names. That program has verl's batch type, and this package
+does not import it.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ class GroupJudge(Protocol):
 class Managers:
     """The managers of `config.manager`, made with the policy's tokenizer, in one process.
 
-    One call judges up to `batch_groups` groups. They share their manager's settings, and all are of training or all of
-    an evaluation. If a call fails, each of its groups is judged again alone, so that only the faulty group fails.
+    One call judges up to `batch_groups` groups. All of them have the same manager settings, and all belong either to
+    training or to evaluations. If a call fails, each of its groups is judged again alone, so that only the faulty group
+    fails.
 
     Raises ConfigError: a manager cannot be made.
     """

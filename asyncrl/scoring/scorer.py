@@ -1,10 +1,10 @@
-"""The labels of leased trajectories: rules and models score each episode, managers whole groups.
+"""Labels leased trajectories: rules and models score single episodes, and managers score whole groups.
 
-The last kind of scoring shapes the reward. Every episode gets labels or an error. An episode that cannot be scored does
-not affect others: if a model fails on a batch, the batch's members are scored one by one.
+The reward is shaped once the episode has the scores of all kinds. Every episode gets labels or an error. An episode
+that cannot be scored does not affect others: if a model fails on a batch, the batch's members are scored one by one.
 
-If a service seems to be unavailable, it gets an easy episode. If the service answers, it is available, and the error
-counts as a failure of the first episode.
+If a service seems to be unavailable, it is tested with an easy episode. If it answers the test, it is available, and
+the error counts as a failure of the episode that was to be scored.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class KindUnavailableError(ScoringError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredEpisode:
-    """The labels of one lease, and numbers for the guards if the labels are final.
+    """The labels of one lease. If they are final, it has numbers for metrics and the alarm on reward hacking, too.
 
     The numbers are every step's score float32[K] before shaping, the share of repeated steps, and the agreement of
     process model and rules on the answer.
@@ -70,8 +70,8 @@ class ScoredEpisode:
 
 
 class Scorer:
-    """Labels episodes. A lease that names a kind whose scorer here is None fails. Several threads may share one Scorer:
-    it calls models from one thread at a time."""
+    """Labels episodes. A lease fails if it names a kind of score for which this Scorer has None. Several threads may
+    share one Scorer: it calls models from one thread at a time."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class Scorer:
         model = _served(self._prm, "prm")
         by_lease = [self._transcripts(lease) for lease in leases]
         branches = [branch for each in by_lease for branch in each]
-        # Counted first, since a model of the user may change these lists.
+        # The steps are counted before the model runs, since a user's model may change these lists.
         wanted = [(sum(passage.is_step for passage in branch),) for branch in branches]
         scores = [shaping.scale(each, self._config.shaping) for each in model.score(branches)]
         shapes = [each.shape for each in scores]

@@ -52,7 +52,7 @@ def scale(scores: StepScores, config: ShapingConfig) -> Scores:
 
 
 def middle(config: ShapingConfig) -> float:
-    """The score of a step whose probability to be right is a half."""
+    """The score of a step that is right with a probability of a half."""
     is_logit = config.use_raw_logit and not config.prm_apply_sigmoid
     return 0.0 if config.use_logit_tanh or is_logit else 0.5
 
@@ -115,7 +115,7 @@ def earned(scores: Scores, steps: Sequence[StepText], length: int, config: Shapi
 
 
 def _costs(scores: Scores, kept: list[int], index: int, config: ShapingConfig) -> bool:
-    """True if one more step lowers the aggregate of the kept steps, or is a penalty to algorithms."""
+    """True if one more step lowers the aggregate of the kept steps, or if algorithms read its score as a penalty."""
     lowers = aggregate(scores[[*kept, index]], config.prm_aggregation) < aggregate(scores[kept], config.prm_aggregation)
     return bool(lowers or scores[index] < (config.clip_eta if "clip" in config.step_transforms else 0))
 
@@ -133,8 +133,8 @@ def environment(trajectory: Trajectory, config: ShapingConfig) -> float:
 
 
 def transformed(scores: Scores, config: ShapingConfig) -> Scores:
-    """The step scores for algorithms: min(r_k - eta, 0) for `clip`, r_k - r_{k+1} for `delta`. For the last step,
-    r_{k+1} is 0, so that the deltas from step k on sum to r_k.
+    """The step scores for algorithms. With `clip`, the score r_k of step k becomes min(r_k - clip_eta, 0). With
+    `delta`, it becomes r_k - r_{k+1}, where r_{k+1} is 0 for the last step. So the deltas from step k on sum to r_k.
 
     Source: On Designing Effective RL Reward at Training Time for LLM Reasoning, 2024.
     """
@@ -176,7 +176,7 @@ def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tu
 def _bonuses(accuracy: float | None, length: int, config: ShapingConfig) -> dict[str, float]:
     bonuses: dict[str, float] = {}
     if config.overlong_penalty:
-        # 0 up to overlong_max_length - overlong_buffer, then linearly to -1 (DAPO).
+        # The penalty is 0 up to overlong_max_length - overlong_buffer, and then falls linearly to -1 (DAPO).
         room = config.overlong_max_length - config.overlong_buffer - length
         bonuses["overlong"] = config.overlong_penalty * min(0.0, max(-1.0, room / config.overlong_buffer))
     if accuracy is not None and config.length_bonus_weight:

@@ -25,7 +25,7 @@ class HackAlarm:
     """Watches trends over a sliding window: rings while the mean reward rises, the outcomes do not rise, and the
     process model agrees with the rules less and less.
 
-    Falling agreement alone is no alarm: while a policy learns, its steps become right before its answers do."""
+    Falling agreement alone raises no alarm: while a policy learns, its steps become right before its answers do."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
@@ -47,7 +47,8 @@ class HackAlarm:
         return self.ringing and not before
 
     def _changes(self) -> tuple[float, float, float]:
-        """The changes of reward, outcome and agreement over the window, by linear fits; 0 until it is half full."""
+        """The changes of reward, outcome and agreement over the window, by linear fits; 0 until the window is half
+        full."""
         times, *trends = np.array(self._points).T
         span = times[-1] - times[0]
         if len(times) < _LEAST_POINTS or span < self._config.window_s / 2:
@@ -121,7 +122,7 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
         "outcome_mean": fmean([each.outcome for each in labels]),
         "steps_per_answer": fmean([len(trajectory.steps) for trajectory, _ in window]),
         "length_mean": fmean([trajectory.sampled_tokens for trajectory, _ in window]),
-        # The first step's share of the policy's tokens.
+        # This is the first step's share of the policy's tokens.
         "first_step_share": fmean(
             [sum(step.end - step.start for step in each.steps[:1]) / each.sampled_tokens for each, _ in window]
         ),
@@ -134,7 +135,8 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
 
 
 def _histograms(scores: Sequence[Scores]) -> dict[str, float]:
-    """The share of scores in each bin, for first, inner and last steps. An only step is a last step."""
+    """The share of scores in each bin, for first, inner and last steps. If there is only one step, it is a last
+    step."""
     positions = {
         "first": [each[0] for each in scores if len(each) > 1],
         "inner": [score for each in scores for score in each[1:-1]],

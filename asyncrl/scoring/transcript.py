@@ -62,9 +62,9 @@ Transcript = Sequence[Passage]
 def transcripts(trajectory: Trajectory, tokenizer: Decoder, task: Task) -> list[Transcript]:
     """One transcript for each branch, up to the end of the branch's last step.
 
-    With one branch, the bare prompt is the text of the task's messages without the system's; with several roles, each
-    message begins with its role. With several branches, the bare prompt is decoded from each branch's own tokens. Bare
-    tool results have no role headers.
+    With one branch, the bare prompt is the text of the task's messages, without system messages. If the messages have
+    several roles, each message begins with its role. With several branches, the bare prompt is decoded from each
+    branch's own tokens. Bare tool results have no role headers.
     """
     branches = trajectory.branches
     problem = _problem(task) if len(branches) == 1 else None

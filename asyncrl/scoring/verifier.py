@@ -1,4 +1,4 @@
-"""Scores by rule in separate processes: both the scorer's side and the program that these processes run."""
+"""Scores with rules in separate processes. This file has the scorer's side and the program of these processes."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ class Outages:
     monotonic clock."""
 
     def __init__(self) -> None:
-        # By kind: the start of the outage, its last pause, and the end of that pause.
+        # For each kind: the start of the outage, the length of its last pause, and the end of that pause.
         self._outages: dict[str, tuple[float, float, float]] = {}
         self._reasons: dict[str, str] = {}
 
@@ -209,7 +209,8 @@ class Outages:
         return [kind for kind in kinds if kind not in self._outages or now >= self._outages[kind][2]]
 
     def begin(self, error: KindUnavailableError, now: float) -> None:
-        """Start a pause for the kind, twice as long as its last one. During a pause, changes nothing."""
+        """Start a pause for the kind, twice as long as its last pause. If the kind is paused already, nothing
+        changes."""
         since, pause, until = self._outages.get(error.kind, (now, FIRST_PAUSE_S / 2, now))
         if now < until:
             return

@@ -1,6 +1,6 @@
 """Tools that a policy may call, and the environments and simulated users that answer it.
 
-Promises that this room keeps (the numbers are those of docs/concepts.md):
+This package keeps these promises (the numbers are those of docs/concepts.md):
 
 - 4, a failure is never a zero: a failed call of a tool is retried, and if it keeps failing, its episode fails
   (`toolbox.py`). Failures of environments (`environments/environments.py`) and simulated users

@@ -42,7 +42,7 @@ class Tool(ABC):
 
     Each episode that offers the tool has its own instance. `execute` may raise ToolRefusal: the policy reads its text,
     and the episode continues. If `execute` raises anything else or takes too long, the tool itself has failed. Then the
-    call is retried; if it fails too often, the episode fails, which is never a reward of zero.
+    call is retried. If it fails too often, the episode fails. A failed episode has no reward, not a reward of zero.
 
     Several calls of one turn run at the same time. All methods run on the event loop: use `asyncio.to_thread` for code
     that blocks.

@@ -84,7 +84,7 @@ class PageReader:
         self._timeout_s = timeout_s
         self._connect = connect
         self._free = asyncio.Semaphore(AT_ONCE)
-        # Its own threads: a page that takes long to parse must not occupy shared ones.
+        # The reader has its own threads: a page that takes long to parse must not occupy shared threads.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
 
     async def read(self, url: str) -> str:

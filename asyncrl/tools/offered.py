@@ -49,5 +49,5 @@ class Offer:
 
     @property
     def every(self) -> list[Functions]:
-        """The function objects by name of each environment, or of the tools."""
+        """The function objects by name: one mapping for each environment, or one for all tools."""
         return [each.functions for each in self.environments.values()] or [self._tools]

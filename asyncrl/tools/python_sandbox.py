@@ -55,7 +55,7 @@ class PythonSandbox(Tool):
     ) -> None:
         """Set the limits of a program: by default 8 s, of which 4 s of processor time, and 1024 MB.
 
-        `wall_s` must stay below `actor.tool_timeout_s`, else slow programs count as failures of the tool.
+        `wall_s` must stay below `actor.tool_timeout_s`. If it does not, slow programs count as failures of the tool.
         """
         self._limits = sandbox.SandboxLimits(
             8.0 if wall_s is None else wall_s, 4.0 if cpu_s is None else cpu_s, 1024 if memory_mb is None else memory_mb

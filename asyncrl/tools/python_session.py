@@ -26,7 +26,8 @@ LOST = "The session was restarted: its variables, imports and files are lost."
 
 
 class PythonSession(Tool):
-    """Runs cells. The policy calls it `python`, like the tool without a state, so the same tasks work with both."""
+    """Runs cells. The policy calls it `python`, like the tool without a state, so the same tasks work with both
+    tools."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "python",
@@ -62,7 +63,7 @@ class PythonSession(Tool):
         prepare_sandbox(cls.backend)
 
     async def create(self, wall_s: float | None = None, memory_mb: int | None = None, **kwargs: Any) -> None:
-        """Set the limits: by default 8 s a cell, and 1024 MB."""
+        """Set the limits: by default 8 s for each cell, and 1024 MB."""
         wall_s, memory_mb = 8.0 if wall_s is None else wall_s, 1024 if memory_mb is None else memory_mb
         total_mb = self.service.budget.total_mb
         if memory_mb > total_mb:

@@ -83,7 +83,7 @@ def _block(item: Any) -> Mapping[str, Any]:
         case Mapping():
             source: Any = item.get("image")
             in_memory = _is_picture(source) or isinstance(source, np.ndarray)
-            # A copy, since the caller may change the block later.
+            # The block is copied, since the caller may change it later.
             return copied({**item, "image": _file(source)} if in_memory else dict(item))
     return {"type": "image", "image": _file(item)}
 

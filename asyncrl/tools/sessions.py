@@ -34,7 +34,7 @@ Start = Callable[[SandboxLimits], Awaitable[Cells]]
 class InterpreterCounts:
     """Counts since the start, except the current numbers of `open` sessions and of episodes `waiting` for memory.
 
-    - `started` sessions; `start_failures`.
+    - `started`: sessions that started. `start_failures`: starts that failed.
     - `late`: calls that took too long. `ended`: calls whose program ended the session.
     - `ran_in_pause`: sessions that were ended because one of their processes ran between two calls.
     - `states_lost`: sessions that failed on this machine, so that the state of their episode was lost.

@@ -111,7 +111,7 @@ class Toolbox:
 
     async def _sessions(self, tools: Mapping[str, Tool], stack: AsyncExitStack) -> dict[str, Any]:
         """Open a session with each service of the tools."""
-        # In the same order in all episodes: else two could wait for each other's sessions.
+        # All episodes open sessions in the same order. In different orders, two of them could wait for each other.
         used = sorted({tool.service.name for tool in tools.values() if tool.service is not None})
         return {name: await stack.enter_async_context(self._services[name].session()) for name in used}
 
@@ -137,7 +137,8 @@ class Toolbox:
 
 
 class OpenTools:
-    """The open tools of one `episode`. `functions` has their schemas by name, `shown` as chat templates take them."""
+    """The open tools of one `episode`. `functions` has their schemas by name, and `shown` has them in the form for chat
+    templates."""
 
     def __init__(
         self,

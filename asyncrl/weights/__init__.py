@@ -1,4 +1,4 @@
-"""The weights of a policy: published by the learner, received by every engine, version by version.
+"""The weights of a policy, which the learner publishes version by version, and every engine receives.
 
 It keeps promise 9 of docs/concepts.md: a weight update is all or nothing, and a version never moves backwards.
 

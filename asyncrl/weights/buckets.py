@@ -60,7 +60,7 @@ def tight_buckets(
 ) -> list[Bucket]:
     """Put `entries` into buckets without gaps, the widest dtypes first. Tensors of one dtype share a bucket if
     `group_of` returns the same text for their names. A bucket is larger than `bucket_bytes` only if it has a single
-    tensor or a single such group.
+    tensor or a single group of tensors with the same text.
     """
     groups: dict[tuple[str, str], list[TensorSpec]] = {}
     for entry in sorted(entries, key=lambda entry: -DTYPES[entry.dtype].itemsize):

@@ -93,7 +93,7 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 class CanaryCheck:
     """The canary that an engine must repeat before it serves `version`, which came to this process by `route`.
 
-    `tolerance` is the allowed difference as a share of the spread. None: the share in `TOLERANCES`.
+    `tolerance` is the allowed difference as a share of the spread. If it is None, the share in `TOLERANCES` is allowed.
     """
 
     version: int
@@ -136,7 +136,8 @@ class CanaryJudge:
         asked: int | None = None,
     ) -> None:
         """Raises CanaryError: the `answer` of the engine at `by` does not repeat the canary. The answer has the
-        log-probs [asked - 1] of tokens 2 to `asked`. None: of all tokens after the first.
+        log-probs [asked - 1] of tokens 2 to `asked`. If `asked` is None, the answer has the log-probs of all tokens
+        after the first.
         """
         given = np.array(answer, np.float32)
         expected = np.array(check.canary.logprobs[: None if asked is None else asked - 1], np.float32)
@@ -145,7 +146,8 @@ class CanaryJudge:
             # A single log-prob may match by chance.
             self.difference = np.inf
             raise self._failed(check, by, f"the engine gives {given.size} log-probs, {len(expected)} were asked for")
-        # Metrics report the largest difference of several engines, and no number is larger than nan.
+        # Replaces nan by infinity, since metrics report the largest difference of several engines, and nan does not
+        # compare as the largest.
         mean = np.abs(given - expected).mean() if len(given) else np.inf
         self.difference = np.inf if np.isnan(mean) else float(mean)
         if self.difference > self.allowed:
@@ -178,8 +180,8 @@ class CanaryJudge:
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1
         return CanaryError(
-            f"version {check.version}, which came by {check.route}, fails its canary in {by}, which does not serve "
-            f"it: {reason} (docs/faults.md)"
+            f"version {check.version}, received by {check.route}, fails its canary in {by} and is not served there: "
+            f"{reason} (docs/faults.md)"
         )
 
 

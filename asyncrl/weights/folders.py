@@ -165,7 +165,7 @@ def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
         fill(partial)
         partial.rename(folder)
     except OSError:
-        # A full disk needs the space of the unfinished folder.
+        # Frees the space of the unfinished folder, which matters on a full disk.
         shutil.rmtree(partial, ignore_errors=True)
         raise
     return folder
@@ -177,7 +177,7 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
     for _, old in sorted(versions_in(directory).items())[:-KEPT]:
         if old not in spared:
             try:
-                # Renamed first, so that no reader takes a half-removed folder for a complete one.
+                # Renames the folder first, so that no reader takes a half-removed folder for a complete one.
                 shutil.rmtree(old.rename(directory / f".{old.name}.removed"))
             except OSError as error:
                 logger.warning("%s was not removed, and takes its space on the disk: %s", old, error)

@@ -113,7 +113,7 @@ class WeightGroup:
     def begin(self, tensor: torch.Tensor) -> dist.Work:
         """Begin to broadcast `tensor` from rank 0, or to receive it on other ranks. It must not change until
         `finish`."""
-        # Taken here: the thread below has its own current stream and device.
+        # Takes the stream in this thread: the thread below has its own current stream and device.
         stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
         # NCCL forms the group in its first broadcast, which never returns if another rank could not join.
         broadcast = begin(partial(_broadcast, self._group, tensor, stream), "weights-group", daemon=True)
@@ -148,8 +148,8 @@ class WeightGroup:
             raise UnavailableError(f"a broadcast failed: {error}") from error
 
     def close(self) -> None:
-        """End the running broadcasts, on the other ranks too. Drop all works before this, and do not use the group
-        afterwards."""
+        """End the running broadcasts, on the other ranks too. Before this call, drop all results of `begin`. Do not use
+        the group afterwards."""
         try:
             # A call that hangs would block the abort, too.
             if self.hung is None:
@@ -169,5 +169,5 @@ def _broadcast(group: Any, tensor: torch.Tensor, stream: torch.cuda.Stream | Non
 
 
 def sum_of(flat: torch.Tensor) -> torch.Tensor:
-    """Compute the checksum int64[] of a buffer whose size is a multiple of 8, computed on its device."""
+    """Compute the checksum int64[] of a buffer whose size is a multiple of 8, on the buffer's device."""
     return flat.view(torch.int64).sum()

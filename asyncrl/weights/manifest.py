@@ -82,7 +82,7 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DeltaHeader(msgspec.Struct, frozen=True):
     """The patches that make the version with digest `result` from the version with digest `base`.
 
-    They are in the payload's order, at most one for each tensor. Digests identify manifests.
+    The patches are in the payload's order, with at most one for each tensor. Digests identify manifests.
     """
 
     base: str
@@ -150,7 +150,7 @@ def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected:
 
 
 def places(edges: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
-    """Find the bytes [start, stop) of concatenated arrays: yield the index of each array and the slice of it.
+    """Find the bytes [start, stop) of concatenated arrays: yield the index of each array, and the slice of that array.
 
     Array i has the bytes [edges[i], edges[i + 1]) of the whole.
     """

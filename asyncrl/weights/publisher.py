@@ -33,7 +33,7 @@ class Publisher:
 
     @property
     def measured(self) -> dict[str, float]:
-        """The metrics of the last push that was prepared."""
+        """The metrics of the last version that the server has prepared, and the counts of broadcasts and failures."""
         values = dict(self._server.measured)
         if self._broadcaster is not None:
             values["broadcasts"] = float(self._broadcaster.broadcasts)

@@ -7,7 +7,7 @@ that works and on which neither side can hang. If a route fails, the next one br
 
 | to engines | how | memory of an engine beyond its weights | its end at the engine |
 |---|---|---|---|
-| disk | the learner writes folders, engines or their servers read them | none for servers | disk_route.py |
+| disk | the learner writes folders, engines or their servers read them | servers need none | disk_route.py |
 | distributed | the learner broadcasts to a group: NCCL on GPUs, else gloo | the next version | distributed_route.py |
 | zmq | engines pull versions or deltas from the learner | the last and the next version | zmq_route.py |
 
@@ -16,7 +16,7 @@ that works and on which neither side can hang. If a route fails, the next one br
 | ipc | an SGLang server opens handles of buffers on its own GPU | engine/sglang/routes/ipc.py |
 | nccl | a group of the actor and the server's GPUs | engine/sglang/routes/distributed.py |
 | disk | SGLang and vLLM servers load a folder | engine/sglang/routes/base.py, engine/vllm/server.py |
-| gloo | as nccl, between the memory of both hosts | engine/sglang/routes/distributed.py |
+| gloo | the same group as nccl, but between the memory of both hosts | engine/sglang/routes/distributed.py |
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class RouteSettings:
     """The configuration of routes, the same in all processes of a run.
 
     `to_engines` is `weights.channel`, `into_servers` is the option of that name, `engine` is `engine.kind`.
-    `on_loopback`: only the learner's own machine reaches it. The disk route has its folders in `folder`.
+    `on_loopback`: only processes on the learner's own machine can reach the learner. The disk route has its folders in
+    `folder`.
     """
 
     to_engines: str = AUTO
@@ -188,7 +189,7 @@ def _risk_of_gloo(facts: ServerFacts) -> str:
 TO_ENGINES: Sequence[Route[EngineFacts]] = (
     Route("disk", "the servers of this machine load folders", risk=_risk_of_disk),
     Route("distributed", "NCCL copies from GPU to GPU of this machine", risk=_risk_of_broadcasts),
-    # The learner always serves it, so engines that missed a broadcast or a folder get the version too.
+    # The learner always serves this route, so engines that missed a broadcast or a folder get the version too.
     Route("zmq", "it is the fastest into host memory, and deltas are the fewest bytes to other machines", always=True),
 )
 """The routes from the learner to engines, `weights.channel`."""

@@ -54,8 +54,8 @@ logger = logging.getLogger(__name__)
 class WeightServer:
     """Serves weights on tcp://host:port to the clients that `keys` admits, and only to clients of `run` if it is given.
 
-    Port 0: a free port. `broadcasts` is None if the learner does not broadcast. `spans` records each preparation of a
-    version, and each transfer to a receiver.
+    With port 0 it takes a free port. `broadcasts` is None if the learner does not broadcast. `spans` records each
+    preparation of a version, and each transfer to a receiver.
 
     Raises ConfigError: other machines can reach the address, without `keys` or `insecure`. UnavailableError: the port
     is taken.

@@ -46,6 +46,6 @@ class StoredTensors:
 def _copied(file: Any, spec: TensorSpec, target: torch.Tensor) -> bool:
     if tuple(file.get_slice(spec.name).get_shape()) != spec.shape:
         return False
-    # Copied, since the file may change while the weights are served.
+    # Copies the tensor, since the file may change while the weights are served.
     target.copy_(file.get_tensor(spec.name))
     return checksum(bytes_of(target)) == spec.checksum

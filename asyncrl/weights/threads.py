@@ -1,7 +1,8 @@
 """Threads for the work on weights: reading, copying, writing.
 
 asyncio's own threads run tools, which may block all of them for any time. A version needs only a few calls for each
-server, and takes seconds. So each call gets a new thread: no call waits for another, and there is no pool to close.
+server, and each call takes seconds. So each call gets a new thread: no call waits for another, and there is no pool to
+close.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
 
 A receiver requests `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
-(empty for none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
+(empty if it has none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
 
 Then it requests one `chunk` after another: a range of the bytes of the version. The bytes are the concatenated payloads
 of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not request the bytes of
@@ -15,9 +15,11 @@ answer is one of these:
 - `nothing` after `POLL_S`
 - `excluded`, with the reason, if this receiver can never take part
 
-The rules: - A transfer ends with the version with which it began, even if a newer one is offered meanwhile. Memory
-holds the newest version, deltas between the last few, and versions in transfer. A receiver that is silent for
-`forget_s` is forgotten.
+These rules hold:
+
+- A transfer ends with the version with which it began, even if a newer one is offered meanwhile. Memory holds the
+  newest version, deltas between the last few versions, and versions in transfer. A receiver that is silent for
+  `forget_s` is forgotten.
 - Each offered version is newer than the one before it.
 - Deltas lead from the receiver's own base to the offered version, and are fewer bytes than the version.
 - A malformed request, or one for chunks that do not exist, raises WireError and changes nothing.

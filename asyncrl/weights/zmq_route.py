@@ -1,8 +1,8 @@
 """The engine's end of the ZeroMQ route: pulls manifests and chunks from a publisher.
 
 Replies come in the order of the requests, so a reply that does not match the oldest request means that the transfer is
-broken. Memory holds one update, the outstanding chunks, and with deltas the version before. The memory of an update is
-allocated only after its manifest was checked.
+broken. Memory holds one update and the outstanding chunks. With deltas it also holds the previous version. The memory
+of an update is allocated only after its manifest was checked.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class ZmqRoute:
             with ThreadPoolExecutor(APPLY_THREADS) as pool:
                 return await in_own_thread(partial(apply, base, held, manifest, chain, pool.map))
         except (WeightsError, WireError):
-            # Without a base the next manifest has no deltas.
+            # Drops the base, so that the next manifest has no deltas.
             self._held = None
             raise
 

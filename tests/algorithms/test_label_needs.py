@@ -39,7 +39,7 @@ def test_an_algorithm_says_which_scores_its_parts_read(changes, scores, unit_ste
     [
         (LabelNeeds(), ""),
         (LabelNeeds(("rule/f",)), ""),
-        (LabelNeeds(("rule/f", "rule/g")), "reads the scores ['rule/g'], and the labels have ['rule/f']"),
+        (LabelNeeds(("rule/f", "rule/g")), "reads the scores ['rule/g'], but the labels have ['rule/f']"),
         (LabelNeeds(unit_steps=True), "step scores reach 1.5, but the algorithm needs step scores in [-1, 1]"),
     ],
 )

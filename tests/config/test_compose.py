@@ -211,3 +211,12 @@ def test_a_chosen_engine_that_the_experiment_replaces_is_refused(required: list[
     assert read([*words, "engine.kind=embedded"], folder).engine.kind == "embedded"
     assert read([*words, "engine=embedded", "engine.kind=embedded"], folder).engine.kind == "embedded"
     assert read([*words, "engine=sglang"], folder).engine.kind == "sglang"
+
+
+def test_a_file_of_the_folder_is_proposed_for_a_wrong_path_and_for_its_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "first.yaml").write_text("run: {name: first}")
+    assert refused(["experiment=./frist.yaml"], folder)[0].endswith("frist.yaml; did you mean first.yaml?")
+    assert refused(["experiment=first"], folder)[0].endswith("for the file first.yaml write experiment=./first.yaml")

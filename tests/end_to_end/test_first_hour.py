@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "first_run.md").read_text().partition("\n## After the fi
 BLOCK = re.compile(r"(?:`(\S+)`:\n)?(?:<!--.*?-->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = {
     'prepare_demo(Path(".cache/demo"), 0, print)': 'prepare_demo(Path(".cache/demo"), 0, print, Effort(2, 2, 4))',
-    "import prepare\n": "import Effort, prepare\n",
+    "demo import prepare_demo\n": "demo.prepare import Effort, prepare_demo\n",
     "max_turn_tokens: 48": "max_turn_tokens: 8",
     "  steps: 10": "  steps: 2",
     "inspect step runs/first 5": "inspect step runs/first 1",

@@ -32,7 +32,7 @@ def test_an_evaluation_ends_with_the_canary_that_its_server_does_not_repeat(tmp_
         timeout=2 * GENEROUS_S,
     )
     assert done.returncode == EXIT_FAILURE, done.stderr
-    assert "version 0, which came by zmq, fails its canary in http" in done.stderr
+    assert "version 0, received by zmq, fails its canary in http" in done.stderr
     assert "differ from the learner's" in done.stderr
     assert "no other version follows" in done.stderr
     assert not list(tmp_path.rglob("evaluation.json"))

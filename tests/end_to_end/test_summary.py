@@ -46,6 +46,6 @@ def test_a_run_without_any_reward_warns_and_its_folder_is_as_the_pages_say(
         assert unknown(path.stem, names) == [], f"asyncrl/observe/registry/ lacks metrics of {path.name}"
         assert ("usage/memory_gb" in names) == (path.stem != "evaluation"), path.name
     explained = (ROOT / "docs" / "watching.md").read_text()
-    assert {path.name for path in run.dir.iterdir() if f"| `{path.name}" not in explained} == set()
+    assert {path.name for path in run.dir.iterdir() if f"`{path.name}" not in explained} == set()
     fields = re.findall(r"`(\w+)`", explained.partition("## The summary")[2])
     assert summary.keys() <= set(fields)

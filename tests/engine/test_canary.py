@@ -87,7 +87,7 @@ async def test_a_version_that_went_wrong_within_the_engine_fails_and_the_one_bef
         with monkeypatch.context() as patch:
             spoil_next(patch, engine, spoils[fault])
             with pytest.raises(
-                CanaryError, match="version 1, which came by disk, fails its canary in the embedded engine"
+                CanaryError, match="version 1, received by disk, fails its canary in the embedded engine"
             ):
                 await engine.update_weights(1, parameters(newer), canary_check(newer, 1, "disk"))
         assert engine.version == 0

@@ -170,7 +170,7 @@ def check(config: TrainConfig, files: Sequence[TaskFile]) -> None:
         (["4", "4" * 100], r"row 1, column target: it has \d+ tokens .*actor\.max_tokens=80"),
         (["4", f"4{END}5"], "row 1, column target: message 1 contains"),
         (["4", json.dumps([USER])], "row 1, column target: it has no assistant turn"),
-        (["4", '[{"role"'], "row 1, column target: .*; correct the value, or set it to null"),
+        (["4", '[{"role"'], "row 1, column target: .*; mend it, or set it to null"),
         (["4", ""], "row 1, column target: it is empty text"),
         ([None, None], "data.demonstration=target: all 2 tasks have null there"),
     ],

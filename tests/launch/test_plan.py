@@ -86,7 +86,7 @@ def test_a_plan_of_hosts_that_nothing_describes_is_refused(option: str, reason: 
 def test_pools_that_need_other_hosts_are_refused_with_the_plan_that_assumes_these(option: str) -> None:
     pools = {"train": {"nodes": 1, "gpus": 8}, "rollout": {"nodes": 3, "gpus": 8}}
     config = make_config("local", pools=pools, roles={"actor": "rollout"}, gpus=8, cpus=64)
-    with pytest.raises(ConfigError, match="for a plan without hosts write --plan=pools, or --plan=N for N hosts"):
+    with pytest.raises(ConfigError, match="to plan without any hosts, write --plan=pools, or --plan=N for N hosts"):
         show_plan(config, option)
     show_plan(config, "--plan=pools")
 

@@ -65,7 +65,7 @@ def test_ranks_exchange_as_rarely_as_the_memory_allows(model: Path, ranks: Ranks
         fit_exchange([policy], room)
         assert policy.exchange == Exchange(once, reshard), room
         assert once or policy.exchange_bytes(policy.exchange) <= max(room, 0)
-        assert ("once an update: after" in caplog.messages[-1]) == once
+        assert ("once an update: activations" in caplog.messages[-1]) == once
 
 
 def test_experts_that_ranks_spread_take_no_memory_of_the_exchange(mixture: Path, ranks: Ranks):

@@ -37,7 +37,7 @@ def test_labels_without_a_score_that_the_algorithm_reads_are_refused_and_change_
     core.require(STYLE)
     (name, other) = core.deliver(core.tickets(2))
     core.lease()
-    with pytest.raises(RefusedError, match=rf"^{name} cannot be trained: .*and the labels have \[\]"):
+    with pytest.raises(RefusedError, match=rf"^{name} cannot be trained: .*but the labels have \[\]"):
         core.label(name)
     core.put_labels(styled(name))
     core.put_labels(styled(other))

@@ -68,7 +68,7 @@ def test_the_limit_is_that_of_the_coarser_side_and_a_difference_beyond_it_fails_
     assert judge.counters == pytest.approx(
         {"canary_difference": 0.99 * allowed, "canary_allowed": allowed, "canary_failures": 0}, rel=1e-3
     )
-    with pytest.raises(CanaryError, match=r"version 3, which came by zmq, .* an engine, .* differ .* allowed"):
+    with pytest.raises(CanaryError, match=r"version 3, received by zmq, .* an engine .* differ .* allowed"):
         judge.judge(check, expected + 1.01 * allowed * signs, precision, "an engine")
     assert judge.failures == 1
 

@@ -46,7 +46,8 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"{setting} cannot be called: {error}; it must be `async def agent(task, base_url, api_key)` or the same "
-            "without async, with a parameter for each of actor.agent_options, or a class of such objects"
+            "without async, with a parameter for each of actor.agent_options; or a class that takes these options and "
+            "whose objects are called with (task, base_url, api_key)"
         ) from error
     is_async = inspect.iscoroutinefunction(agent) or inspect.iscoroutinefunction(agent.__call__)
     called = (lambda *arguments: agent(*arguments, **copied(given))) if given else agent

@@ -2,7 +2,7 @@
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
 A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The ticket sets the sampling
-parameters: different ones in a request have no effect; the request is answered, and counted.
+parameters. If a request has other values, they have no effect, and the request is answered and counted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ MOST_PIECES = 64
 """The most events of a stream for one text."""
 
 Conversations = dict[str, tuple[Message, ...]]
-"""The conversations that end with an episode's earlier answers, by the answer's id, to which requests may refer."""
+"""The conversations that end with an episode's earlier answers, by the id of the answer. Requests may name these
+ids."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "temperature": (),
@@ -123,7 +124,8 @@ def read_stop(stop: Any, name: str) -> tuple[str, ...]:
 
 
 def read_alternatives(body: Mapping[str, Any]) -> int:
-    """Read how many of the most likely tokens are wanted at each position. Raises RefusedError: an invalid number."""
+    """Read how many of the most likely tokens are wanted at each position. Raises RefusedError: the number is
+    invalid."""
     most = body.get("top_logprobs") or 0
     if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MAX_ALTERNATIVES:
         raise RefusedError(f"top_logprobs is {most!s:.100}; it must be from 0 to {MAX_ALTERNATIVES}")

@@ -23,7 +23,7 @@ from asyncrl.network.proxies import reach_directly
 async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, images: bool) -> AgentPlayer:
     """Open the player, whose endpoints answer until `stack` closes; with `images`, requests may have images.
 
-    Agents that connect find its address in `folder`. Raises ConfigError: the agent cannot be used.
+    Agents that connect find the player's address in `folder`. Raises ConfigError: the agent cannot be used.
     """
     environment = dict(actor.agent_environment)
     for each in (os.environ, environment):

@@ -53,7 +53,7 @@ READING_S = 1.0
 """Seconds to read the output of a program that has ended. Processes that left its group may keep the output open."""
 
 ENDING_S = 5.0
-"""Seconds that a program of one episode has to end after its answer."""
+"""Seconds in which a program that plays only one episode must end after its answer."""
 
 
 @dataclass(slots=True)
@@ -196,7 +196,8 @@ class AgentProgram:
             first: list[asyncio.Future[Any]] = [answer, self._ended]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                # The program's last output may still be in the pipe. Once its group is killed, none of it writes more.
+                # The program's last output may still be in the pipe. Once its group is killed, no process of the group
+                # writes more.
                 self._stop()
                 first = [answer, self._readers[0]]
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)
@@ -242,7 +243,7 @@ class AgentProgram:
             self._given = -1
 
     async def _send(self, line: bytes, last: bool) -> None:
-        """Write a line in pieces, each when the program has read the one before."""
+        """Write a line in pieces. Each piece is written once the program has read the piece before it."""
         # A program that does not read must not block the event loop.
         rest = memoryview(line)
         while rest:

@@ -71,7 +71,7 @@ class Responses(Api):
         store = body.get("store")
         options = {
             "logprobs": logprobs,
-            # Stored without the instructions, which hold for one response only.
+            # The conversation is stored without the instructions, which hold for one response only.
             "written": known if store is None or store else None,
             "echo": {
                 "instructions": instructions or None,
@@ -209,7 +209,7 @@ def _content(content: Any, name: str) -> Any:
 
 def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
     """The messages, with images that share memory with equal images in `conversations`."""
-    # Otherwise each stored response has a copy of all images, which clients repeat in each request.
+    # Clients repeat all images in each request. Without sharing, each stored response would have a copy of them.
     known = {url: url for messages in conversations.values() for url in _image_urls(messages)}
 
     def shared(part: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +300,7 @@ def _output(completion: Completion, logprobs: list[dict[str, Any]]) -> list[dict
 
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item without its text, as a stream begins it."""
+    """The item without its text, which begins a stream."""
     empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     return {**item, **empty, "status": "in_progress"}
 

@@ -55,7 +55,7 @@ def checked(returned: object) -> AgentResult:
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         wanted = "numbers by name as its rewards, an AgentResult, or nothing"
         raise AgentError(f"the agent returned {returned!r:.200}; it must return {wanted}") from error
-    # A comparison with nan is false.
+    # A comparison with nan is false, so nan is refused, too.
     if not all(abs(reward) <= LARGEST_FLOAT32 for reward in rewards.values()):
         raise AgentError(f"the agent's rewards are {rewards!s:.200}; use finite numbers, which a float32 can hold")
     if not all(reward is None or abs(reward) <= LARGEST_FLOAT32 for reward in turns):

@@ -1,8 +1,8 @@
 """The HTTP server by which agents reach the policy. Each episode has its own address and key.
 
-A client that sends too much, too slowly or nonsense is refused or disconnected, and disturbs no other client. The size
-of bodies, the number of connections and of simultaneous requests, and the time to send or read are limited. A body is
-read only if the request has the episode's key.
+A client that sends too much, sends too slowly or sends nonsense is refused or disconnected. It disturbs no other
+client. The size of bodies, the number of connections and of simultaneous requests, and the time to send or read are
+limited. A body is read only if the request has the episode's key.
 
 A completion is recorded in the episode before it is sent. If the client closes its connection before that, for example
 after a timeout, the request is cancelled and not recorded.
@@ -94,8 +94,8 @@ class ChatCounts:
 class EpisodeEndpoint:
     """An episode that accepts requests with its key.
 
-    `fault` is an error of the engine, or of asyncrl itself, that failed a request. Later errors of the agent are then
-    not the agent's fault.
+    `fault` is an error of the engine, or of asyncrl itself, that failed a request. Errors that the agent raises after
+    this are not the agent's fault.
     """
 
     episode: Episode

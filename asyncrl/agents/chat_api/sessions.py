@@ -1,11 +1,11 @@
 """The sessions of agents that connect: they request episodes over HTTP, play them, and report their results.
 
     POST /sessions               with the sessions' key: returns an episode, with its address, its key and its task
-    POST /sessions/ID/reward     with the episode's key: sets rewards, metrics and turns; the last request counts
+    POST /sessions/ID/reward     with the episode's key: sets rewards, metrics and turns; a repetition replaces them
     POST /sessions/ID/end        with the episode's key: ends the episode; it has failed if the body has `error`
 
-A session without a request for `actor.session_timeout_s` fails, and its ticket is tried again. A session that has
-ended, or whose actor has died, is unknown: its agent must request a new one.
+A session fails if its agent sends no request for `actor.session_timeout_s` seconds, and its ticket is tried again. A
+session that has ended, or whose actor has died, is unknown: its agent must request a new one.
 """
 
 from __future__ import annotations

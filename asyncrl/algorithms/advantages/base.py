@@ -40,7 +40,7 @@ class Rollouts:
 
     @property
     def ratio(self) -> Tensor:
-        """float[M]: pi_prox / mu, its log clamped."""
+        """float[M]: pi_prox / mu, whose log is clamped to +-20."""
         assert self.tokens.proximal is not None
         return clamp_log(self.view.take(self.tokens.proximal).sub_(self.view.take(self.tokens.behaviour))).exp_()
 
@@ -78,8 +78,8 @@ class Rollouts:
 
     def whiten(self, values: Tensor) -> Tensor:
         """[M]: values, scaled to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
-        # If all values are equal, float32 sums would leave a rounding error, which the division would scale up to about
-        # 1.
+        # If all values are equal, float32 sums would leave a rounding error, and the division would make it about as
+        # large as 1.
         total = values.sum(dtype=torch.float64)
         sums = self.reduce(torch.stack([total.new_tensor(values.numel()), total]))
         count, total = sums[0], sums[1]
@@ -180,7 +180,7 @@ class SequenceAdvantage(Advantage):
 
     @abstractmethod
     def scores(self, episodes: Episodes) -> Tensor:
-        """float64[S]: one advantage a sequence."""
+        """float64[S]: one advantage per sequence."""
 
     def __call__(self, rollouts: Rollouts) -> Estimate:
         return Estimate(rollouts.spread(self.scores(rollouts.episodes)))

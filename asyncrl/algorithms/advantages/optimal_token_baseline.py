@@ -13,18 +13,19 @@ EPSILON = 1e-8
 class OptimalTokenBaseline(TokenAdvantage):
     """The return of each token minus a baseline: the weighted mean return of the group's members at the same token.
 
-    A member's weight is the sum of its squared gradient norms (by the logits) up to that token.
+    A member's weight is the sum of its squared gradient norms (with respect to the logits) up to that token.
 
-    Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2, without the
-    ratio if cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i that have a token t
+    Formula: G_t = r_t + gamma G_{t+1}; E_t = sum_{j<=t} (1 - 2 pi_j + sum_v pi_j(v)^2) min(w_j, cap)^2 with the
+    ratio w = pi_prox / mu, left out if cap=null; A_t = G_t - sum_i(G_t E_t) / (sum_i E_t + 1e-8) over the members i
+    that have a token t
     Use: long episodes of different lengths, for which the group's mean as a baseline leaves a high variance of
     gradients
     Source: The Optimal Token Baseline: Variance Reduction for Long-Horizon LLM-RL, 2026; multi_turn=true is verl's
     tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
     Caveat: it needs the proximal policy's whole distributions, from a forward pass before the update. zero_tail leaves
-    out the baseline at every t that only one member has; verl does so only at the end of the longest member, which
-    differs only for tool tokens with multi_turn=false. The sums need 24 bytes on every rank for each token of each
-    group's longest member.
+    out the baseline at every t that only one member has. verl leaves it out only at the end of the longest member,
+    where all others have ended. The two differ only with multi_turn=false, where the other members may have a tool
+    token at t. The sums need 24 bytes on every rank for each token of each group's longest member.
     """
 
     name = "optimal_token_baseline"
@@ -56,7 +57,7 @@ class OptimalTokenBaseline(TokenAdvantage):
         return Estimate((returns - baseline).to(rollouts.dtype), returns)
 
     def _energy(self, rollouts: Rollouts) -> Tensor:
-        """float64[M]: the sum of squared gradient norms by the logits, from the sequence's start to the token."""
+        """float64[M]: the sum of squared gradient norms, from the sequence's start to the token."""
         tokens, view = rollouts.tokens, rollouts.view
         assert tokens.proximal is not None
         assert tokens.collisions is not None
@@ -66,7 +67,8 @@ class OptimalTokenBaseline(TokenAdvantage):
         energy.clamp_(min=0)  # Only rounding can make it negative.
         if self.cap is not None:
             energy *= rollouts.ratio.double().clamp(max=self.cap).square()
-        # A reversed scan from the end, since a cumulative sum from the start is not deterministic on GPUs.
+        # linear_scan sums from the last token to the first, so the tensors are flipped. A cumulative sum would not be
+        # deterministic on GPUs.
         goes_on = torch.ones_like(energy).index_fill_(0, _firsts(rollouts)[view.sequences.lengths > 0], 0.0)
         return linear_scan(goes_on.flip(0), energy.flip(0)).flip(0)
 
@@ -92,7 +94,7 @@ class OptimalTokenBaseline(TokenAdvantage):
 
 
 def _firsts(rollouts: Rollouts) -> Tensor:
-    """int64[R]: the index in [M] of each sequence's first policy token. For a sequence without policy tokens, the index
-    of the next sequence's first one."""
+    """int64[R]: the index in [M] of each sequence's first policy token. For a sequence without policy tokens, it is the
+    index of the next sequence's first one."""
     lengths = rollouts.view.sequences.lengths
     return lengths.cumsum(0) - lengths

@@ -12,8 +12,8 @@ from asyncrl.errors import InvariantError
 class Pure(Advantage):
     """Min-form credit: an episode's process reward is nearly the score of its worst step.
 
-    Formula: r*_k = softmax_k(-r_k / T) r_k; b = the others' sum of r* / their policy tokens; A_t = sum over the steps
-    that end at or after t of r*_k - b (policy tokens of step k)
+    Formula: r*_k = softmax_k(-r_k / T) r_k; b = (sum of r* over all steps of the group's other members) / (the policy
+    tokens of these members); A_t = sum over the steps that end at or after t of r*_k - b (policy tokens of step k)
     Use: learned step scores in [-1, 1]; with a sum the policy could collect reward by many harmless steps
     Source: Stop Summation: Min-Form Credit Assignment Is All Process Reward Model Needs for Reasoning, 2025
     Caveat: verifiable outcomes should be at least a tenth of the reward, else the policy learns to write one very long

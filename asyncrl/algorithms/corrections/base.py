@@ -23,12 +23,12 @@ class Ages:
     """The input of a rule: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; the results of earlier
     rules.
 
-    The results are weights float[M], None: all are 1; weighs_sequences, true if all tokens of a sequence have the same
-    weight; rejected int32[M], with bit k set if rule k dropped the token, None: no token is dropped.
+    The results are weights float[M] (None: all are 1); weighs_sequences, true if all tokens of a sequence have the same
+    weight; rejected int32[M], with bit k set if rule k dropped the token (None: no token is dropped).
 
     Rules that compare probabilities read behaviour and proximal float[M], log mu and log pi_prox. Rules that follow the
-    policy in every pass read log_policy float[M], log pi_theta - log mu (clamped). Rules over the whole batch, once
-    before the updates, read reduce and episodes.
+    policy in every pass read log_policy float[M], log pi_theta - log mu (clamped). Rules that run over the whole batch,
+    once before the updates, read `reduce` and `episodes`.
     """
 
     view: PolicyTokens

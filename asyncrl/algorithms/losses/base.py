@@ -21,11 +21,11 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Updates:
-    """M kept policy tokens of one forward pass.
+    """The M kept policy tokens of one forward pass.
 
-    logprobs float[M], log pi_theta, with gradient; proximal, behaviour, advantages float[M] without; selected bool[M],
-    the tokens that `Loss.select` chose, or None. log_ratio float[M] follows: log r = log pi_theta - log pi_prox,
-    clamped to +-20, with gradient.
+    logprobs float[M], log pi_theta, with gradient; proximal, behaviour, advantages float[M], without gradient; selected
+    bool[M], the tokens that `Loss.select` chose, or None. log_ratio float[M] is computed from these: log r = log
+    pi_theta - log pi_prox, clamped to +-20, with gradient.
     """
 
     view: PolicyTokens
@@ -110,7 +110,7 @@ class ClippedLoss(Loss):
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def marks(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """The tokens whose gradient the clip removes, by the crossed bound."""
+        """The tokens whose gradient the clip removes, by the name of the bound that their ratio crosses."""
         return {
             "high": (ratio > 1 + self.clip_high) & (advantages > 0),
             "low": (ratio < 1 - self.clip_low) & (advantages < 0),

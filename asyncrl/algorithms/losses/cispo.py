@@ -9,7 +9,7 @@ class Cispo(ClippedLoss):
     its gradient.
 
     Formula: -sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi_theta
-    Use: rare, decisive tokens (however, wait) that ppo would clip
+    Use: rare but decisive tokens, such as "however" or "wait", that ppo would clip
     Source: MiniMax-M1: Scaling Test-Time Compute Efficiently with Lightning Attention, 2025
     Caveat: there is no trust region. The paper has no lower bound (clip_low=1).
     """

@@ -33,8 +33,8 @@ class Dppo(Loss):
 
 
 class DppoTv(Dppo):
-    """Divergence proximal policy optimisation: a trust region by the total variation between policy and behaviour, of
-    the sampled token against all other tokens together.
+    """Divergence proximal policy optimisation: a trust region that limits the total variation between policy and
+    behaviour. Only two outcomes are compared: the sampled token, and all other tokens together.
 
     Formula: -sg(min(r, cap)) A log pi_theta, dropped where A > 0 and pi_theta - mu > delta, or A <= 0 and pi_theta - mu
     < -delta_low
@@ -52,11 +52,11 @@ class DppoTv(Dppo):
 
 
 class DppoKl(Dppo):
-    """Like dppo_tv, with a trust region by the KL from behaviour to policy.
+    """Like dppo_tv, but the trust region limits the KL from behaviour to policy.
 
-    Formula: as dppo_tv, dropped if mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta and A pushes pi further
-    away from mu
-    Use: as dppo_tv; more sensitive for probabilities close to 0 or 1
+    Formula: the loss of dppo_tv, dropped if mu log(mu / pi) + (1 - mu) log((1 - mu) / (1 - pi)) > delta and A pushes pi
+    further away from mu
+    Use: the same as dppo_tv; it is more sensitive for probabilities close to 0 or 1
     Source: Rethinking the Trust Region in LLM Reinforcement Learning, 2026
     Caveat: the region is around the behaviour policy, so old data leave less room.
     """

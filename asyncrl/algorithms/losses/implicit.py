@@ -18,8 +18,9 @@ def implicit_loss(
     """The cross-entropy of sigmoid(score) against the outcome, and additive sums for `implicit_summary`.
 
     The score of a sequence is beta sum_t log(pi_phi / pi_ref). The sums contain the scores of the pass as float64[S].
-    The loss is a mean over the global sequences, the sum of the parts of all micro-batches and ranks. Its gradient
-    trains pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global batch, clamped to [0, 1].
+    The loss is this micro-batch's part of a mean over the global sequences. The parts of all micro-batches and ranks
+    add up to the mean. Its gradient trains pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global
+    batch, clamped to [0, 1].
     Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
@@ -42,7 +43,7 @@ def implicit_loss(
 def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
     """The step's loss of pi_phi, and the share of outcomes that it predicted. Empty if no implicit model is trained.
 
-    With the `episodes` of the batch, also the share of pairs that pi_phi ranks correctly.
+    If `episodes` is given, the result also has the share of pairs that pi_phi ranks correctly.
     """
     count = float(sums.get("implicit/sequences", torch.zeros(())))
     if not count:

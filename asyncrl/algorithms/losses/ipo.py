@@ -13,8 +13,8 @@ class Ipo(Loss):
 
     Formula: -A min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta even beyond the cap; dropped where
     |pi_theta - mu| > delta; plus pull log^2 s on every token
-    Use: as dppo_tv, for older data: a token far from the behaviour policy is dropped even if its update would move it
-    back
+    Use: instead of dppo_tv for older data: a token far from the behaviour policy is dropped even if its update would
+    move it back
     Source: the loss `ipo` of the library prime-rl, 2026; its first releases had delta=0.1 (eps there) and pull=0.001
     (kl_tau there), later ones have 0.3 and no pull
     Caveat: s is the whole ratio, so no correction may set weights.

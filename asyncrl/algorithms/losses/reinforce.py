@@ -8,7 +8,7 @@ from asyncrl.algorithms.parts import param
 class Reinforce(Loss):
     """REINFORCE with truncated importance sampling directly from the behaviour policy.
 
-    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta, the ratio is taken over the level's span
+    Formula: -sg(min(pi_theta / mu, cap)) A log pi_theta; the ratio is taken over the level's span
     Use: off-policy data without a proximal policy: one ratio does the whole correction
     Source: Simple statistical gradient-following algorithms for connectionist reinforcement learning, 1992; Truncated
     Importance Sampling, 2008

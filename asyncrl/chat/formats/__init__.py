@@ -1,1 +1,1 @@
-"""The formats in which models write tool calls, one file a family. registry.py lists them."""
+"""The formats in which models write tool calls, one file per family. registry.py lists them."""

@@ -44,8 +44,8 @@ class CallError(ValueError):
 class Format(ABC):
     """The format in which a family writes calls.
 
-    - `mark` finds the next position at which calls begin. It also finds thoughts: its group `thought` matches the end
-      of a thought, and together with its group `opened` the beginning. `mark` never matches an empty text.
+    - `mark` finds the next position at which calls begin. It also finds thoughts in its group `thought`: the beginning
+      of a thought if its group `opened` matches too, else the end. `mark` never matches an empty text.
     - `stop_tokens` end a turn, in addition to the end tokens in the template.
     - With `reasoning_apart` the chat template takes reasoning in its own field, not in the content.
     - With `text_after_calls` the policy's text after its calls is content, too.

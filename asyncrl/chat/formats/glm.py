@@ -1,4 +1,5 @@
-"""GLM 4.5 and 4.6: `<tool_call>name`, then `<arg_key>key</arg_key>` and `<arg_value>value</arg_value>` an argument.
+"""GLM 4.5 and 4.6: `<tool_call>name`, then `<arg_key>key</arg_key>` and `<arg_value>value</arg_value>` for each
+argument.
 
 Strings are written unchanged, other values as JSON. A string that contains `</arg_value>`, `<arg_value>` or `<arg_key>`
 cannot be written. `<arg_value>` or `<arg_key>` within a value show that the end of the value is missing.

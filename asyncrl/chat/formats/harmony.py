@@ -4,9 +4,8 @@
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}
 
 A call ends with `<|call|>`, and an answer, on the channel `final`, with `<|return|>`. Both end the turn.
+The recipient (`to=...`) follows `assistant` or the channel. Reasoning is on the channel `analysis`.
 
-The recipient
-(`to=...`) follows `assistant` or the channel. Reasoning is on the channel `analysis`.
 Source: OpenAI's harmony response format.
 """
 

@@ -1,7 +1,7 @@
 """Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` for each call.
 
-All calls of a turn are in one section. The policy writes the id of a call, which names the tool and numbers the calls
-of the conversation. The result repeats it.
+All calls of a turn are in one section. The policy writes the id of a call. The id has the name of the tool, and the
+number of the call in the conversation. The result repeats the id.
 """
 
 from __future__ import annotations

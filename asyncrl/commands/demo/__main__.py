@@ -1,4 +1,4 @@
-"""`asyncrl demo`: prepare the demo, train, and show the result. Takes KEY=VALUE like `asyncrl train`."""
+"""`asyncrl demo`: prepare the demo, train, and show the result. It takes KEY=VALUE words like `asyncrl train`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     """Prepare, train and show the demo, and return the exit status."""
     if {"--help", "-h", "--cfg", "-c"} & set(argv):
         return role_main(run, argv)
-    # Check the command line before the preparation, with an existing file instead of each prepared file.
+    # The command line is checked before the preparation. An existing file replaces each prepared file in this check.
     checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *argv]
     if without_option(checked)[1]:
         return run_or_plan(run, checked)

@@ -17,7 +17,7 @@ TEXTS = {"right": "That is right.", "wrong": "That is wrong. Look for the mistak
 class AnswerChecker(Interaction):
     """Scores each answer: 1 for a right answer, which ends the conversation, and 0 for a wrong answer.
 
-    The number in an answer is found as by the rule `exact_number`. The task's `interaction_kwargs` must have
+    The number in an answer is found as the rule `exact_number` finds it. The task's `interaction_kwargs` must have
     `ground_truth`. `config` may have:
 
     - `tries`: the conversation ends after this number of wrong answers (null: no limit)

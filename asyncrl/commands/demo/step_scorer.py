@@ -3,10 +3,10 @@
 Half of the training transcripts work out random expressions, the other half calculations from GSM8K. The model is saved
 in the format of `asyncrl/scoring/models/value_head.py`.
 
-`gsm8k.txt` has calculations from the first 2,000 training problems of GSM8K (Cobbe et al. 2021, arXiv:2110.14168, MIT),
-in order: those with two to four steps on whole numbers. The solutions of GSM8K mark a calculation as `<<12*2=24>>`. A
-calculation with an earlier result is joined with the earlier one if precedence allows: `<<12*2=24>>` and `<<12+24=36>>`
-became `12+12*2`.
+`gsm8k.txt` has calculations with two to four steps on whole numbers, from the first 2,000 training problems of GSM8K
+(Cobbe et al. 2021, arXiv:2110.14168, MIT), in their order. The solutions of GSM8K mark a calculation as `<<12*2=24>>`.
+A calculation with an earlier result is joined with the earlier calculation if precedence allows: `<<12*2=24>>` and
+`<<12+24=36>>` became `12+12*2`.
 """
 
 from __future__ import annotations

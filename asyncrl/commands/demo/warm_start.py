@@ -1,8 +1,8 @@
 """The demo's policy: a small Qwen3 model that has learnt well-formed calls and exact copying, but not precedence.
 
-Muon trains the matrices, and learns to copy in a third of AdamW's steps; AdamW trains the other parameters. During the
-warm start, two further heads predict the second and third next token (multi-token prediction, Gloeckle et al. 2024,
-arXiv:2404.19737). With these heads, the ability to copy survives reinforcement learning.
+Muon trains the matrices, and AdamW the other parameters: with Muon the model learns to copy in a third of the steps.
+During the warm start, two further heads predict the second and third next token (multi-token prediction, Gloeckle et
+al. 2024, arXiv:2404.19737). With these heads, the ability to copy survives reinforcement learning.
 """
 
 from __future__ import annotations

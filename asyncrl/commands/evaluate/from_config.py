@@ -34,7 +34,8 @@ ADAPTERS = "adapters cannot be evaluated alone: merge them into a model first (a
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """The arguments of a command line. `run`: the run's folder; None if `model` is evaluated. `words`: KEY=VALUE."""
+    """The arguments of a command line. `run`: the run's folder; None if `model` is evaluated. `words` are KEY=VALUE
+    words."""
 
     run: Path | None
     model: str

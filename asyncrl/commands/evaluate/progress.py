@@ -22,7 +22,8 @@ REASON_CHARS = 200
 
 
 class EvaluationProgress:
-    """Shows one changing line on a terminal, elsewhere a new line every 10 seconds. `update` may be called often."""
+    """Shows one changing line on a terminal, and a new line every 10 seconds on other outputs. `update` may be called
+    often."""
 
     def __init__(self, folder: Path) -> None:
         self._replay = folder / "replay"

@@ -1,8 +1,8 @@
 """`asyncrl push-to-hub RUN|FOLDER REPO`: upload an exported model with its card to the Hugging Face hub.
 
-RUN is the folder of a run, such as runs/NAME, or its name. The run's exported model is uploaded, or a checkpoint of the
-run with --checkpoint. FOLDER is any model folder. REPO is the name of the repository, such as OWNER/NAME; it is created
-if it does not exist.
+RUN is the folder of a run, such as runs/NAME, or its name. The command uploads the run's exported model, or with
+--checkpoint a checkpoint of the run. FOLDER is any model folder. REPO is the name of the repository, such as
+OWNER/NAME; it is created if it does not exist.
 
 The upload needs a token with write access (`hf auth login`, or HF_TOKEN). --dry-run only lists the files, and needs no
 token. The run's report contains paths, hosts and episodes, so it is uploaded only with --report.

@@ -172,8 +172,8 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 class _MetadataUnpickler(pickle._Unpickler):
     """Makes only objects of the classes in _CLASSES, and sets attributes only of such objects.
 
-    A pickle could otherwise replace a method of one of the classes, for example of a path. Only pickle's pure-Python
-    unpickler allows overriding `load_build`.
+    Without this limit, a pickle could replace a method of one of the classes, for example of a path. Only pickle's
+    pure-Python unpickler allows overriding `load_build`.
     """
 
     dispatch: ClassVar[dict[int, Any]] = dict(pickle._Unpickler.dispatch)

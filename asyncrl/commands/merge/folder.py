@@ -2,7 +2,7 @@
 
 The tensors may have the names of the model in memory, or the names in Hugging Face files (modelling/weight_format.py).
 The names in memory depend on the version of transformers that wrote the checkpoint: older versions have one tensor per
-expert there, too. The folder gets the names in files.
+expert in memory, as in the files. The folder gets the names in files.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ def _files_beside(config: Any, dtype: torch.dtype, source: Path) -> Callable[[Pa
         for path in source.iterdir():
             if path.is_file() and path.name != "config.json" and not path.name.endswith(_NOT_BESIDE):
                 shutil.copyfile(path, folder / path.name)
-        # Saving the model has set the dtype of the meta tensors.
+        # Saving the model has put the dtype of its meta tensors into `config`.
         config.dtype = dtype
         config.save_pretrained(folder)
 

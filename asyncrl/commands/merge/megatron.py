@@ -1,7 +1,7 @@
 """Maps the tensors of a Megatron GPT model to Hugging Face tensors.
 
-Megatron stacks tensors that Hugging Face stores separately. One tensor may hold all layers, or all experts of a layer;
-otherwise the number is in the tensor's name.
+Megatron stacks tensors that Hugging Face stores separately. One tensor may hold all layers, or all experts of a layer.
+A tensor of a single layer or expert has the number in its name.
 
 For each query group, `linear_qkv` holds the queries, the key and the value. `linear_fc1` holds the gate and the up
 projection. A norm may be part of the linear layer after it.

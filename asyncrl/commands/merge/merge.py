@@ -117,7 +117,7 @@ def _merge_adapter(source: Path, to: Path, config: Path | None, dtype: str | Non
 
 
 def _merge_foreign(source: Path, to: Path, config: Path | None, dtype: str | None, tied: bool) -> None:
-    # Imported here, because torch takes seconds, and wrong arguments should be refused at once.
+    # This is imported here, because torch takes seconds, and wrong arguments should be refused at once.
     from asyncrl.commands.merge.distributed import DistributedTensors, distributed_folder
     from asyncrl.commands.merge.folder import OutputSettings, empty_model, expected_shapes, has_value_head, write_folder
     from asyncrl.commands.merge.megatron import MegatronNames

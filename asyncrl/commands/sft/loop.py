@@ -67,7 +67,7 @@ class Imitation:
     def train(self) -> None:
         """Train to the last step. Raises StoppedError: `stop` was set.
 
-        The finished steps are saved then, unless the stop came within a step, after the first of its updates.
+        The finished steps are then saved, unless the stop came after the first update of an unfinished step.
         """
         with self._at_stop.saving_finished_steps():
             self._train()
@@ -140,7 +140,8 @@ class Imitation:
         self.metrics.log(step, row.values(self._peak))
 
     def _evaluate(self, step: int) -> None:
-        """Log the held-out loss after `step` steps: at both ends, and every `eval_every` steps."""
+        """Log the held-out loss after `step` steps: before the first step, after the last step, and every `eval_every`
+        steps."""
         config, feed = self.learner, self.held_out
         if feed is None or not (
             step in (0, config.total_steps) or (config.eval_every and step % config.eval_every == 0)

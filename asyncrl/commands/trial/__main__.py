@@ -61,7 +61,7 @@ NO_MODEL = "none"
 
 @dataclass(frozen=True)
 class TrialRequest:
-    """The arguments of a command line. `words`: KEY=VALUE."""
+    """The arguments of a command line. `words` are KEY=VALUE words."""
 
     tasks: str
     index: int
@@ -117,7 +117,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         sandbox = open_sandbox(config.actor.sandbox)
         rules = load_rules(
             config.scoring, lambda: tokenizer, sandbox
-        )  # before the episode, so that a wrong rule is refused early
+        )  # This comes before the episode, so that a wrong rule is refused early.
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
         if trajectory is None:
             return False

@@ -56,7 +56,7 @@ def shared_size(tensors: Mapping[str, Tensor], dimensions: int) -> Size:
 
 
 def description(tensors: HasTensors, arrays: Mapping[str, Array], meta_info: Mapping[str, Any]) -> str:
-    """The names, shapes and types of all fields, a line each."""
+    """The names, shapes and types of all fields, with a line for each field."""
     lines = ["batch"]
     lines += [f"  {name}: {tuple(each.shape)} ({each.dtype}) {each.device}" for name, each in tensors.items()]
     lines += ["non_tensor_batch"]

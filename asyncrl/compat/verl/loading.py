@@ -57,7 +57,8 @@ def find_reward_manager(
 
 
 class VerlManager:
-    """A reward manager as a rule of a run. The manager gets a DataProto with every operation, and may import verl.
+    """A reward manager as a rule of a run. The manager gets a full DataProto, with all of its operations, and may
+    import verl.
 
     If `examine` is given, it replaces `num_examine`. `load_reward_manager` explains the other parameters.
     """

@@ -22,7 +22,8 @@ NAMES = {
     "advantages": "advantages",
     "returns": "returns",
 }
-"""verl's fields float32[B, R], each with our name. In both, an entry belongs to the token with the same index."""
+"""verl's fields float32[B, R], each with asyncrl's name. In verl and in asyncrl, an entry belongs to the token with the
+same index."""
 PREPARED = {
     "rollout_is_weights": "weights",
     "token_rejected": "rejected",
@@ -127,7 +128,8 @@ def add_tokens(data: DataProto, tokens: Tokens, names: Sequence[str] = (*NAMES, 
 
 
 def _packed(values: Tensor, attended: Tensor) -> Tensor:
-    """values [B, R, ...] without the padding: one value per True of attended bool[B, P + R], 0 on prompt tokens."""
+    """The `values` [B, R, ...] without padding: a value for each true entry of `attended` bool[B, P + R], 0 on prompt
+    tokens."""
     whole = values.new_zeros((*attended.shape, *values.shape[2:]))
     whole[:, attended.shape[1] - values.shape[1] :] = values
     return whole[attended]

@@ -5,7 +5,7 @@ keeps their values exactly, and are JSON text otherwise. The file's metadata nam
 
 The fields of a task have the layout of verl's task files, so that a batch's file is a task file as well: `raw_prompt`
 is the column `prompt`, and `tools_kwargs` is within `extra_info`. In a column of structs, every row gets all fields,
-and each field one type. Where that changes a row's value, a further column has the exact values.
+and each field gets one type. If that changes a row's value, a further column has the exact values.
 """
 
 from __future__ import annotations

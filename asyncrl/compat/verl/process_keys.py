@@ -70,7 +70,8 @@ class ProcessRewardKeys(ShapingKeys):
     strategy: str | None = option(None, "how the model is split; ignored here", choices=STRATEGIES)
 
     def model(self, family: str, gpus: int) -> ScoringModelConfig:
-        """The keys as the section `scoring.prm`, for a machine with `gpus` GPUs. Raises ConfigError: a wrong device."""
+        """The keys as the section `scoring.prm`, for a machine with `gpus` GPUs. Raises ConfigError: the device is
+        wrong."""
         device = self.device_map
         if device != "auto" and device != "cpu" and not device.startswith("cuda"):
             raise ConfigError(f"device_map={device}: use auto, cpu, cuda, or cuda:N")
@@ -84,7 +85,7 @@ class ProcessRewardKeys(ShapingKeys):
         )
 
     def scoring(self, family: str, gpus: int) -> ScoringConfig:
-        """The keys as the section `scoring`. Raises ConfigError: a wrong device."""
+        """The keys as the section `scoring`. Raises ConfigError: the device is wrong."""
         return ScoringConfig(prm=self.model(family, gpus), shaping=self.shaping(self.prm_aggregation))
 
     @property

@@ -154,7 +154,8 @@ class ProcessRewardManager(NaiveRewardManager):
 
 
 class QwenPRMRewardManager(ProcessRewardManager):
-    """Scores by Qwen2.5-Math-PRM. By default a step's score is its logit, positive label minus negative."""
+    """Scores by Qwen2.5-Math-PRM. By default a step's score is the logit of the positive label minus the logit of the
+    negative label."""
 
     family = "qwen_prm"
 

@@ -113,7 +113,8 @@ class DataProto:
     def load_from_disk(cls: type[Proto], filepath: str | Path) -> Proto:
         """The batch that `save_to_disk` wrote.
 
-        Raises DataError: `save_to_disk` did not write the file. verl's own files are pickles, which are never read.
+        Raises DataError: the file is damaged, or not of `save_to_disk`. verl's own files are pickles, which are never
+        read.
         """
         return cls(*read_batch(Path(filepath)))
 
@@ -351,12 +352,13 @@ class DataProto:
         self.batch, self.non_tensor_batch = ordered.batch, ordered.non_tensor_batch
 
     def repeat(self: Proto, repeat_times: int = 2, interleave: bool = True) -> Proto:
-        """Each row `repeat_times` times. Copies of a row are adjacent; `interleave=False` repeats the whole batch."""
+        """Repeat each row `repeat_times` times. Copies of a row are adjacent; `interleave=False` repeats the whole
+        batch."""
         rows = np.arange(len(self))
         return self._rows(np.repeat(rows, repeat_times) if interleave else np.tile(rows, repeat_times))
 
     def sample_level_repeat(self: Proto, repeat_times: Sequence[int] | Array | Tensor) -> Proto:
-        """Row i `repeat_times[i]` times. The copies of a row are adjacent."""
+        """Repeat row i `repeat_times[i]` times. The copies of a row are adjacent."""
         require(isinstance(repeat_times, list | tuple | np.ndarray | Tensor), "repeat_times must be a list of numbers")
         times = np.asarray(repeat_times, dtype=np.int64)
         require(times.shape == (len(self),), f"repeat_times has shape {list(times.shape)}; it must be [{len(self)}]")
@@ -381,7 +383,7 @@ class DataProto:
         return repeated
 
     def get_data_info(self) -> str:
-        """The names, shapes and types of all fields, a line each."""
+        """The names, shapes and types of all fields, with a line for each field."""
         return description({} if self.batch is None else self.batch, self.non_tensor_batch, self.meta_info)
 
     def print_size(self, prefix: str = "") -> None:

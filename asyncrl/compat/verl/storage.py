@@ -1,7 +1,8 @@
 """Stores a batch as one safetensors file, which cannot contain code, unlike a pickle.
 
-Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`. Numbers and texts are stored
-as such; any other value is a list whose first element is a mark for the type (`_Mark`).
+Tensors are under `batch/NAME`. Arrays and `meta_info` are one msgpack text under `about`. Null, booleans,
+numbers, texts and bytes are stored as such. Any other value, such as a list or an integer that msgpack lacks, is a list
+whose first element is a mark for the type (`_Mark`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def write_batch(path: Path, batch: TensorBatch | None, arrays: Mapping[str, Arra
 
 
 def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[str, Any]]:
-    """The parts of a batch, on the CPU. Raises DataError: the file is missing, or `write_batch` did not write it."""
+    """The parts of a batch, on the CPU. Raises DataError: the file is missing, damaged, or not of `write_batch`."""
     if not path.exists():
         raise DataError(f"{path}: the file does not exist")
     try:
@@ -90,8 +91,8 @@ def read_batch(path: Path) -> tuple[TensorBatch | None, dict[str, Array], dict[s
     ) as error:
         # torch raises RuntimeError for content that does not fit its shape. RecursionError is a RuntimeError too.
         raise DataError(
-            f"save_to_disk did not write {path}: {error}. verl's own files are pickles, which may run any program and "
-            "are never read: load them with verl, and build a batch from their fields"
+            f"{path} is not a whole batch of save_to_disk: {error}. verl's own files are pickles, which may run any "
+            "program and are never read: load them with verl, and build a batch from their fields"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""`TensorBatch`: named tensors with the same first dimension, the batch.
+"""`TensorBatch`: named tensors whose first dimension is the batch.
 
 The class has the part of tensordict's interface that programs for verl use, such as `data.batch["x"]`,
 `data.batch.keys()` and `data.batch.batch_size`. The package tensordict is avoided because each of its builds fits only
@@ -147,7 +147,7 @@ class TensorBatch:
         return self
 
     def to(self, device: str | int | torch.device) -> TensorBatch:
-        """A copy of the batch on `device`."""
+        """The batch with its tensors on `device`. Tensors that are there already are not copied."""
         return TensorBatch(self, self.batch_size, torch.device(device))
 
     def cpu(self) -> TensorBatch:

@@ -168,8 +168,8 @@ def check_widths(batch: Any) -> None:
 def to_labels(data: DataProto, scorer: str = "verl") -> list[Labels]:
     """The labels of a batch's trajectories, in the order of `to_trajectories`.
 
-    The reward is the sum of token_level_scores in the trajectory's last row. Missing fields are left out; a missing
-    outcome is `acc`, else the reward.
+    The reward is the sum of token_level_scores in the trajectory's last row. Missing fields are left out. If the
+    outcome is missing, it is `acc`, or the reward if `acc` is missing too.
 
     Raises DataProtoError: the batch has no token_level_scores.
     """

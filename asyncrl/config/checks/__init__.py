@@ -1,7 +1,7 @@
 """The combinations of options that cannot work.
 
 `conflicts.py` runs all checks. Every other file has the checks of one section or topic. A check gets the sections and
-values that it compares, and yields `KEY [KEY ...]: FIX`, with the key that the user should change first.
+values that it compares, and yields `KEY [KEY ...]: FIX`. The first KEY is the one that the user should change.
 
 `config/refusals.py` adds the values, so that a refusal names the keys, their values, and the fix.
 """

@@ -9,7 +9,8 @@ from asyncrl.config.quoting import list_word
 from asyncrl.config.schema import ActorConfig, EngineConfig
 
 VLLM_COLDEST = 0.01
-"""The lowest temperature of vLLM. It replaces a lower one above 0 by this value, without an error."""
+"""The lowest temperature above 0 at which vLLM samples. It raises temperatures between 0 and this value to this value,
+without an error."""
 
 NAME_OF_ARGUMENT = re.compile(r"--[^=\s]*\s")
 """An option's name and the space before its value, if both are in one word."""

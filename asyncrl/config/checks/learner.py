@@ -109,7 +109,8 @@ def _shared_critic(critic: CriticConfig, policy_lora: LoraConfig) -> Iterator[st
 
 
 def _lengths(learner: LearnerConfig, critic_warmup: int, observe: ObserveConfig, steps: int) -> Iterator[str]:
-    """Numbers of steps that exceed the run's. `steps` is 0 for an evaluation, which trains nothing."""
+    """Numbers of steps that exceed the steps of the run, and a floor of the learning rate without a schedule. `steps`
+    is 0 if the number is not known yet, or if nothing is trained."""
     if 0 < steps <= critic_warmup:
         yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first key"
     if 0 < steps < learner.warmup_steps:

@@ -21,7 +21,7 @@ def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_
         )
     for source, needed in scoring.needs.items():
         if not needed or not set(needed) <= set(kinds):
-            yield f"scoring.needs: {source} must name at least one of the configured kinds: {', '.join(kinds)}"
+            yield f"scoring.needs: {source} must name one or more kinds, all of them configured: {', '.join(kinds)}"
         if scoring.shadow and not {"rules", GROUP_KIND} & set(needed):
             yield f"scoring.shadow scoring.needs: {source} would have no reward to train on; add rules to its kinds"
         if GROUP_KIND in needed and scoring.manager.of(source) is None:
@@ -44,7 +44,8 @@ def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
             "the second"
         )
     elif manager.batch_groups > 1 and 2 * manager.timeout_s >= stall_s:
-        # After a call of several groups times out, a call of a single group must end before there is a result.
+        # If a call for several groups times out, each group gets its own call. So the first result may take two
+        # timeouts.
         yield (
             "scoring.manager.timeout_s scoring.stall_s: a call of several groups (batch_groups) that hangs is tried "
             "again for each group, and the scorer would count as hung; the first must be less than half the second"

@@ -34,7 +34,7 @@ from asyncrl.config.schema.scoring import (
 
 @dataclass
 class TrainConfig:
-    """Everything."""
+    """All sections of the configuration."""
 
     run: RunConfig = field(default_factory=RunConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

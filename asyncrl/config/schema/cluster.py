@@ -37,7 +37,7 @@ class RayConfig:
 
 @dataclass
 class AutoscaleConfig:
-    """Automatic numbers of actors and scorers, by the bottleneck of the run (docs/cluster.md)."""
+    """The numbers of actors and scorers, which a run adapts to its bottleneck (docs/cluster.md)."""
 
     actors: list[int] = option(
         [], "smallest and largest number of actors, as [1, 8]; empty: a fixed number", f"[1, {MOST}]"

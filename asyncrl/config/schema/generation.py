@@ -41,8 +41,8 @@ class ActorConfig:
     )
     environment: str | None = option(
         None,
-        "dotted path of an environment class: an object holds the state of one episode, and its methods are the "
-        "tools, instead of actor.tools (docs/environments.md)",
+        "dotted path of an environment class: an object holds the state of one episode, and its methods replace "
+        "actor.tools (docs/environments.md)",
         fixed="all members of a group are played in one environment",
         secret="none",
     )
@@ -57,8 +57,8 @@ class ActorConfig:
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
         None,
-        "largest share of the latest episodes, or scorings, that may fail; a run that is above it for a minute ends; "
-        "null: no limit. A run whose first episodes all fail ends in any case (docs/faults.md)",
+        "a run ends if at least this share of its latest episodes, or scorings, failed for a minute; null: no limit. "
+        "A run whose first episodes all fail ends in any case (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(
@@ -121,8 +121,8 @@ class ActorConfig:
     )
     agent: str | None = option(
         None,
-        "agent that plays the episodes instead: a dotted path (docs/agents.md), or openenv or nemo_gym for servers of "
-        "these projects (docs/environments.md)",
+        "agent that plays the episodes instead of the actor: a dotted path (docs/agents.md), or openenv or nemo_gym "
+        "for servers of these projects (docs/environments.md)",
         fixed="all members of a group are played by one agent",
     )
     agent_options: dict[str, Any] = option(
@@ -131,16 +131,19 @@ class ActorConfig:
     )
     agent_command: list[str] = option(
         [],
-        "program, with its arguments, that plays the episodes instead (docs/agents.md)",
+        "program, with its arguments, that plays the episodes instead of the actor (docs/agents.md)",
         fixed="all members of a group are played by one agent",
     )
     agent_processes: int | None = option(
-        None, "programs that stay and play one episode after another; null: a new program for each episode", "[1, inf)"
+        None,
+        "number of programs of actor.agent_command, each of which plays one episode after another; null: a new program "
+        "for each episode",
+        "[1, inf)",
     )
     agent_environment: dict[str, str] = option(
         {},
-        "environment variables of the program, in addition to PATH, HOME, LANG, LC_ALL, TMPDIR, USER and "
-        "PYTHONUNBUFFERED",
+        "environment variables of the program actor.agent_command, in addition to PATH, HOME, LANG, LC_ALL, TMPDIR, "
+        "USER and PYTHONUNBUFFERED",
         secret="all",
     )
     agent_sessions: bool = option(
@@ -161,7 +164,7 @@ class ActorConfig:
         16384, "most tokens of all sequences of an episode together (docs/agents.md)", "[1, inf)"
     )
     chat_api_host: str = option("127.0.0.1", "address at which agents reach the policy (docs/agents.md)")
-    chat_api_port: int = option(0, "port at that address; 0: any free port", "[0, 65535]")
+    chat_api_port: int = option(0, "port at actor.chat_api_host; 0: any free port", "[0, 65535]")
     step_split: str = option(
         "turn",
         "unit that gets a step score: turn, paragraph, line, or the dotted path of a function that splits a turn",

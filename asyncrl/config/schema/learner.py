@@ -40,8 +40,8 @@ class LearnerConfig:
     shared_prefixes: bool | None = option(
         None,
         "compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and keep "
-        "groups together where that is faster; null: only prefixes of at least 32 tokens and an eighth of the "
-        "sequence (half of it on GPUs)",
+        "groups together where that is faster; null: only if the prefix has at least 32 tokens and an eighth of "
+        "the sequence's tokens (half of them on GPUs)",
     )
     optimizer: str = option(
         "adamw",
@@ -98,7 +98,7 @@ class LearnerConfig:
         choices=("accuracy", "outcome", "reward"),
     )
     eval_every: int = option(
-        0, "steps between two evaluations on data.eval, the first before step 1; 0: none", "[0, inf)"
+        0, "steps between two evaluations on data.eval; the first one is before step 1; 0: none", "[0, inf)"
     )
     eval_attempts: int = option(
         1,
@@ -218,7 +218,7 @@ class CriticConfig:
         "learner.lr applies to both",
         fixed="it changes the models in the checkpoints",
     )
-    weight: float = option(0.5, "critic.shared: weight of the critic's loss relative to the policy's", "[0, inf)")
+    weight: float = option(0.5, "with critic.shared: weight of the critic's loss relative to the policy's", "[0, inf)")
     warmup_steps: int = option(
         0, "number of first learner steps that train only the critic, and not the policy", "[0, inf)"
     )
@@ -231,7 +231,7 @@ class ImplicitConfig:
 
     train: bool = option(
         False,
-        "train the implicit reward model in the learner; otherwise algorithm=prime reads the scores of scoring.prm",
+        "train the implicit reward model in the learner; false: algorithm=prime reads the scores of scoring.prm",
         fixed="it decides whether the checkpoints hold this model",
     )
     path: str | None = option(
@@ -269,8 +269,8 @@ class SftConfig:
     weight: float = option(0.1, "weight of this loss relative to the policy's", "[0, inf)")
     schedule: str = option(
         "constant",
-        "how the weight falls from step 0 until it is zero at step algorithm.sft.steps; from then on, no "
-        "demonstrations are read",
+        "how the weight changes; linear, cosine: it falls from step 0 to zero at step algorithm.sft.steps, from which "
+        "on no demonstrations are read",
         choices=("constant", "linear", "cosine"),
     )
     steps: int | None = option(
@@ -293,8 +293,9 @@ class SftConfig:
     )
     overlong: str = option(
         "refuse",
-        "treatment of longer demonstrations, also for `asyncrl sft`; refuse: the start refuses them; leave_out: they "
-        "are left out and counted; cut: their end is cut off, and they are counted",
+        "treatment of demonstrations that are longer than algorithm.sft.max_tokens, also for `asyncrl sft`; refuse: "
+        "the start refuses them; leave_out: they are left out and counted; cut: their end is cut off, and they are "
+        "counted",
         choices=("refuse", "leave_out", "cut"),
         fixed="a resumed run continues at a row number of the remaining demonstrations",
     )
@@ -333,11 +334,11 @@ class AlgorithmConfig:
     )
     proximal: str = option(
         "auto",
-        "source of the proximal log-probs; auto: recompute, unless the training pass gives the same values in time or "
-        "no part reads them",
+        "source of the proximal policy's log-probs (docs/algorithms.md); auto: the training pass if its values are "
+        "sufficient, else recompute, which is one more forward pass at the start of a step",
         choices=("auto", "recompute", "interpolate", "interpolate_linear", "behaviour"),
     )
-    stream: list[PartConfig] = option([], "weight streams: further losses, and which sequences each of them trains")
+    stream: list[PartConfig] = option([], "weight streams: further losses, each with a weight for every sequence")
     kl: PartConfig = option(PartConfig("none"), "KL to the reference policy")
     aggregation: PartConfig = option(PartConfig("token-mean"), "how the losses of tokens become one number")
     entropy_weight: float = option(0.0, "weight of the entropy bonus", "[0, inf)")

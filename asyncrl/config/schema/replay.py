@@ -77,7 +77,7 @@ class ReplayConfig:
         choices=("none", "window", "all"),
     )
     retention_steps: int = option(100, "learner steps that retention=window keeps", "[1, inf)")
-    reissue_evicted: bool = option(False, "run the task of a group again that was evicted because of its age")
+    reissue_evicted: bool = option(False, "if a group is evicted because of its age, run its task again")
     oversample: float = option(1.0, "episodes started per trained episode, to make up for refused groups", "[1, inf)")
     spare_batches: float | None = option(
         0.5,

@@ -62,8 +62,8 @@ class ModelConfig:
     )
     activations: float | None = option(
         None,
-        "share of the layers' activations that is kept for the backward pass; the rest is computed again: 0 needs the "
-        "least memory, and a third more time; null: on GPUs as much as fits, 1 on the CPU",
+        "share of the layers' activations that is kept for the backward pass, while the rest is computed again; 0 "
+        "needs the least memory and a third more time; null: on GPUs as much as fits into memory, on the CPU 1",
         "[0, 1]",
     )
     compile: bool | None = option(
@@ -119,9 +119,9 @@ class DataConfig:
     )
     columns: dict[str, str] = option(
         {},
-        "columns of the files by field, such as {prompt: question, ground_truth: answer}: prompt, ground_truth, "
-        "data_source, tools and environment; any other name is a field of extra_info; empty: the columns of verl's "
-        "layout",
+        "columns of the files by field, such as {prompt: question, ground_truth: answer}; the fields are prompt, "
+        "ground_truth, data_source, tools and environment, and any other name is a field of extra_info; empty: the "
+        "columns of verl's layout",
         fixed="stored groups name rows with these values",
         secret="none",
     )
@@ -222,8 +222,8 @@ class ObserveConfig:
     )
     keep_episodes_mb: int = option(
         512,
-        "megabytes of kept episodes, an eighth of it for evaluations; above this size, the episodes of some steps are "
-        "deleted, evenly over the run",
+        "most megabytes of kept episodes, an eighth of them for evaluations; above this size, the episodes of some "
+        "steps are deleted, evenly over the run",
         "[1, inf)",
     )
     profile_steps: list[int] = option(

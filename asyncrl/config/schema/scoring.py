@@ -51,17 +51,19 @@ class ShapingConfig:
         choices=("clip", "delta"),
     )
     clip_eta: float = option(0.5, "number that clip subtracts from a score")
-    enable_anti_hack: bool = option(True, "turn on the next five keys, and leave out repeated steps")
+    enable_anti_hack: bool = option(
+        True, "turn on the next five options, from stop_at_answer to max_resp_len, and leave out repeated steps"
+    )
     stop_at_answer: bool = option(True, "steps after the first final answer count only if their score is negative")
     answer_pattern: str = option(r"####|\\boxed|(?i:\banswer\s*(?:is|:|=))", "regular expression of a final answer")
-    incorrect_answer_penalty: float = option(0.0, "added to the reward of a wrong answer", "(-inf, 0]")
+    incorrect_answer_penalty: float = option(0.0, "number that is added to the reward of a wrong answer", "(-inf, 0]")
     max_step_tokens: int = option(
         512, "a step with more policy tokens keeps its score only if the score is negative", "[1, inf)"
     )
     max_resp_len: int = option(
         1024, "in an episode with more policy tokens, steps keep only negative scores", "[1, inf)"
     )
-    prm_acc_bonus_weight: float = option(0.0, "added to the reward of a right answer", "[0, inf)")
+    prm_acc_bonus_weight: float = option(0.0, "number that is added to the reward of a right answer", "[0, inf)")
     length_bonus_weight: float = option(0.0, "largest bonus of a right answer for its length", "[0, inf)")
     target_response_length: int = option(
         400, "policy tokens at which the bonus is largest; from twice this length on it is 0", "[1, inf)"
@@ -147,7 +149,7 @@ class ManagerConfig:
         fixed="stored episodes wait for these kinds of scores",
     )
     batch_groups: int = option(1, "most groups that one call of the manager gets", "[1, inf)")
-    timeout_s: float = option(300.0, "seconds that one call may take", "(0, inf)")
+    timeout_s: float = option(300.0, "seconds that one call of the manager may take", "(0, inf)")
 
     def of(self, source: str) -> Mapping[str, Any] | None:
         """The settings of a data source's manager, by the keys of `sources`. `None`: the source has no manager."""
@@ -172,7 +174,9 @@ class GuardConfig:
         "smallest rise of the mean reward over the window for an alarm; there is no alarm if outcomes rise as much",
         "(0, inf)",
     )
-    agreement_fall: float = option(0.05, "smallest fall of the agreement over the window for an alarm", "(0, inf)")
+    agreement_fall: float = option(
+        0.05, "smallest fall, over the window, of the agreement of step scores with outcomes for an alarm", "(0, inf)"
+    )
 
 
 @dataclass
@@ -230,8 +234,8 @@ def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
 
 
 def may_give(config: ScoringConfig, score: str) -> bool:
-    """True if labels of some data source may have this score. Further numbers that a rule or manager returns always
-    pass."""
+    """True if labels of some data source may have this score. Further numbers that a rule or manager returns are
+    always accepted."""
     kind, _, name = score.partition("/")
     shaping, has_manager = config.shaping, any(map(config.manager.of, ("", *config.manager.sources)))
     if name:

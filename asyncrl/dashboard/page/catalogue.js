@@ -11,7 +11,7 @@ const digits = { only: /^\d+$/ };
 
 const RATIO_BINS = 8;
 
-/** The bounds of a bin of ratios: 8 is around 1, 9 to 16 are above, 7 to 0 the inverse. */
+/** The bounds of a bin of ratios: bin 8 is around 1, bins 9 to 16 are above it, and bins 7 to 0 mirror these. */
 function ratioBin(name) {
   const far = Number(name) - RATIO_BINS;
   const [low, high] = [0, 1].map((more) => 2 ** (2 ** (Math.abs(far) - 7 + more)));
@@ -24,8 +24,9 @@ function shown(ratio) {
   return String(Number(ratio.toPrecision(3)));
 }
 
-/** Each figure: `id`, `title`, `group`, `lines` (see linesOf), `unit`, `about`; `stack`: its lines add up; `marks`: few
- * points, which are marked; `ramp`: its lines have an order, shown by their colours; `least` and `most` of its y axis. */
+/** Each figure: `id`, `title`, `group`, `lines` (see linesOf), `unit`, `about`; `stack`: its lines add up; `marks`: it
+ * has few points, and each is marked; `ramp`: its lines have an order, shown by their colours; `least` and `most` of its
+ * y axis. */
 export const FIGURES = [
   ...group("Learning", [
     ["reward", "Reward", [learner("reward/mean", "mean"), learner("reward/max", "largest"), learner("reward/min", "smallest")],

@@ -58,7 +58,7 @@ export class Chart {
   }
 
   /** Draws `figure`: `title`, `unit`, `axis` (of `AXES`), `range` ([first, last] or null), `stack` (whether lines are
-   * summed up), `lines` (`label`, `x`, `y`, `colour`, `dash`, `raw` for the same before smoothing, `marks` for points),
+   * summed up), `lines` (`label`, `x`, `y`, `colour`, `dash`, `raw` for the values before smoothing, `marks` for points),
    * `least` and `most` of the y axis if they are fixed. */
   draw(figure) {
     this.#drawn = figure;
@@ -136,7 +136,7 @@ export class Chart {
     if (width > 0) plot.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
   }
 
-  /** A click without a drag. uPlot does not report the click at the end of a drag. */
+  /** Handles a click without a drag. uPlot does not report the click at the end of a drag. */
   #clicked() {
     const at = this.#plot?.cursor.idx ?? null;
     if (at !== null) this.settings.onPlace?.(this.#plot.data[0][at]);
@@ -153,7 +153,7 @@ export class Chart {
     fill(this.#legend, element("span", { class: "place" }), items);
   }
 
-  /** The values at the row `index`; without one, the last of each line. */
+  /** Shows the values at the row `index`; without an index, the last value of each line. */
   #showValues(index) {
     if (!this.settings.legend || !this.#drawn || this.#legend.childElementCount === 0) return;
     const { lines, unit, axis } = this.#drawn;

@@ -1,7 +1,7 @@
 // The choices of colouring the tokens of an episode: for each choice the colour of a value, and its legend.
 //
-// Blue and orange, since most people who confuse colours tell these two apart. A colour is the background of a token,
-// and lets the text stay readable on light and on dark pages.
+// The colours are blue and orange, since most people who confuse colours tell these two apart. A colour is
+// the background of a token, and lets the text stay readable on light and on dark pages.
 
 import { number } from "./text.js";
 
@@ -15,7 +15,7 @@ function shade(colour, strength) {
   return `rgb(${colour} / ${(Math.max(0, Math.min(1, strength)) * STRONGEST).toFixed(3)})`;
 }
 
-// Values on both sides of a middle: blue above, orange below.
+// Colours values on both sides of a middle: blue above, orange below.
 function twoSided(middle, reach, distance = (value) => value - middle) {
   return (value) => {
     const from = distance(value) / (reach || 1);

@@ -2,8 +2,8 @@
 
 import { readable } from "./text.js";
 
-/** A new element. `attributes`: `class`, `aria-label` and so on; one that begins with "on" is a listener; `false` and
- * null leave it out. Children are nodes, or anything else as its text. */
+/** A new element. `attributes`: `class`, `aria-label` and so on; one that begins with "on" is a listener. An
+ * attribute with the value `false` or null is left out. Children are nodes, or anything else as its text. */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {

@@ -1,5 +1,5 @@
-// The tab of kept episodes: a table that the server filters, sorts and pages. With an episode in the state of the page,
-// that episode instead; with `view=dead`, the dead letters.
+// The tab of kept episodes: a table that the server filters, sorts and pages. If the state of the page names
+// an episode, the tab shows that episode instead. With `view=dead` it shows the dead letters.
 //
 // Keys of the state: `run`, one of several that are shown; a filter by its name; `sort`; `offset`; `episode`, STEP/ID;
 // `view`; and those of an episode's page.

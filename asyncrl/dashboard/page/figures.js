@@ -103,7 +103,8 @@ export function open(main, page) {
   };
 }
 
-/** The metrics of all runs: `names` as FILE:NAME, and of each its newest value and, if asyncrl knows it, its meaning. */
+/** The metrics of all runs: `names` as FILE:NAME, and for each its newest value and, if the metric is
+ * asyncrl's, its meaning. */
 function joined(catalogues) {
   const [values, meanings] = [{}, {}];
   for (const catalogue of catalogues) {

@@ -1,4 +1,5 @@
-// From the rows of a run's files to the lines of a figure: which column, of which files, summed or one by one.
+// Makes the lines of a figure from the rows of a run's files. A line is a column of one file, or its sum or mean over
+// several files.
 
 const FORGOTTEN_S = 30;
 

@@ -56,7 +56,7 @@ export function open(main, page) {
   };
 }
 
-/** One run. */
+/** The card of one run. */
 class Card {
   constructor(run, page) {
     Object.assign(this, { run, page, told: null });
@@ -165,7 +165,7 @@ function figureLink(id) {
   return element("a", { href: link({ tab: "figures", show: id }), "aria-label": "Show this figure large" }, "\u2922");
 }
 
-/** "reward 0.91 → 1.41": the means of the first and last tenth. */
+/** "reward 0.91 → 1.41": the means of the first and the last tenth of the values. */
 function changed(name, values, unit) {
   if (values.length === 0) return null;
   const part = Math.max(1, Math.floor(values.length / 10));

@@ -17,7 +17,7 @@ export class Panel {
   #near = false;
   #observer;
 
-  /** `run`: a figure that stacks its lines shows one run. `tools` are elements next to the title. */
+  /** `run`: the only run of a figure that stacks its lines. `tools` are elements next to the title. */
   constructor(figure, { run = null, tools = [], chart = {} } = {}) {
     Object.assign(this, { figure, run });
     this.#chart = new Chart({ ...chart, title: figure.title });

@@ -82,7 +82,7 @@ export class Store {
     return (await Promise.all(reads)).some(Boolean);
   }
 
-  /** True if a series of `runs` was requested since, and is not read yet. */
+  /** True if a requested series of `runs` is not read yet. */
   isMissing(runs) {
     return [...this.#series.values()].some((series) => series.missing && runs.some((run) => run.key === series.run));
   }

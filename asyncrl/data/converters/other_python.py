@@ -15,7 +15,7 @@ from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 PROGRAMS = Path(asyncrl.__file__).parent / "agents" / "programs"
-"""The folder of programs that run in other Pythons. It is a path, since this room must not import `agents`."""
+"""The folder of programs that run in other Pythons. It is a path, since this package must not import `agents`."""
 REASON_LINES = 3
 
 

@@ -69,8 +69,8 @@ def _texts(pairs: list[tuple[Any, Any]]) -> str:
 
 
 def _asserts(function: str, row: Row, pairs: list[tuple[Any, Any]]) -> str:
-    """An assertion for each test. As in the tests of APPS, a tuple counts as a list, and if the expected output is a
-    list, its first item is right as well: APPS puts most results into a list of one.
+    """An assertion for each test. As in the tests of APPS, a tuple counts as a list. If the expected output is a list,
+    its first item is right as well, because APPS puts most results into a list of one item.
     """
     called = f"Solution().{function}" if "class Solution" in str(row.get("starter_code")) else function
     lines = ["def plain(found):\n    return list(found) if isinstance(found, tuple) else found"]

@@ -65,7 +65,7 @@ def _dataset(source: str, name: str, options: Mapping[str, Any]) -> Any:
         raise DataError(f"{source}: name each of its data sets as a separate source, in a list")
     try:
         dataset = reasoning_gym.create_dataset(name, **options)
-        len(dataset)  # Fails if the size is not an integer, which the constructor does not check.
+        len(dataset)  # This fails if the size is not an integer, which the constructor does not check.
         return dataset
     except Exception as error:
         raise DataError(f"{source}: reasoning-gym refuses the options: {reason_of(error)}") from error
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
             return {_PAIRS: [[_plain(key), _plain(each)] for key, each in value.items()]}
         case None | str() | bool() | int() | float():
             return value
-    if hasattr(value, "tolist"):  # A number or an array of NumPy.
+    if hasattr(value, "tolist"):  # This is a number or an array of NumPy.
         return _plain(value.tolist())
     raise TypeError(f"{value!r:.100} of the type {type(value).__name__} cannot be written as text")
 

@@ -23,7 +23,7 @@ def published_rows(source: str) -> Iterator[tuple[str, Row]]:
     """The position and the values of each row, such as `a.jsonl: line 3`. Raises DataError.
 
     Files may be Parquet, JSON lines, JSON lists, or single JSON objects. `source` means the same as in `data.train`,
-    but a folder is also searched below.
+    but the folders within a folder are searched, too.
     """
     for path in _files(source):
         if path.suffix in JSON_SUFFIXES:
@@ -76,7 +76,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
             try:
                 whole = msgspec.json.decode(content, type=Row | list[Row])
             except msgspec.DecodeError:
-                pass  # Perhaps JSON lines, which are read below.
+                pass  # The file may have JSON lines, which are read below.
             else:
                 rows = whole if isinstance(whole, list) else [whole]
                 yield from ((f"{path}: row {row}", values) for row, values in enumerate(rows))

@@ -1,4 +1,5 @@
-"""The assignment of sessions to endpoints: a session stays where its prefix is cached, a new one takes the emptiest.
+"""The assignment of sessions to endpoints. A session stays where its prefix is cached; a new session goes to the
+endpoint with the fewest sessions.
 
 Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
 last of these sessions has ended, while the other endpoints take newer versions.

@@ -4,7 +4,8 @@
 
 Invariants:
 
-- A server's process is started only in our turn. If the learner requests the GPUs meanwhile, it waits for the start.
+- A server's process is started only in our turn, which is the servers' turn. If the learner requests the GPUs
+  meanwhile, it waits until the server has started.
 - In `ending`, each endpoint ends its requests, and its server frees weights and cache. The interrupted turns continue
   later. A server that fails here, or takes longer than `RELEASE_S`, is killed, since it may still have memory.
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
@@ -79,7 +80,6 @@ class ServerTurns:
 
     def counters(self) -> dict[str, float]:
         """The counts since the start: turns, seconds from the learner's request to the return of the lock, and seconds
-
         from the beginning of a turn to the first ready server.
         """
         return dict(self._counts)
@@ -170,7 +170,8 @@ class ServerMemory:
         """End the server's process if it failed after freeing memory and before it had allocated all of it again."""
         if self._freed:
             process = self._turns.process(self._server.url)
-            # Not if the process that freed memory has ended, which made our call fail, and another one was started.
+            # The process that freed memory may have ended, which made our call fail. A process started since must not
+            # be killed.
             if process.starts == self._freed_by:
                 process.end()
         self._freed.clear()

@@ -64,7 +64,7 @@ def behind_router(url: str) -> Discovery:
 
 
 async def _workers(http: Http) -> list[str]:
-    """Ask a router for its workers. Newer ones answer {"workers": [{"url": ...}]}, older ones {"urls": [...]}."""
+    """Ask a router for its workers. Newer routers answer {"workers": [{"url": ...}]}, older routers {"urls": [...]}."""
     try:
         answer = await http.get("/workers", ROUTER_S)
     except ServerRefusedError:

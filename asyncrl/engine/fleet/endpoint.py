@@ -178,7 +178,8 @@ class Endpoint:
         self._requests.interrupt()
 
     async def leave(self, grace_s: float) -> None:
-        """Give the server up. Requests in flight may end within `grace_s`, unless this interrupts an update."""
+        """Give the server up. Requests in flight may end within `grace_s` if the endpoint is READY and its version is
+        proved. If not, they are ended at once."""
         grace_s = grace_s if self.ready and not self.updater.proving else 0.0
         self._keeper.cancel()
         try:

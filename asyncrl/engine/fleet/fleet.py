@@ -1,8 +1,8 @@
 """The fleet: many servers as one `Engine` (see base).
 
-A turn keeps its tokens and continues through updates, aborts and lost servers until it is complete. If a server dies,
-only its current request is sampled again, so each request covers at most one segment of a turn. A turn under a grammar
-is one request: see partial_turn.
+A turn keeps its tokens and continues through updates, aborts and lost servers until it is complete. Each request covers
+at most one segment of a turn, so that only this segment is sampled again if the server dies. A turn under a grammar is
+one request: see partial_turn.
 
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
 get requests. An update returns once the first server serves it. The remaining servers follow independently, so a slow
@@ -201,7 +201,8 @@ class Fleet:
     async def _offer(self, version: int, weights: Weights, check: CanaryCheck | None) -> None:
         if check is not None:
             check.canary.check_ids(self._vocabulary)
-        # Checked here, since servers do not: SGLang ignores an unknown name, and a wrong shape crashes it.
+        # Names and shapes are checked here, since servers do not check them: SGLang ignores an unknown name, and a
+        # wrong shape crashes it.
         if isinstance(weights, Folder):
             assert self._folders is not None
             weights.manifest.check_covers(self.expected)
@@ -213,9 +214,8 @@ class Fleet:
         self._on_change()
 
     def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
-        """True if all servers except the leased one are lost, and one of them has failed the canary of `version` since.
-
-        `before` has the number of its earlier failures by url.
+        """True if all servers except the leased one are lost, and one of them has failed the canary of `version` since
+        the update began. `before` has the number of failures of each server before the update, by url.
         """
         asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
         refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())
@@ -248,7 +248,7 @@ class Fleet:
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 
     def _canary_counters(self) -> dict[str, float]:
-        """The figures of the server with the largest difference, and the failures of all servers."""
+        """The canary's figures of the server with the largest difference, and the failures of all servers."""
         judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
         worst = max(judges, key=lambda judge: judge.difference)
         return {**worst.counters, "canary_failures": self._counts["canary_failures"]}
@@ -332,7 +332,6 @@ class Fleet:
 
     async def _ready(self, session: str) -> Endpoint:
         """Wait for an endpoint that can serve the session. Raises EngineError: none is ready for `wait_s`, not counting
-
         the learner's turns on shared GPUs.
         """
         wait_s = self._settings.wait_s
@@ -384,8 +383,8 @@ class Fleet:
 
     def _rests(self) -> bool:
         """True in the learner's turn on the GPUs, and after it until the version that the learner published has
-        come."""
-        # The actor fetches that version only once a server has the version before it.
+        arrived."""
+        # The actor fetches the learner's version only once a server has the version before it.
         if self._shared is None:
             return False
         newest = self._newest.version if self._newest is not None else NO_VERSION

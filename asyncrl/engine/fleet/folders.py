@@ -80,7 +80,7 @@ class Folders:
         try:
             before = self.directory.stat().st_mtime
             os.utime(self.directory)
-            # Both times are from the file system's clock, which may differ from this machine's.
+            # This and all time stamps are from the file system's clock, which may differ from this machine's.
             now = self.directory.stat().st_mtime
             if now - before > self._load_s:
                 # This machine was suspended: its other actors may not have updated their directories yet.

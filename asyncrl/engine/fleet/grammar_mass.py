@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 async def measure_grammar(
     turn: PartialTurn, endpoint: Endpoint, images: Sequence[PlacedImage] = ()
 ) -> NDArray[np.float32]:
-    """Measure Z float32[G] for the sampled tokens of a whole turn, by the server that has just sampled it.
+    """Measure Z float32[G] for the sampled tokens of a whole turn, on the server that has just sampled it.
 
     The prompt has `images`. Z is 0 where it is unknown: at a temperature other than 1, for tokens from older weights,
     and if the server fails.

@@ -18,7 +18,7 @@ _NO_TOKENS = Segment(np.zeros(0, np.int32), np.zeros(0, np.float32), (), "cut")
 
 
 class PartialTurn:
-    """A turn that continues `prompt`: the segments from the requests so far.
+    """A turn that continues `prompt`. It has the segments from the requests so far.
 
     - One request samples at most `segment_tokens`; 0: the whole turn.
     - A turn under a grammar is one request, and starts over when it is interrupted: a server that continued it would
@@ -115,7 +115,7 @@ def without_recomputed(segment: Segment, prompt: int) -> Segment:
 
 
 def _versions(segment: Segment) -> NDArray[np.int32]:
-    """The versions of a segment's tokens, from labels VERSION-OWNER."""
+    """The versions of a segment's tokens, read from its labels, which have the form VERSION-OWNER."""
     versions = np.empty(len(segment.tokens), np.int32)
     for span in segment.spans:
         versions[span.start : span.end] = int(span.label.partition("-")[0])

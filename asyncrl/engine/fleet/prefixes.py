@@ -1,7 +1,8 @@
 """Counts recomputed tokens, whose keys and values this server or another one has computed before.
 
 The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
-until an update flushes them or the server is lost. Then it computes them again. Another server always does so.
+until an update flushes them or the server is lost. Then it computes them again. A different server always has to
+compute them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class ComputedPrefixes:
 
     def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool, flushes: bool) -> int:
         """Count the tokens that the server at `url` computed again for a request of `prompt` tokens, answered by
-
         `segment`. `retracts`: after an update during a request, the server computes the sampled tokens again.
         `flushes`: it also computes the prompt again, after an update during a request or between two requests.
         """

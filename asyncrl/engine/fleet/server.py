@@ -1,7 +1,7 @@
 """The fleet's protocol of one inference server: SGLang, vLLM or another one.
 
 A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. The label
-shows that a server has weights from another actor, or has loaded its own folder's weights after a restart.
+shows if a server has weights from another actor, or has loaded its own folder's weights after a restart.
 """
 
 from __future__ import annotations
@@ -75,9 +75,10 @@ def as_segment(
 ) -> Segment:
     """Make the segment of a request with `sampling`, which the server ended for `reason`.
 
-    The last token decides first, then `reason`. Servers also stop at end tokens that the model's files name. If such a
-    token is not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended,
-    since the grammar allows no further token. `reason` may be an abort in the step in which the request ended anyway.
+    If the last token is in `stop`, `finish` is stop for any `reason`: the reason may be an abort even if the request
+    ended by itself in the same step. Servers also stop at end tokens that the model's files name. If such a token is
+    not in `stop`, the segment is cut, and the turn continues after it; under a grammar the turn has ended, since the
+    grammar allows no further token.
     """
     finish = "length" if len(tokens) >= sampling.max_new_tokens or reason == "length" else "cut"
     if tokens and (tokens[-1] in stop or (sampling.grammar is not None and reason == "stop")):
@@ -93,7 +94,7 @@ def check_segment(segment: Segment, vocabulary: int) -> None:
         raise ServerFaultError(f"{count} tokens have {len(logprobs)} log-probs and the versions {spans}")
     if not count:
         return
-    # A comparison with nan is false.
+    # A comparison with nan is false, so nan is refused, too.
     if not (logprobs.min() > -np.inf and logprobs.max() <= MAX_LOGPROB):
         raise ServerFaultError("some log-probs are not finite, or above 0")
     if (largest := segment.tokens.max()) >= vocabulary:
@@ -209,7 +210,7 @@ class FreeingServer(InferenceServer, Protocol):
     """A server that can share its GPUs with the learner."""
 
     async def free(self, memory: Sequence[str]) -> None:
-        """Free the memory of these kinds of `MEMORY`, which the idle server has; its contents are lost."""
+        """Free the idle server's memory of these kinds (see `MEMORY`). Its contents are lost."""
 
     async def regain(self, memory: Sequence[str]) -> None:
         """Allocate the freed memory of these kinds again."""

@@ -28,8 +28,7 @@ class FleetSettings:
 
     @property
     def salted(self) -> bool:
-        """True if sessions keep their prefixes through updates. Each session uses the prefix cache of the version under
-
-        which it began. Otherwise every update flushes the cache.
+        """True if sessions keep their prefixes through updates. Then each session uses the prefix cache of the version
+        under which it began. False if every update flushes the cache.
         """
         return self.mode == "in_place"

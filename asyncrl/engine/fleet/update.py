@@ -24,7 +24,7 @@ from asyncrl.weights.threads import in_own_thread
 
 CPU = torch.device("cpu")
 BUFFERS = 8
-"""The number of buffers, each with a thread: a single one fills buffers more slowly than a GPU empties them."""
+"""The number of buffers, each with a thread. A single thread would fill buffers more slowly than a GPU empties them."""
 
 BUFFER_BYTES = 8 << 20
 
@@ -36,7 +36,7 @@ class Update:
     """The weights of `version` as they arrived: tensors, or a folder of `folders`.
 
     `label` names the weights on servers. Each server must pass the `check` before it serves them. The weights are read,
-    copied to a device or written to a folder when the first server needs it, and then shared by all servers.
+    copied to a device or written to a folder when the first server needs that form. Then all servers share the result.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ def _on_device(weights: Weights, device: torch.device) -> Tensors:
 
 
 def on_device(tensors: Tensors, device: torch.device) -> Tensors:
-    """Copy tensors to `device`; tensors that are there already are shared."""
+    """Copy tensors to `device`. Tensors that are on `device` already are shared."""
     # A GPU copies from pinned memory about eight times as fast as from other memory, but pinning all weights takes
     # longer than copying them. So they pass through a few pinned buffers.
     if device.type != "cuda" or any(tensor.device.type != "cpu" for tensor in tensors.values()):
@@ -138,7 +138,7 @@ def copy_from_host(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tens
 
     def pinned() -> torch.Tensor:
         if device.type == "cuda":
-            # A new thread's current device is the first GPU, and pinning would make a context there.
+            # A new thread's current device is the first GPU, and pinning would make a context on it.
             torch.cuda.set_device(device)
         return torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
 

@@ -9,8 +9,8 @@ other server must have no requests. Some servers queue an update after their req
 abort, and load it while answers are still arriving.
 
 An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server cannot
-answer the canary, so it first resumes its requests. An idle server gets new requests at the same time. Answers to all
-these requests wait for the verdict on the canary.
+answer the canary, so it first resumes its requests. An idle server gets new requests together with the canary. Answers
+to all these requests wait for the verdict on the canary.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ServerUpdater:
     """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
 
     It counts `canary_failures` in `counts`, and records each stop in `pauses`. `canary` has judged the newest version.
-    `refused` maps the last version whose canary the server failed to the number of failures.
+    `refused` has the last version whose canary the server has failed, with the number of failures.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class ServerUpdater:
     async def switch(self, update: Update, serving: bool, loaded: Callable[[], None] = lambda: None) -> None:
         """Update the server to `update`, which it has prepared.
 
-        `serving`: the server had a version before, so the update stops it. Then an idle server may get requests again
-        as soon as `loaded` is called; their answers wait for the verdict. After an error the server's weights are
-        unknown, and these answers wait until the next verdict. Raises ServerFaultError, WeightsError, and CanaryError:
-        the server fails the canary.
+        `serving`: the server had a version before, so the update stops it. As soon as the update has called `loaded`,
+        an idle server may get requests again; their answers wait for the verdict. After an error the server's weights
+        are unknown, and these answers wait until the next verdict. Raises ServerFaultError, WeightsError, and
+        CanaryError: the server fails the canary.
         """
         if self._settings.mode in ("in_place", "retract") and self._server.spans:
             await self._switch_paused(update, serving)
@@ -117,7 +117,7 @@ class ServerUpdater:
 
     async def _load_after_requests(self, update: Update, serving: bool) -> float:
         """Load while the server answers aborted requests. Returns the time when the last request was answered."""
-        # Only then may the cache be flushed: a request that overtook the update may have cached old prefixes.
+        # The cache is flushed only after all requests: a request that overtook the update may have cached old prefixes.
         load = asyncio.create_task(self._server.load(update))
         try:
             await self._requests.abort_all()
@@ -155,7 +155,7 @@ class ServerUpdater:
         check, server = update.check, self._server
         if check is None:
             return
-        by = f"{server.url} (by {server.route})"
+        by = f"{server.url} (loaded by {server.route})"
         try:
             try:
                 salt = update.label if self._settings.salted else None

@@ -34,7 +34,7 @@ if package is None or not PathFinder.find_spec("sglang.launch_server", package.s
 
 
 def sglang_version(python: str) -> tuple[str, str]:
-    """The version of SGLang in a Python and "", or "" and the reason why it cannot be imported there."""
+    """The version of SGLang in a Python, and "". If SGLang cannot be imported: "", and the reason."""
     try:
         printed, error = _run(python, PRINT_VERSION, {}, PROGRAM_S)
     except TimeoutError as late:

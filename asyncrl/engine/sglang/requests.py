@@ -177,7 +177,7 @@ def read_segment(
     Experts that do not fit the model are left out, since tokens without experts can be trained, too. A prompt with
     images has `shown` tokens, including the images' tokens.
 
-    Raises ServerFaultError: the answer lacks data of a trajectory, or the server saw images of other sizes.
+    Raises ServerFaultError: the answer lacks data that a trajectory needs, or the server saw images of other sizes.
     """
     try:
         decoded = _ANSWER.decode(answer)
@@ -217,7 +217,8 @@ def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> A
 
 
 def _read_routing(text: str, routing: RoutingRequest, sampled: int) -> RoutedTokens:
-    """Read the rows in base64 of int32[tokens, layers, top_k]. The numbers of layers without a router are ignored.
+    """Read the rows of an array int32[tokens, layers, top_k], which `text` has in base64. The numbers of layers without
+    a router are ignored.
 
     A start after the last row gives no rows. Raises ValueError, or its subclass RoutingError: the rows do not fit the
     model.

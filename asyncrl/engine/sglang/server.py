@@ -1,7 +1,8 @@
-"""One SGLang server, before or since SGLang 0.5.22.
+"""One SGLang server of a release before or since 0.5.22.
 
-Since 0.5.22, an update has a begin and an end call, and answers show which version sampled which token. Earlier servers
-have neither, and crash if they are flushed while they have requests, so no request may continue through an update.
+Since SGLang 0.5.22, an update has a begin and an end call, and answers show which version sampled which token. Earlier
+servers have neither, and crash if they are flushed while they have requests, so no request may continue through an
+update.
 
 With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
 in a queue. Their tokens, one for each request, are counted after the update. So they would have the new version
@@ -55,7 +56,7 @@ class SglangServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
     - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
-    - A check may take `silence_s`, a call of an update `load_s`.
+    - A check may take `silence_s`, and a call of an update may take `load_s`.
     - `settings` configure the routes of weights, and `look` finds the facts that decide on a route. The actor's own
       servers run on `taken_gpus`.
     - If the policy's `routing` is given, the server must report the experts of tokens.
@@ -96,7 +97,7 @@ class SglangServer:
 
     @property
     def loads_after_requests(self) -> bool:
-        """True without spans: unless the server is paused, an update waits for its requests."""
+        """True if the server has no spans. In such a server an update waits for the requests, unless it is paused."""
         # With spans, tokens sampled between two parts of an update would be attributed to the new version.
         return not self.spans
 
@@ -142,7 +143,7 @@ class SglangServer:
 
     async def check(self) -> None:
         """Check the server (see `InferenceServer`)."""
-        # Not by `/health`, which answers 503 during a pause; the scheduler answers `/server_info`.
+        # The scheduler answers `/server_info`, also during a pause. `/health` would then answer 503.
         await self._get("server_info")
         model = await self._get("model_info")
         if self._label is not None and model.get("weight_version") != self._label:
@@ -218,7 +219,8 @@ class SglangServer:
 
     async def flush(self) -> None:
         """Flush the cache (see `InferenceServer`)."""
-        # Repeated, since the server refuses while a request that it has just answered is still in its queues.
+        # The flush is repeated, since the server refuses it while a request that it has just answered is still in its
+        # queues.
         for _ in range(FLUSHES):
             with suppress(ServerRefusedError):
                 return await self._post("/flush_cache")

@@ -132,7 +132,7 @@ def read_segment(answer: bytes, sampling: Sampling, stop: Sequence[int], label: 
 
     `label` names the weights of all tokens; None: the answer names them.
 
-    Raises ServerFaultError: the answer lacks data of a trajectory.
+    Raises ServerFaultError: the answer lacks data that a trajectory needs.
     """
     try:
         [choice] = _ANSWER.decode(answer).choices

@@ -39,7 +39,7 @@ class VllmServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
     The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
-    `tied`: the policy's output layer is its embedding. A check may take `silence_s`, an update `load_s`.
+    `tied`: the policy's output layer is its embedding. A check may take `silence_s`, and an update may take `load_s`.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class VllmServer:
 
     async def load(self, update: Update) -> None:
         """Load the update (see `InferenceServer`). The first load after a join also tests if answers have versions."""
-        # `join` cannot test it, because this takes a request, which would kill a server in the middle of an update.
+        # `join` cannot test it: the test needs a request, which would kill a server in the middle of an update.
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(await update.folder())}}
         await self._http.post("/collective_rpc", body, self._load_s)
         if not self._tried_spans:

@@ -1,4 +1,5 @@
-"""Judges the facts of a host: each is in order, or a fault with its fix. The checks see only facts, not the host."""
+"""Judges the facts of a host: each check finds that all is in order, or names a fault and its fix. The checks see only
+the facts, not the host."""
 
 from __future__ import annotations
 
@@ -315,7 +316,7 @@ def _older(version: str) -> str:
 
 
 def launcher(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Check that this host can start the run of several hosts."""
+    """Check that this host can start a run on several hosts."""
     for each in facts.launcher:
         if each.error:
             mend = "mend it on the host that starts the run; other hosts do not need it"

@@ -3,9 +3,10 @@
 It checks GPUs, their driver, torch and NCCL, and the limits of open files and memory. It also checks the folder of the
 runs, the disk, the clock, ports, keys and Python packages. With --python it also checks the Python of SGLang servers.
 
-With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration. The run's ports
-must be free, or answer while it runs, and this host must have the programs of its launcher. Call it on each host of a
-run: it leaves a file in the folder, and compares clocks, keys and versions with the files of the other hosts.
+With a RUN it takes the folder, the keys, the addresses and the engine from the run's configuration. Before the run
+starts, its ports must be free; while it runs, they must answer. This host must also have the programs that the run's
+launcher needs. Call the command on each host of a run: it leaves a file in the folder, and compares clocks, keys and
+versions with the files of the other hosts.
 
 The exit status is 1 if there is a problem, and 0 otherwise.
 """

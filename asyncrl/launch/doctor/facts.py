@@ -10,10 +10,11 @@ from asyncrl.machine.gpus import GpuFact
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorFacts:
-    """`devices` are the NVIDIA GPUs on the PCI bus. The driver shows `gpus`, or fails with `driver_error`. torch uses
-    `torch_gpus` of them, was built for CUDA `torch_cuda` (empty: for none), and has NCCL `nccl` (empty: none).
-    `visible` is CUDA_VISIBLE_DEVICES, `None` if it is not set. `has_infiniband`: there is an RDMA device.
-    `missing_to_compile` lists the programs and headers that compiling a layer needs and this host lacks."""
+    """`devices` is the number of NVIDIA GPUs on the PCI bus. The driver shows `gpus`, or fails with `driver_error`.
+    torch uses `torch_gpus` of them. `torch_cuda` is the CUDA version that torch was built for, and `nccl` is its NCCL
+    version; each is empty if torch lacks it. `visible` is CUDA_VISIBLE_DEVICES, `None` if it is not set.
+    `has_infiniband`: there is an RDMA device. `missing_to_compile` lists the missing programs and headers that
+    compiling a layer needs."""
 
     devices: int = 0
     gpus: Sequence[GpuFact] = ()
@@ -52,9 +53,9 @@ class LauncherFact:
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """The mark that a host leaves in the shared folder for other hosts. `skew_s` is its clock minus the folder's.
-    `versions` has the versions of Python and of the packages that must be alike. `server_key` is the public key that
-    its clients trust.
+    """The mark that a host leaves in the shared folder for other hosts. `skew_s` is the host's clock minus the clock of
+    the folder's disk. `versions` has the versions of Python and of the packages that must be alike. `server_key` is the
+    public key that its clients trust.
     """
 
     host: str
@@ -87,8 +88,9 @@ class KeyFacts:
 
 @dataclass(frozen=True, slots=True)
 class PackageFacts:
-    """`missing` requirements are not installed; `unfit` are (requirement, installed version); `unpinned` are (package,
-    installed version, version in constraints.txt); `extras` says which extras are complete. `error`: asyncrl is not
+    """`missing` lists the requirements that are not installed. `unfit` lists the requirements that the installed
+    version does not meet, each with that version. `unpinned` lists (package, installed version, version in
+    constraints.txt) where the two versions differ. `extras` says which extras are complete. `error`: asyncrl is not
     installed as a package."""
 
     missing: Sequence[str] = ()
@@ -100,8 +102,9 @@ class PackageFacts:
 
 @dataclass(frozen=True, slots=True)
 class LimitFacts:
-    """Open files and locked bytes that a process may have, -1 without a limit; total and free bytes of /dev/shm; the
-    first port that Linux gives to outgoing connections."""
+    """The limits of a process: the number of open `files`, and of `locked` bytes; -1 without a limit. `shared_memory`
+    is the size of /dev/shm in bytes, of which `shared_memory_free` are free. `first_outgoing_port` is the first port
+    that Linux gives to outgoing connections."""
 
     files: int
     locked: int
@@ -112,9 +115,9 @@ class LimitFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """All facts about a host. `launcher` is empty for a run on one host. `keys` is `None` without keys. `server_python`
-    is the Python that starts servers, empty if the run starts none. `server_version` is the version of its SGLang, or
-    `server_error` says why there is no SGLang.
+    """All facts about a host. `launcher` is empty for a run on one host. `keys` is `None` if no folder of keys is
+    configured. `server_python` is the Python that starts servers, empty if the run starts none. `server_version` is the
+    version of its SGLang, or `server_error` says why there is no SGLang.
     """
 
     host: str

@@ -1,7 +1,8 @@
 """The facts that this host shares with other hosts: the folder of the runs, keys and addresses.
 
-Each host that is examined leaves a file in the folder, its mark. A host that finds the mark of another host knows that
-both share the folder, and compares keys, versions and clocks. The time of a mark is by the clock of the folder's disk.
+Each host that is examined leaves a mark, which is a file in the folder. A host that finds the mark of another host
+knows that both share the folder, and compares keys, versions and clocks. The time of a mark comes from the clock of the
+folder's disk.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def share(folder: Path, host: str, versions: Mapping[str, str], server_key: str)
 
 
 def _skew_s(path: Path) -> float:
-    """This host's clock minus the clock of the disk of `path`, which this writes to measure it."""
+    """Measure this host's clock minus the clock of the disk, by writing the file `path`."""
     begun = time.time()
     write_whole(path, "")
     written = path.stat().st_mtime
@@ -61,7 +62,7 @@ def _mark(path: Path, own: Path) -> Iterator[HostMark]:
     try:
         yield msgspec.json.decode(path.read_bytes(), type=HostMark)
     except msgspec.DecodeError:
-        # Another version of asyncrl wrote it. It still shows that the folder is shared.
+        # Another version of asyncrl wrote the mark, which still shows that the folder is shared.
         yield HostMark(path.stem, 0.0, {})
 
 

@@ -1,11 +1,11 @@
 """`cluster.launcher=hosts`: runs the roles on hosts that a remote shell reaches, such as ssh.
 
-All hosts share the run's folder and the folder in which the run was started. On its host, `remote_role` starts the role
-and keeps the connection to the launcher. If the connection breaks, the role ends within `LEASE_S`, and only then does
-the supervisor restart it.
+All hosts share the run's folder and the folder in which the run was started. On the host of a role, `remote_role`
+starts the role and keeps the connection to the launcher. If the connection breaks, the role ends within `LEASE_S`, and
+only then does the supervisor restart it.
 
 If the connection breaks before the launcher knows the process id, the supervisor restarts the role at once, and
-`remote_role` makes sure that only one process of it runs.
+`remote_role` makes sure that only one process of the role runs.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from asyncrl.machine.shared_folder import answer_to, canary
 log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
-"""Longer than a TCP connection needs to recover from a partition of half a minute."""
+"""The lease of a role. It is longer than a TCP connection needs to recover from a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
 """The time for a host to answer at the start, when it may load torch from a cold disk."""
@@ -72,7 +72,7 @@ HANDED_ON = ("PYTHONPATH", "PATH", "HF_HOME", "HF_HUB_OFFLINE", "OMP_WAIT_POLICY
 
 
 class HostsLauncher:
-    """Starts the roles of a run on `cluster.hosts`: `launcher.Launcher`."""
+    """The `launcher.Launcher` that starts the roles of a run on `cluster.hosts`."""
 
     def __init__(self, cluster: ClusterConfig, addresses: RunAddresses, lease_s: float = LEASE_S) -> None:
         self._cluster, self._addresses = cluster, addresses
@@ -86,7 +86,7 @@ class HostsLauncher:
 
         Raises ConfigError, with a line for each host that cannot be reached, or does not share the run's folder.
         """
-        log.info("asking hosts %s for their GPUs, CPUs and a look at %s", ", ".join(self._names), self._run_dir)
+        log.info("asking hosts %s for their GPUs and CPUs, and if they see %s", ", ".join(self._names), self._run_dir)
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
         if problems := [answer for answer in answers if isinstance(answer, str)]:
@@ -176,7 +176,7 @@ class HostsLauncher:
         self._starts += 1
         start = (self._id, str(self._starts), str(beats), str(log_file.absolute()))
         arguments = ("keep", *start, str(self._lease_s), *role.command)
-        # No CUDA_VISIBLE_DEVICES of this host counts there, so GPU numbers are the host's own.
+        # The other host does not get CUDA_VISIBLE_DEVICES of this one, so GPU numbers count all of its GPUs.
         environment = {**environment, **role_environment(placed, {})}
         return _RemoteProcess(host, self._command(host, *arguments, environment=environment), log_file, self._lease_s)
 
@@ -185,7 +185,8 @@ class HostsLauncher:
             return {kernel for kernel in threads.map(lambda name: self._end_left(name, stop), self._names) if kernel}
 
     def _end_left(self, name: str, stop: threading.Event) -> str:
-        """End the roles that an earlier start left on a host. Return the host's kernel; empty if it does not answer."""
+        """End the roles that an earlier start left on a host. Return the host's kernel id (`ProcessIdentity.kernel`),
+        or "" if the host does not answer."""
         command = self._command(name, "end", str(self._run_dir))
         asked = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         with asked:
@@ -243,7 +244,7 @@ class _RemoteProcess:
             self._next = now + ALIVE_S
             self._tell(ALIVE)
         if status is not None and self.pid and (status == NO_CONNECTION or status < 0):
-            # The role may still run there, until its lease is over.
+            # The role may still run on its host, until its lease is over.
             self._lost = self._lost or now
             return None if now - self._lost < self.lease_s else NO_CONNECTION
         return status if status is None or status <= SIGNALLED or status == NO_CONNECTION else SIGNALLED - status

@@ -7,10 +7,10 @@ role's, or 128 plus the number of the signal that killed it.
 
 The launcher may lose the connection before it reads the process id, and then starts the role again at once. So each
 start has a number, and a file in the folder of the role's heartbeat has the number and the process of the latest start.
-A start first ends the process of an earlier start. A start that comes after a later one starts nothing.
+A start first ends the process of an earlier start. A start that arrives after one with a higher number starts nothing.
 
-`check CANARY INDEX COUNT` prints the host's GPUs and CPUs. If it sees the file CANARY, it writes another file there.
-`end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
+`check CANARY INDEX COUNT` prints the host's GPUs and CPUs. If the host sees the file CANARY, the command writes an
+answer into its folder. `end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ READ_BYTES = 4096
 KEPT_BYTES = 512
 SIGNALLED = 128
 UNWANTED = SIGNALLED + signal.SIGTERM
-"""The exit status of a start that came too late: the launcher wants the role no more, or has started it again."""
+"""The exit status of a start that came too late: the launcher no longer wants the role, or has started it again."""
 ENDED = "asyncrl ended "
-"""Precedes the kernel of this host in the answer to `end`."""
+"""Precedes the kernel id (`ProcessIdentity.kernel`) of this host in the answer to `end`."""
 
 
 class KeptRole(msgspec.Struct, frozen=True):
@@ -115,7 +115,8 @@ def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[
 
 
 def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
-    """The GPUs and CPUs of this host, and if it sees the file `canary`. If so, this writes an answer in its folder."""
+    """The version of asyncrl, the GPUs and CPUs of this host, and whether it sees the file `canary`. If it does, this
+    writes an answer into the folder of `canary`."""
     if seen := sees(canary):
         answer_to(canary, index).touch()
     gpus = 0

@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 USED_MEMORY = 0.82
 """The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
 them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
-# Without room on the GPU the new weights load from the host's memory, which takes five times as long.
+# Without that room on the GPU, new weights load from the host's memory, which takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
 """The largest sum of shares on a GPU if at least one of them is not configured. CUDA needs the rest."""
@@ -48,10 +48,10 @@ class Wish:
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
     """The GPUs of each role that has a wish: first the learner's, then the actors', then the scorers'.
 
-    If there is room, each role has GPUs of its own. A learner gets at most half of all GPUs if neither its number nor
-    the actors' is set. Without room the scorers share the actors' GPUs, or all roles share. With `in_turns`, learner
-    and actors have the same GPUs, and scorers have others. Raises ConfigError: a role wants more GPUs than there are,
-    or `in_turns` leaves no GPU for the scorers.
+    If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor of
+    actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the actors' GPUs,
+    or all roles share GPUs. With `in_turns`, learner and actors have the same GPUs, and scorers have others. Raises
+    ConfigError: a role wants more GPUs than there are, or `in_turns` leaves no GPU for the scorers.
     """
     if not gpus:
         return dict.fromkeys(wishes, ())

@@ -25,7 +25,8 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True, slots=True)
 class PlacedRole:
-    """A process of the run: `python -m asyncrl.MODULE experiment=RUN/config.yaml ARGUMENTS`, the same everywhere.
+    """A process of the run. Its command is the same on every host: `python -m asyncrl.MODULE experiment=RUN/config.yaml
+    ARGUMENTS`.
 
     `node` is the index of the host, and `gpus` are numbers of its GPUs. `gpus=None`: the process sees all GPUs, because
     servers that the run did not start may use any of them. `threads` is torch's number of threads. The learner's
@@ -124,7 +125,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
 
 def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
     """The roles in the order of starting. Actors and scorers are in the order in which they are dealt to nodes of these
-    weights. So adding some keeps the number and the node of each earlier one."""
+    weights. So adding actors or scorers keeps the number and the node of each earlier process."""
     for module in ROLES:
         here: Counter[tuple[str, int]] = Counter()
         claims: list[tuple[tuple[bool, float, int], PlacedRole]] = []
@@ -207,7 +208,7 @@ def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
     try:
         return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
     except ConfigError:
-        return 0  # When the node is placed, this demand is refused with the key to change.
+        return 0  # Placing the node later refuses this demand, and names the key to change.
 
 
 def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
@@ -359,8 +360,8 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
 
 
 def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
-    """The GPU from which NCCL sends weights to an actor's servers, which are on the GPUs `servers`. It must be another
-    one, because NCCL allows no two ranks on one GPU.
+    """The GPU from which NCCL sends weights to an actor's servers, which are on the GPUs `servers`. It is none of these
+    GPUs, because NCCL allows no two ranks on one GPU.
 
     Raises ConfigError: the servers use every GPU of the learner on this host.
     """

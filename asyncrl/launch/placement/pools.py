@@ -1,7 +1,8 @@
 """The pools of a run, and the hosts of their nodes.
 
-A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, one host is one pool, and half of
-several hosts are a pool for training.
+A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, a single host is one pool. If there
+are several hosts, half of them (rounded down) are a pool for training, and the others are a pool for actors and
+scorers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from asyncrl.config.schema import ClusterConfig
 from asyncrl.errors import ConfigError
 
-_PLAN = "for a plan without hosts write --plan=pools, or --plan=N for N hosts with cluster.gpus and cluster.cpus each"
+_PLAN = "to plan without any hosts, write --plan=pools, or --plan=N for N hosts with cluster.gpus and cluster.cpus each"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def pools_of(
 def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> list[Node]:
     """Put the nodes of the pools on hosts. Nodes of one pool are on different hosts, and so are different pools if
     possible. The largest nodes come first, so that smaller nodes do not take the hosts that they need. A pool without a
-    number of GPUs gets the GPUs that all other pools leave.
+    number of GPUs gets the GPUs that all other pools leave on its hosts.
     """
     free, cpus = [host.gpus for host in hosts], [host.cpus for host in hosts]
     inside: list[list[str]] = [[] for _ in hosts]

@@ -1,9 +1,9 @@
 """Writes the tasks of a run into its folder at the start, if roles cannot read their sources themselves. It does the
 same for the tasks of a user's dataset class (`data.dataset`), with the interface of verl.
 
-The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. It has a
-length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have `extra_info`,
-`tools_kwargs`, `interaction_kwargs`, `index` and `tools`. Further values, such as tensors, are not read.
+The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. The object
+has a length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have
+`extra_info`, `tools_kwargs`, `interaction_kwargs`, `index` and `tools`. Further values, such as tensors, are not read.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_tasks(config: TrainConfig, sources: Sequence[str], anew: bool = True) -
 
 
 def _make_by_class(name: str, sources: Sequence[str], path: Path, opened: Callable[[Sequence[str]], Any]) -> None:
-    """Write the rows of the class `name`. `opened` makes an object of it for the sources."""
+    """Write the rows of the class `name`. `opened` makes an object of the class for the sources."""
     try:
         dataset = opened(sources)
         # A loop over the object itself may never end, because the class need not raise IndexError.
@@ -82,7 +82,7 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
 
     assert data.dataset is not None
     cls = imported(data.dataset, f"data.dataset={data.dataset}", "package.module.Class")
-    # The class reads files of any kind, but does not know patterns and names of the hub: these become files here.
+    # The class reads files of any kind, but knows no patterns and no names of the hub, so this finds their files.
     files = [str(file) for source in sources for file in ([source] if Path(source).exists() else find_files(source))]
     given = {
         "train_files": list(data.train),

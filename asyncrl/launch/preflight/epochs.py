@@ -13,8 +13,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
-    """Set `learner.steps` if it is null, to the steps that `learner.epochs` needs or to the default. `learner.epochs`
-    becomes null.
+    """Set a `learner.steps` that is null to the number of steps that `learner.epochs` needs, or to the default. Then
+    `learner.epochs` becomes null.
 
     A resumed run gets the same number, since it has the same tasks and batch size. Raises DataError: the training tasks
     cannot be read.
@@ -34,8 +34,9 @@ def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
 def steps_of(learner: LearnerConfig, epochs: float, rows: int, shards: int = 1) -> int:
     """The fewest steps after which every task was trained `epochs` times, if each group that is drawn is trained once.
 
-    Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the slowest shard decides.
-    The result is a multiple of `publish_every`, as the number of steps must be.
+    Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the shard that needs the
+    most steps gives the result. The result is rounded up to a multiple of `publish_every`, because a run's number of
+    steps must be a multiple.
     """
     groups, wanted = learner.batch_size // learner.group_size, Fraction(str(epochs))
     slowest = max(

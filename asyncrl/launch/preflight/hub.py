@@ -16,8 +16,8 @@ PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
 def unreachable(patience_s: float = PATIENCE_S) -> str | None:
-    """The reason why the hub, or the proxy to it, cannot be reached. `None`: it can be, or this is unknown after
-    `patience_s`, which is logged."""
+    """The reason why the hub, or the proxy to it, cannot be reached. `None`: it can be reached, or there was no answer
+    within `patience_s`, which is logged."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -25,7 +25,7 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
     place = _first_hop(urlsplit(constants.ENDPOINT))
     host, port = place.hostname or "", place.port or PORTS.get(place.scheme, PORTS["http"])
     answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-    # To resolve a name may take long, and cannot be interrupted.
+    # Resolving a name may take long, and cannot be interrupted.
     threading.Thread(target=lambda: answers.put(_connection_error(host, port)), daemon=True).start()
     try:
         reason = answers.get(timeout=patience_s)

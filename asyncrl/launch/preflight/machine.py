@@ -64,8 +64,8 @@ def check_ports(network: NetworkConfig, learner: LearnerConfig, shards: int) -> 
 
 
 def check_devices(config: TrainConfig, gpus: int | None = None) -> None:
-    """Raises ConfigError, with one line for each option that asks for more than a machine with `gpus` GPUs has; None:
-    the GPUs of this machine are counted."""
+    """Raises ConfigError, with one line for each option that asks for more than a machine with `gpus` GPUs has. If
+    `gpus` is None, this counts the GPUs of this machine."""
     if gpus is None:
         import torch
 
@@ -112,7 +112,7 @@ def _lacking_for_training(attention: str, interface: str | None, gpus: int, has:
 
 
 def _without_servers(engine: EngineConfig, host: Host, gpus: int) -> Iterator[str]:
-    """The reasons why no actor could start servers on this `host`, whose machine has `gpus`."""
+    """The reasons why no actor could start servers on this `host`, whose machine has `gpus` GPUs."""
     if not host.gpus and engine.server.device in (None, "cuda"):
         none = "cluster.gpus=0" if gpus else "this machine has 0 GPUs"
         yield f"engine.kind={engine.kind}: servers need a GPU, and {none}; {SERVERS_ON_CPU} (docs/engines.md)"
@@ -125,7 +125,7 @@ def _without_servers(engine: EngineConfig, host: Host, gpus: int) -> Iterator[st
 def check_disk(
     run: RunConfig, learner: LearnerConfig, replay: ReplayConfig, parameters: int, free: int, saved: int | None = None
 ) -> None:
-    """Compare the bytes that the run will write with the `free` ones of its disk.
+    """Compare the bytes that the run will write with the `free` bytes of its disk.
 
     `parameters` counts the policy's parameters. Checkpoints hold `saved` of them; `None`: all. Raises ConfigError: not
     even one checkpoint fits. Logs a warning if not all checkpoints, the model and the episodes fit.

@@ -21,7 +21,7 @@ AT_ONCE = 1 << 20
 
 
 class FileRecord(msgspec.Struct, frozen=True):
-    """Bytes, time of the last change in nanoseconds, and checksum of a file."""
+    """The size of a file in bytes, the time of its last change in nanoseconds, and its checksum."""
 
     size: int
     changed_ns: int

@@ -1,4 +1,4 @@
-"""A check before anything starts that a resumed run has the tasks that it began with."""
+"""Checks, before anything starts, that a resumed run has the tasks that it began with."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ LONGEST_REASON = 300
 
 
 class RayLauncher:
-    """Starts the roles of a run on a Ray cluster: `launcher.Launcher`.
+    """The `launcher.Launcher` that starts the roles of a run on a Ray cluster.
 
     `prepare` reserves the resources of the placement in the cluster, until `close`. It also makes keys for a run that
     other machines can reach, if it has none. It raises ConfigError if a node does not share the run's folder. `record`
@@ -71,7 +71,7 @@ class RayLauncher:
         return set(self._cluster.addresses()) == {self._cluster.own_address()}
 
     def check_addresses(self, placement: Placement) -> None:
-        pass  # Its nodes have addresses.
+        pass  # The nodes of a Ray cluster have addresses.
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         self._roles = {role.name: role for role in placement.roles}
@@ -126,8 +126,8 @@ class RayLauncher:
         return int(self._cluster.ray.get(actor.free_ports.remote(count), timeout=CALL_S))
 
     def set_placement(self, placement: Placement) -> None:
-        """Add roles for which nothing was reserved. Such a role runs wherever the cluster has room. Without room it
-        runs within its pool if it needs no GPU."""
+        """Add roles for which nothing was reserved. Such a role runs wherever the cluster has room. If there is no
+        room, a role that needs no GPU runs within its pool."""
         self._roles = {**{role.name: role for role in placement.roles}, **self._roles}
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:

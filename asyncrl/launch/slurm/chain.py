@@ -1,8 +1,8 @@
 """`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm in sequence.
 
-This is for sites where a job may not be requeued, or only for a short time. Each job begins when the job before it has
-ended for any reason, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the remaining jobs
-end at once. `--dry-run` prints the commands that would submit the jobs.
+This is for sites where a job may not be requeued, or may run only for a short time. Each job begins when the job before
+it has ended for any reason, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the remaining
+jobs end at once. `--dry-run` prints the commands that would submit the jobs.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def submit(words: Sequence[str], show_only: bool = False) -> None:
             jobs.append(f"JOB{number}")
             continue
         try:
-            # In a federation of clusters, a semicolon and the name of the cluster follow.
+            # In a federation of clusters, a semicolon and the name of the cluster follow the job's id.
             jobs.append(ask_slurm(*command).strip().partition(";")[0])
         except UnavailableError as error:
             done = f"; to cancel the jobs before it: scancel {' '.join(jobs)}" if jobs else ""

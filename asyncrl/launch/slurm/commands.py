@@ -121,14 +121,15 @@ def has_ended_early(job: str) -> bool:
     shown = dict(word.partition("=")[::2] for word in reversed(ask_slurm("scontrol", "show", "job", job).split()))
     try:
         begin, end = (datetime.fromisoformat(shown[name]) for name in ("StartTime", "EndTime"))
-        # Slurm computes the end of a job without a limit as if it had a year.
+        # Slurm computes the end of a job without a time limit as if the limit were a year.
         days, _, clock = shown["TimeLimit"].replace("UNLIMITED", "365-00:00:00").rpartition("-")
         hours, minutes, seconds = map(int, clock.split(":"))
         return end < begin + timedelta(int(days or 0), hours=hours, minutes=minutes, seconds=seconds)
     except (KeyError, ValueError):
-        return False  # It has no end yet.
+        return False  # The job has no end yet.
 
 
 def requeue(job: str) -> None:
-    """Have Slurm run the job again from its start, which ends it now. Raises UnavailableError: Slurm refuses."""
+    """Have Slurm run the job again from its start. This ends the job's processes now. Raises UnavailableError: Slurm
+    refuses."""
     ask_slurm("scontrol", "requeue", job)

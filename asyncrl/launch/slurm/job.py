@@ -57,7 +57,7 @@ from asyncrl.machine import process
 log = logging.getLogger("asyncrl.slurm")
 
 DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
-"""Options that precede the user's: several jobs may share a node."""
+"""Options that come before the user's options. Free ports are chosen, because several jobs may share a node."""
 OPTIONS = ("-c", "--cfg", "--config-dir")
 """The options of every command that takes KEY=VALUE."""
 USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job

@@ -45,7 +45,7 @@ KILL_S = 10.0
 
 
 class SlurmLauncher:
-    """Starts the roles of a run on the nodes of `job`: `launcher.Launcher`.
+    """The `launcher.Launcher` that starts the roles of a run on the nodes of `job`.
 
     `hosts` asks each node for a report, unless `reports` has them. It raises ConfigError if a node does not share the
     run's folder, or lacks the configured network interface. `prepare` sets the addresses and free ports of replay and
@@ -81,7 +81,8 @@ class SlurmLauncher:
         ]
 
     def _look(self) -> list[NodeReport]:
-        """The reports of all nodes, in their order. Raises ConfigError, with a line for each that cannot be used."""
+        """The reports of all nodes, in their order. Raises ConfigError, with a line for each node that cannot be
+        used."""
         with canary(self._run_dir) as file:
             found = {report.name: report for command in self.look_commands(file) for report in _reports(command)}
         if problems := list(self._problems(found)):
@@ -93,7 +94,7 @@ class SlurmLauncher:
         slurm, ports = self._cluster.slurm, self._addresses.shards + 2
         words = ["look", f"--canary={file}", f"--ports={ports}"]
         words += [f"--interface={slurm.interface}"] if slurm.interface else []
-        # The first node finds its own address by the way to the second.
+        # The first node finds its own address by its route to the second node.
         words += [f"--towards={node.address}" for node in self._job.nodes[:2]]
         parts = [[node for node in self._job.nodes if node.group == group] for group in self._job.groups]
         return [self._step("look", nodes, [self.python, "-m", STEP, *words]) for nodes in parts]
@@ -121,14 +122,14 @@ class SlurmLauncher:
         return step_command(name, nodes, slurm.srun, slurm.container, command)
 
     def step(self, name: str, node: int, command: Sequence[str]) -> list[str]:
-        """The srun of a command on a node of the job, by its number."""
+        """The srun command line that runs `command` on the node with the number `node` in the job."""
         return self._step(name, [self._job.nodes[node]], command)
 
     def is_one_machine(self) -> bool:
         return len(self._job.nodes) == 1
 
     def check_addresses(self, placement: Placement) -> None:
-        pass  # Its nodes have addresses.
+        pass  # The nodes of a job have addresses.
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
         network, learner = self._addresses.network, self._addresses.learner
@@ -158,7 +159,7 @@ class SlurmLauncher:
         self._roles = {role.name: role for role in placement.roles}
 
     def role_command(self, role: RoleCommand) -> list[str]:
-        """The srun of a role."""
+        """The srun command line of a role."""
         placed, python = self._roles[role.name], self.python
         gpus = ALL_GPUS if placed.gpus is None else ",".join(map(str, placed.gpus))
         command = [python, "-m", STEP, "role", gpus, python, *role.command[1:]]

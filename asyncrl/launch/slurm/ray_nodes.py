@@ -44,7 +44,8 @@ WATCH_S = 5.0
 """The pause between two looks at the steps."""
 TOLD_LINES = 5
 OBJECTS_BYTES = 256 << 20
-"""The memory of each node for Ray's objects, which are small in a run. By default Ray would take a third of it all."""
+"""The memory of each node for Ray's objects, which are small in a run. By default Ray would take a third of the node's
+memory."""
 
 
 def starts_ray(cluster: ClusterConfig, environment: Mapping[str, str]) -> bool:
@@ -80,7 +81,7 @@ class RayNodes:
 
     @property
     def address(self) -> str:
-        """The address of the cluster, at a port of the first node that was free."""
+        """The address of the cluster: the first node's address, and a port that was free on this node."""
         head = self._launcher.reports()[0]
         return f"{head.address}:{head.port}"
 
@@ -104,8 +105,8 @@ class RayNodes:
 
     @contextmanager
     def running(self, stop: threading.Event) -> Iterator[None]:
-        """Start all nodes, and set the cluster's address in the configuration once they have joined. End them with the
-        block. Raises StoppedError; UnavailableError: they do not join."""
+        """Start all nodes, and set the cluster's address in the configuration once they have joined. When the block
+        ends, end all nodes. Raises StoppedError; UnavailableError: the nodes do not join."""
         logs = self._run_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
         ask_for_token(self._run_dir, os.environ)  # Ray reads this when it is imported.

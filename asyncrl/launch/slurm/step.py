@@ -25,7 +25,7 @@ ALL_GPUS = "all"
 @dataclass(frozen=True, slots=True)
 class NodeReport:
     """A node of the job: its name in Slurm, its GPUs and CPUs, its address for other nodes, the first of some free
-    ports, if it sees the canary, and its version of asyncrl. `problem` says why it has no address."""
+    ports, and its version of asyncrl. `sees`: the node sees the canary. `problem` says why it has no address."""
 
     name: str
     gpus: int
@@ -38,8 +38,8 @@ class NodeReport:
 
 
 def look(canary: Path, towards: list[str], interface: str | None, ports: int) -> NodeReport:
-    """The report of this node. `towards` are addresses of nodes, perhaps with this node's own. Other nodes use the
-    address of the network `interface`; by default, of the interface that leads to another node."""
+    """The report of this node. `towards` are addresses of nodes, of which one may be this node's own. Other nodes use
+    the address of the network `interface`; by default, of the interface that leads to another node."""
     from asyncrl.machine.ports import free_ports
     from asyncrl.machine.shared_folder import sees
 
@@ -71,7 +71,7 @@ def _address_towards(others: list[str]) -> str:
 
 
 def count_gpus() -> int:
-    """GPUs of this node that the step may use."""
+    """Count the GPUs of this node that the step may use."""
     if visible := os.environ.get(GPU_VARIABLE):
         return len(visible_gpus(visible))
     if given := os.environ.get("SLURM_GPUS_ON_NODE"):
@@ -82,8 +82,8 @@ def count_gpus() -> int:
 
 
 def become(gpus: str, command: list[str]) -> None:
-    """Replace this process by a role's command. It sees `gpus`, "all" or numbers within the step, and runs on the CPUs
-    near them."""
+    """Replace this process by a role's command. `gpus` says which of the step's GPUs it sees: "all", or their numbers.
+    It runs on the CPUs near them."""
     if gpus != ALL_GPUS:
         numbers = [int(number) for number in gpus.split(",") if number]
         names = visible_gpus(os.environ.get(GPU_VARIABLE, ""))

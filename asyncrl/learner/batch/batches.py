@@ -32,8 +32,8 @@ class BatchSource(Protocol):
     # Defaults for a source that has no images, tasks or engines.
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Tell the replay to plan only episodes whose labels meet the algorithm's needs. `needs` has them by the first
-        step for which they hold."""
+        """Tell the replay to plan only episodes whose labels meet the algorithm's needs. The keys of `needs` are steps:
+        the needs at a key hold from that step to the next key."""
         return None
 
     def image(self, trajectory: str, name: bytes) -> bytes:
@@ -60,7 +60,8 @@ class BatchSource(Protocol):
 
 class RecordedReplay(BatchSource):
     """The plans of a finished run, which the learner trains again in order and without actors. Raises StoreError: the
-    replay folder `source` has no store, its store has fewer plans than `steps`, or it was imported without its images.
+    replay folder `source` has no store, its store has fewer plans than `steps`, or the recorded run was imported
+    without its images.
     """
 
     def __init__(self, source: Path, steps: int) -> None:

@@ -2,8 +2,8 @@
 their results.
 
 Items are indices into `lengths` and `costs`, and no item is longer than a bin's limit. An item's cost grows with its
-length. "Decreasing" items come with the costliest first. Comparisons and sums have a fixed order, so that every process
-gets the same result.
+length. "Decreasing" items are sorted by cost, the costliest first. Comparisons and sums have a fixed order, so that
+every process gets the same result.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ Bins = list[list[int]]
 STEPS = 50
 """The most exchanges that `even_out` makes."""
 ENOUGH = 1.001
-"""`even_out` stops once no bin costs more than this times the mean."""
+"""`even_out` stops once no bin costs more than the mean times this factor."""
 
 
 def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
     """Divide `items` into `parts` parts of nearly equal cost.
 
-    Each item begins as a partition of its own. The two partitions whose parts differ most in cost are merged, the
-    costliest part of the first with the cheapest part of the second, until one partition is left.
+    Each item begins as a partition of its own. Then the two partitions whose parts differ most in cost are merged,
+    until one partition is left. A merge joins the costliest part of one partition with the cheapest part of the other,
+    the second costliest with the second cheapest, and so on.
     """
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for item in items:
@@ -57,14 +58,14 @@ def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: in
 
 
 def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
-    """Put decreasing `items` into bins of at most `limit`. The first remaining item opens a bin, and the subset of the
-    others with the largest total that fits joins it."""
+    """Put decreasing `items` into bins of at most `limit`. The first remaining item opens a bin. Then the subset of the
+    other items that fills the bin most is added."""
     left = list(items)
     bins: Bins = []
     while left:
         first, *others = left
         room = limit - lengths[first]
-        # Bit t of sums[i]: some subset of others[:i] has t tokens in total.
+        # Bit t of sums[i] is set if some subset of others[:i] has t tokens in total.
         sums = [1]
         for item in others:
             sums.append((sums[-1] | sums[-1] << lengths[item]) & ((2 << room) - 1))
@@ -133,7 +134,7 @@ def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], c
     allowed = (own.sum() - tokens <= limit) & (other.sum() + tokens <= limit)
     gain = np.where(allowed, np.minimum(moved, gap - moved), 0)
     give, take = divmod(int(gain.argmax()), len(theirs))
-    # A smaller gain is rounding.
+    # A smaller gain may be only a rounding error.
     if not gain[give, take] > 1e-6 * gap:
         return False
     given = dear.pop(give)

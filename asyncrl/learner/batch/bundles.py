@@ -19,14 +19,15 @@ from numpy.typing import NDArray
 from asyncrl.learner.batch.schedule import PASS_SHARE, Passes, schedule
 
 Costs = Callable[[Sequence[int]], NDArray[np.float64]]
-"""The costs of sequences of these lengths."""
+"""A function from the lengths of sequences to their costs."""
 
 
 def schedule_shared(
     lengths: Sequence[int], shared: Sequence[int], costs_of: Costs, ranks: int, minibatches: int, limit: int
 ) -> list[list[Passes]]:
-    """Return sequence indices, ascending, by [minibatch][rank][pass]. A pass skips the first `shared` tokens of a
-    sequence if it has the previous sequence, too. 0: the sequence shares nothing with the previous one."""
+    """Return sequence indices, ascending, by [minibatch][rank][pass]. `shared` has, for each sequence, the number of
+    first tokens that it shares with the previous sequence. A pass that has both sequences computes these tokens
+    once."""
     costs = costs_of(lengths)
     whole = schedule(lengths, costs.tolist(), ranks, minibatches, limit)
     if not any(shared):
@@ -47,7 +48,7 @@ class _Plan:
     limit: int
 
     def fastest(self, whole: list[Passes]) -> list[Passes]:
-        """Return the passes of a minibatch by rank: `whole`, or faster passes of the same sequences."""
+        """Return the passes of a minibatch by rank. They are `whole`, or faster passes of the same sequences."""
         members = sorted(member for passes in whole for each in passes for member in each)
         chains = _split(members, lambda chain, member: bool(chain) and not self.shared[member])
         found, size = [whole], 1
@@ -77,7 +78,7 @@ class _Plan:
         return float(self.costs[list(members)].sum() - self.saved[_with_former(members)].sum())
 
     def _in_lockstep(self, parts: list[Passes]) -> float:
-        """Sum the largest cost on any rank over the passes."""
+        """Return the sum over the passes of the largest cost on a rank."""
         return sum(max(map(self._cost, each)) for each in zip(*parts, strict=True))
 
 

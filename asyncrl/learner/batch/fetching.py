@@ -1,7 +1,7 @@
 """Fetches the batch of a plan for this rank. A thread fetches the next batch while a step trains.
 
-The thread takes the next plan once the replay's sampler can choose it. The replay records a plan before it hands it
-out, so the step trains that same plan (same batch after a crash).
+The thread takes the next plan once the replay's sampler can choose it. The replay records a plan before it hands the
+plan out. So a step trains the same plan after a crash.
 """
 
 from __future__ import annotations
@@ -87,9 +87,10 @@ class BatchFetcher:
     _next: tuple[int, Future[FetchedBatch | None]] | None = field(default=None, init=False)
 
     def take(self, plan: BatchPlan) -> FetchedBatch:
-        """Return the batch of `plan`. Raises the error of the fetch, also if the thread fetched it ahead."""
+        """Return the batch of `plan`. Raises the error of a failed fetch, even if the thread made that fetch ahead."""
         ahead, self._next = self._next, None
-        # The result for another step is not read: that step was skipped, and its fetch may have failed.
+        # A batch that was fetched ahead for another step is ignored: that step was skipped, and its fetch may have
+        # failed.
         found = ahead[1].result() if ahead is not None and ahead[0] == plan.step else None
         return found if found is not None and found.plan == plan else self._fetch(plan)
 

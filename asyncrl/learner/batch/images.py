@@ -27,12 +27,13 @@ class ImageError(InvariantError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedImages:
-    """The I images of a pass of U tokens. E tokens are placeholders.
+    """The I images of a pass of U tokens, E of which are placeholders.
 
-    - `rows` int64[E]: the indices of these tokens, ascending. `sources` int64[E]: the index of each placeholder's
+    - `rows` int64[E]: the indices of the placeholders, ascending. `sources` int64[E]: the index of each placeholder's
       feature among the features of all images, in their order.
     - `places` int64[3, U]: the rotary positions of all tokens.
-    - `patches` float32[P, W]: the patches of all images in their order, with `grids` int64[I, 3].
+    - `patches` float32[P, W]: the patches of all images in their order. `grids` int64[I, 3] has the times, rows and
+      columns of each image's patches.
     """
 
     rows: Tensor
@@ -66,7 +67,7 @@ class PackedImages:
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchImages:
     """The distinct `images` of a batch of N tokens. `features` int64[N] has the index of each token's feature among the
-    features of all images, -1 for text. `places` int64[3, N] are the rotary positions of the tokens."""
+    features of all images. It is -1 for text. `places` int64[3, N] are the rotary positions of the tokens."""
 
     shape: VisionShape
     images: Sequence[ImagePatches]
@@ -142,8 +143,8 @@ class ImageEncoder:
         """Return the decoder's input for `ids` int64[U] and `positions` int64[U], with the features of `images` at
         their placeholders.
         """
-        # All ranks gather the tower's sharded weights together. So a pass without images encodes a blank image, and
-        # adds nothing of it.
+        # All ranks gather the tower's sharded weights together. So a pass without images encodes a blank image, which
+        # does not change its result.
         given = self._blank(ids.device) if images is None else (images.patches, images.grids)
         output = self.model.model.get_image_features(*given)
         embeddings = self.model.get_input_embeddings()(ids)

@@ -48,8 +48,8 @@ some for the turns."""
 
 @dataclass(frozen=True, slots=True)
 class KeptChoice:
-    """The kept episodes of a plan: `members` has their indices, group by group, and `why` the reasons for each as
-    flags. `left_out` counts groups that are too large to be kept."""
+    """The kept episodes of a plan: `members` has their indices, group by group. `why` maps an index to the reasons for
+    keeping the episode. `left_out` counts groups that are too large to be kept."""
 
     members: Sequence[int] = ()
     why: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -77,7 +77,7 @@ def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: in
     rng = np.random.default_rng([seed, plan.step])
     order = rng.permutation([each for members in fitting.values() for each in members]).tolist()
     best, worst = max(order, key=rewards.__getitem__), min(order, key=rewards.__getitem__)
-    # The dictionary has one name if one group has both.
+    # The dictionary has only one name if the same group has the best and the worst episode.
     names = dict.fromkeys([plan.group_ids[best], plan.group_ids[worst]])
     ends = len(names)
     names |= dict.fromkeys(rng.permutation(list(fitting)).tolist())
@@ -147,7 +147,8 @@ class EpisodeKeeper:
         return values
 
     def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
-        """Keep the held-out episodes `names` of the evaluation of `version`, after `step` steps. Called by rank 0."""
+        """Keep the held-out episodes `names` of the evaluation of `version`, after `step` steps. Only rank 0 calls
+        this."""
         if self._evaluated is None or not names:
             return
         try:
@@ -192,12 +193,12 @@ class EpisodeKeeper:
         )
 
     def seen(self, sample: Sample, batch: LocalBatch) -> Tensor | None:
-        """Return a tensor float32[N] into which the training passes write the policy's log-probs. None: no episode is
-        kept."""
+        """Return a tensor float32[N] into which the training passes write the policy's log-probs. Returns None if no
+        episode is kept."""
         return torch.zeros_like(batch.tokens.behaviour) if sample.choice.members else None
 
     def keep(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor | None) -> None:
-        """Keep the sample of a trained step. `seen` has the policy's log-probs from its passes. Called by all ranks."""
+        """Keep the sample of a trained step. `seen` has the policy's log-probs from its passes. All ranks call this."""
         if self._recorder is not None:
             self._recorder.leave_out(sample.choice.left_out)
         if seen is None:

@@ -21,9 +21,9 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImitationBatch:
-    """The demonstrations of a step. `batch` has this rank's tokens, `passes` its passes by update, and `tokens` how
-    many tokens all ranks learn in each update. `weight` is the weight of the loss, and `count` the number of
-    demonstrations.
+    """The demonstrations of a step. `batch` has this rank's tokens. `passes` has this rank's passes for each update,
+    and `tokens` has the number of tokens that all ranks together learn in each update. `weight` is the weight of the
+    loss, and `count` the number of demonstrations.
     """
 
     batch: LocalBatch

@@ -19,18 +19,18 @@ from asyncrl.modelling.packed_layout import PackedLayout, send
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequences:
     """Concatenated sequences for one forward pass, with the `layout` of their attention. The sequences have N tokens.
-    The pass computes U tokens: shared prefixes once, and padding.
+    The pass computes U tokens: it computes shared prefixes only once, and may add padding.
 
     - `ids` int64[U], and `positions` int64[U] within the sequences.
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
-    - `before` int64[M]: the token before each needed token in its sequence. - `uses` float32[U]: how many of the N
-      tokens each computed token represents. It is 0 in padding, and in a dummy sequence, which is computed only because
-      other ranks have a pass.
+    - `before` int64[M]: the token before each needed token in its sequence.
+    - `uses` float32[U]: how many of the N tokens each computed token represents. It is 0 in padding, and in a dummy
+      sequence, which is computed only because other ranks have a pass.
     - `copies` has two int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed, and the
       index of each of them in `needed`.
     - `routing` uint8[U, W], if experts are replayed: the experts that each token was sampled with, as
       `modelling.routing.RoutingShape` packs them.
-    - `count` is N; without shared prefixes and padding N = U.
+    - `count` is N. Without shared prefixes and padding, U equals N.
     - `part` is this rank's part, if several ranks divide the tokens.
     - `images` are the images among the tokens, if there are any.
     """
@@ -49,8 +49,8 @@ class PackedSequences:
 
     @property
     def computed(self) -> tuple[Tensor, Tensor]:
-        """The ids of the tokens that this rank computes, and the positions for its attention: of the same tokens, or of
-        all tokens if ranks divide the layers.
+        """The ids of the tokens that this rank computes, and the positions for its attention. The positions are those
+        of the same tokens, or of all tokens if ranks divide the layers.
         """
         has_all = self.part is not None and self.part.group.divides_layers
         return self.ids[self._rows], self.positions if has_all else self.positions[self._rows]
@@ -130,8 +130,8 @@ class PackedSequences:
         return replace(self, ids=ids, positions=positions, uses=uses, routing=routing, images=images)
 
     def divided(self, group: ContextGroup | None) -> PackedSequences:
-        """Return the same sequences for a rank of `group`, whose ranks divide the tokens. None: this rank has all
-        tokens."""
+        """Return the same sequences for a rank of `group`, whose ranks divide the tokens. If `group` is None, this rank
+        has all tokens."""
         if group is None:
             return self
         padded = self._padded(group.size)

@@ -1,7 +1,7 @@
 """Prefixes that sequences of a forward pass share: the pass computes their tokens once.
 
-The members of a group share their prompt, and the branches of an episode their first turns. A causal model gives a
-token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
+The members of a group share their prompt, and the branches of an episode share their first turns. A causal model gives
+a token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
 its first token that no earlier sequence shares. The sequence's attention reads the keys of its whole path: the shared
 tokens and its own.
 """
@@ -37,8 +37,8 @@ class Sharing:
 EVERY = Sharing()
 WORTHWHILE = {"cpu": Sharing(32, 1 / 8), "cuda": Sharing(32, 1 / 2)}
 """The rules that save time, by the kind of device. GPU kernels for suffixes are slower than kernels for whole
-sequences. On an H200 with a 0.6B model, sharing a third of each sequence took 4% longer, and sharing two thirds was 1.3
-to 1.9 times as fast."""
+sequences. On an H200 with a 0.6B model, a pass took 4% longer when a third of each sequence was shared. It was 1.3 to
+1.9 times as fast when two thirds were shared."""
 
 
 def sharing_of(shares: bool | None, is_able: bool, device: str) -> Sharing | None:
@@ -55,8 +55,8 @@ class SharedPrefixes:
 
     - `kept` int64[U]: the tokens among the N that are computed, in the order of the pass.
     - `rows` int64[N]: the row among the U in which each of the N is computed.
-    - `queries` and `keys`, for each sequence with tokens of its own: the number of its own tokens, and of all tokens of
-      its path.
+    - `queries` and `keys` have a number for each sequence with tokens of its own. `queries` counts the sequence's own
+      tokens, and `keys` counts all tokens of its path.
     - `paths` int64[sum of keys]: the rows of the paths among the U, concatenated.
     """
 

@@ -1,12 +1,13 @@
 """Assigns sequences to the forward passes of each rank.
 
-`schedule` needs only lengths and costs, so every rank decides the same. These properties are tested:
-- Every sequence is in exactly one pass of one rank of one minibatch; sequences are whole.
+`schedule` needs only lengths and costs, so every rank gets the same schedule. These properties are tested:
+- Every sequence is in exactly one pass of one rank of one minibatch. No sequence is split.
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
 - All ranks have the same number of passes in a minibatch, so that their collectives match. A pass may be empty.
 - A pass has at most `limit` tokens, unless it consists of a single longer sequence.
-- For at most `COMPARED` sequences, a schedule has no more passes and no larger cost in lockstep than Karmarkar-Karp by
-  cost followed by first-fit-decreasing. Its costliest rank costs no more, or at most `EVEN` times the mean.
+- For at most `COMPARED` sequences, a schedule has no more passes and no larger cost in lockstep than a reference
+  schedule. Its costliest rank costs no more than in the reference, or at most `EVEN` times the mean. The reference
+  divides sequences over ranks by Karmarkar-Karp, and over the passes of a rank by first-fit-decreasing.
 
 Ranks wait for each other in every layer. So the time of a minibatch is its cost in lockstep: the sum over passes of the
 largest cost on a rank.
@@ -61,7 +62,7 @@ def schedule(
 
 @dataclass(frozen=True)
 class _Minibatch:
-    """Sequences by index, for passes of at most `limit` tokens on each of `ranks`."""
+    """The sequences of a minibatch, by index. Each of `ranks` computes them in passes of at most `limit` tokens."""
 
     lengths: Sequence[int]
     costs: Sequence[float]
@@ -75,7 +76,7 @@ class _Minibatch:
         return order
 
     def alone(self) -> list[Passes]:
-        """Return the passes of the only rank: as few as possible."""
+        """Return the passes for a single rank, as few as possible."""
         if len(self.lengths) > COMPARED:
             return self._of_many([list(self._all)])
         passes = first_fit_decreasing(self.lengths, self._all, self.limit)

@@ -14,7 +14,7 @@ class BatchSettings:
     """The settings that the batch of one step is built with. They may change when a run resumes.
 
     - A step has `minibatches` updates, and each rank computes passes of at most `micro_tokens`.
-    - `shared_prefixes` None: the kind of device decides whether passes share prefixes.
+    - If `shared_prefixes` is None, the kind of device decides whether passes share prefixes.
     - With `router_replay` tokens go to the experts that the engine recorded.
     - `needs` are the labels that the algorithm reads. With `greedy_sibling` the first member of every group was decoded
       greedily.

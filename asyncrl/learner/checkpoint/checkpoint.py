@@ -40,12 +40,12 @@ from asyncrl.weights.threads import begin
 logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged"
-"""The name of the mark after the checkpoint was found damaged."""
+"""The name that the mark gets when the checkpoint is found damaged."""
 RATINGS = "ratings.json"
 """The file in the checkpoints' folder that has the result of each rated step's evaluation."""
 POLL_S = 0.1
 SAMPLED = 256
-"""The most numbers of a frozen tensor's first row that the digest of the base reads."""
+"""The digest of the base model reads at most this many numbers of the first row of each frozen tensor."""
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -53,11 +53,12 @@ _STEP = re.compile(r"step-(\d{6,})")
 class Progress:
     """The progress of a run.
 
-    - `step` counts finished steps; the other counts are totals over them.
+    - `step` counts finished steps; the other counts are totals over these steps.
     - `evaluations` has the version of each pending evaluation, by its step.
     - `algorithm` is the state that the algorithm keeps from step to step.
     - `norms` and `loss_scales` have the latest gradient norms and the loss scale of each model.
-    - `demonstrations` counts the demonstrations trained so far, and `demonstrations_digest` is the digest of all.
+    - `demonstrations` counts the demonstrations trained so far, and `demonstrations_digest` is the digest of all
+      demonstrations of the run.
     """
 
     step: int = 0
@@ -110,7 +111,8 @@ class Progress:
 
 class Checkpoints:
     """The checkpoints under `folder`. The newest `keep` stay, and the `keep_best` with the best ratings. All ranks call
-    the methods together, except methods for rank 0. A write that waits for room on the disk ends when `stop` is set."""
+    the methods together, except methods that only rank 0 calls. A write that waits for room on the disk ends when
+    `stop` is set."""
 
     def __init__(
         self, folder: Path, keep: int, ranks: Ranks, stop: threading.Event | None = None, keep_best: int = 0
@@ -161,8 +163,8 @@ class Checkpoints:
             model.copied = copied
 
     def save_prepared(self, progress: Progress) -> torch.cuda.Event | None:
-        """Begin a checkpoint of the models of the last `prepare`. A pass may be running, but no weight may have changed
-        since then. Nor may a weight change before the returned event has happened, if there is one."""
+        """Begin a checkpoint of the models that the last `prepare` found. A pass may be running, but no weight may have
+        changed since that `prepare`. If this returns an event, no weight may change before the event has happened."""
         self.wait()
         files = CheckpointFiles(self._path(progress.step))
         identity = {"fingerprint": self._fingerprint, "base": self._base, "ranks": self._ranks.shards}
@@ -212,8 +214,8 @@ class Checkpoints:
             writing.result()
 
     def completed(self) -> int:
-        """Return the number of steps in a checkpoint that has become complete since the last call, or 0. Always 0 on
-        other ranks than rank 0. Does not wait. Raises the errors of `wait`, but perhaps not on all ranks."""
+        """Return the number of steps in a checkpoint that has become complete since the last call, or 0. It is always 0
+        on ranks other than rank 0. Does not wait. Raises the errors of `wait`, but perhaps not on all ranks."""
         if self._writing is None or not self._writing.done():
             return 0
         written, self._writing = self._writing, None
@@ -230,8 +232,8 @@ class Checkpoints:
             logger.warning("the last checkpoint was not written: %s", error)
 
     def rate(self, step: int, value: float) -> None:
-        """Record the result of evaluating the weights after `step` steps. A higher value is better. Called by rank 0.
-        Raises StoppedError, as `save` does."""
+        """Record the result of evaluating the weights after `step` steps. A higher value is better. Only rank 0 calls
+        this. Raises StoppedError, as `save` does."""
         ratings = json.dumps({**self._ratings(), step: value})
         when_there_is_room(lambda: write_whole(self._folder / RATINGS, ratings), self._stop, RATINGS)
 
@@ -247,8 +249,8 @@ class Checkpoints:
             ) from error
 
     def best(self) -> list[Path]:
-        """Return the complete checkpoints that were rated, the best one first. Of equally rated ones the newest comes
-        first. Raises CheckpointError: the ratings cannot be read."""
+        """Return the complete checkpoints that were rated, the best one first. Of checkpoints with equal ratings the
+        newest comes first. Raises CheckpointError: the ratings cannot be read."""
         ratings = self._ratings()
         rated = [folder for folder in self.complete() if not math.isnan(ratings.get(step_of(folder), math.nan))]
         return sorted(rated, key=lambda folder: (ratings[step_of(folder)], step_of(folder)), reverse=True)
@@ -279,8 +281,8 @@ class Checkpoints:
         return None
 
     def covered(self) -> int:
-        """Return the number of steps in the oldest of the newest `keep` checkpoints. No resumed run trains these again.
-        With fewer than `keep` checkpoints it is 0, since a run may resume from the first weights."""
+        """Return the number of steps in the oldest of the newest `keep` checkpoints. No resumed run trains these steps
+        again. With fewer than `keep` checkpoints it is 0, since a run may resume from the first weights."""
         complete = self.complete()
         return step_of(complete[-self._keep]) if len(complete) >= self._keep else 0
 
@@ -340,8 +342,8 @@ class Checkpoints:
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def clean(self, pending: Collection[int] = ()) -> None:
-        """Remove all checkpoints except the newest, the best, and the ones with a `pending` evaluation. Called by rank
-        0, while no checkpoint is being written."""
+        """Remove all checkpoints except the newest, the best, and the ones with a `pending` evaluation. Only rank 0
+        calls this, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:
             keep += [*self.best()[: self._keep_best], *map(self._path, pending)]

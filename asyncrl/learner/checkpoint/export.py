@@ -61,7 +61,8 @@ def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> No
 
 
 def export_adapter(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop: threading.Event) -> None:
-    """Write the adapters of `policy` into a new `folder`, as `export` does: a peft folder with the tokenizer."""
+    """Write the adapters of `policy` into a new `folder`, as `export` does. The result is a peft folder with the
+    tokenizer."""
     tensors = gather_adapters(policy.model)
 
     def write() -> None:

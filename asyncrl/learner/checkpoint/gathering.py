@@ -28,7 +28,7 @@ BUCKET_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
-    """Tensors of one dtype that are gathered at once: whole `parts`, which become the published `bucket`."""
+    """Tensors of one dtype that are gathered at once. They make up whole `parts`, and become the published `bucket`."""
 
     parts: tuple[ConvertedTensors, ...]
     bucket: Bucket
@@ -59,8 +59,8 @@ def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = B
 def gather(
     model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
 ) -> Iterator[GatheredBucket]:
-    """Yield the published tensors of `model` in the buckets of a plan, on the device of rank 0, and nothing on other
-    ranks. Each rank merges adapters into its shards, one at a time.
+    """Yield the published tensors of `model` on rank 0 and its device, in the buckets of a plan. Other ranks yield
+    nothing. Each rank merges adapters into its shards, one at a time.
 
     Every rank must iterate to the end. On a GPU, each bucket overwrites the memory of the bucket before it.
     """
@@ -79,8 +79,8 @@ def gather(
 
 
 def gather_all(model: nn.Module, weights: WeightFormat, dtype: torch.dtype, ranks: Ranks) -> dict[str, Tensor]:
-    """Gather all published tensors of `model` by name, as copies on rank 0's CPU; empty on other ranks. All ranks call
-    this."""
+    """Gather all published tensors of `model` by name, as copies on rank 0's CPU. Other ranks get an empty dictionary.
+    All ranks call this."""
     tensors: dict[str, Tensor] = {}
     steps = plan_gather(weights, dtype)
     buckets = gather(model, steps, weights, ranks)
@@ -125,7 +125,7 @@ class _Gathering:
         return work
 
     def finish(self, shared: Tensor) -> GatheredBucket | None:
-        """Return the bucket on rank 0, at the start of `shared` on a GPU; None on other ranks."""
+        """Return the bucket on rank 0, and None on other ranks. On a GPU, the bucket is at the start of `shared`."""
         if self._work is not None:
             self._work.wait()
         if self._ranks.rank != 0:
@@ -135,7 +135,8 @@ class _Gathering:
         views = bucket.views(gathered.flat)
         for part in self._step.parts:
             self._publish(part, views)
-        # This object is still referenced while the buffers of the next bucket are allocated.
+        # Drops the buffers now, since this object is still referenced while the buffers of the next bucket are
+        # allocated.
         self._received, self._shards, self._work = [], {}, None
         return gathered
 
@@ -179,7 +180,7 @@ class _LocalShard:
         return _LocalShard(own.to(dtype).reshape(-1), tuple(tensor.shape), is_sharded)
 
     def size(self, rank: int, ranks: int) -> int:
-        """Return the number of elements that `rank` has of the tensor."""
+        """Return the number of the tensor's elements that `rank` has."""
         if not self.is_sharded:
             return math.prod(self.shape)
         return len(shard_of(self.shape[0], rank, ranks)) * math.prod(self.shape[1:])

@@ -37,7 +37,8 @@ Models = Mapping[str, Trainable[Any]]
 
 
 class HostCopy:
-    """Copies the tensors that this rank writes from `device` to host memory. Each copy overwrites the one before it."""
+    """Copies the tensors that this rank will write into its file. The copy goes from `device` to host memory. Each copy
+    overwrites the one before it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -47,8 +48,9 @@ class HostCopy:
         self._changed: torch.cuda.Event | None = None
 
     def find(self, models: Models, ranks: Ranks) -> None:
-        """Find the tensors of `models` that this rank's file has. Only for ranks of the first copy of the models. Call
-        it again once optimisers have more moments, and never within a pass, in which FSDP replaces some tensors."""
+        """Find the tensors of `models` that this rank's file has. Only ranks of the first copy of the models call this.
+        Call it again once optimisers have more moments. Never call it within a pass, since FSDP replaces some tensors
+        during a pass."""
         self._parts = _own_parts(models, ranks)
 
     def changed(self) -> None:
@@ -66,8 +68,8 @@ class HostCopy:
     @torch.no_grad()
     def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
         """Begin a copy of the found tensors, as they were at the last call of `changed`. It does not wait for a running
-        pass. On a GPU, the copy is whole once the returned event has happened, and the tensors may not change
-        before."""
+        pass. On a GPU, the copy is whole once the returned event has happened, and the tensors may not change before
+        that event."""
         if self._reserving is not None:
             self._reserving.result()
         self._reserve()
@@ -152,7 +154,7 @@ def _opened(folder: Path, count: int, ranks: Ranks, advice: str = "") -> Iterato
 
 
 class _StoredTensors:
-    """The tensors in the files of all ranks that wrote, read by `ranks`."""
+    """The tensors in the files of all ranks that wrote a checkpoint. `ranks` are the ranks that read them now."""
 
     def __init__(self, files: list[Any], ranks: Ranks) -> None:
         self._files = [(file, set(file.keys())) for file in files]
@@ -191,8 +193,8 @@ class _StoredTensors:
             local.copy_(rows)
 
     def _has_own_parts(self, name: str) -> bool:
-        """True if a file has exactly this rank's shard of a quantized tensor, since the number of ranks has not
-        changed."""
+        """True if the number of ranks has not changed, so that one file has exactly this rank's shard of a quantized
+        tensor."""
         return len(self._files) == self._ranks.shards and f"{name}/codes" in self._files[self._ranks.shard][1]
 
     def _rows(self, name: str, rows: range) -> Tensor:
@@ -225,8 +227,8 @@ def _tensors(models: Models) -> Iterator[tuple[str, Tensor]]:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters, tied ones once, and the buffers that belong to a module's state. A module with adapters
-    yields only trained parameters: the frozen ones are in the files that it was loaded from."""
+    """Yield the parameters (tied parameters only once) and the buffers that belong to a module's state. A module with
+    adapters yields only trained parameters: the frozen ones are in the files that it was loaded from."""
     every = dict(module.named_parameters(remove_duplicate=False))
     once = dict(module.named_parameters())
     if adapted_layers(module):
@@ -246,7 +248,7 @@ def _load_moments(name: str, model: Trainable[Any], stored: _StoredTensors, acti
 
 
 def _parts(name: str, local: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor with its name, or the tensors of a quantized one."""
+    """Yield a tensor with its name, or the parts of a quantized tensor with their names."""
     if not _is_quantized(local):
         yield name, local
         return

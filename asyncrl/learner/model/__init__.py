@@ -1,6 +1,6 @@
 """The models of the learner: loaded shard by shard, divided over the ranks, and updated.
 
-It keeps its part of two promises:
+It keeps its part of two promises in docs/concepts.md:
 
 - The learner's math is exact: n ranks compute the same as one rank, however they divide a model (`sharding.py`,
   `expert_ranks.py`, `tensor_ranks.py`, `optimizer.py`). `packed_check.py` refuses a model whose results packing would
@@ -10,8 +10,9 @@ It keeps its part of two promises:
 
 Files in reading order:
 
-- `policy.py` and `critic.py`: packed tokens to log-probs and values. - `loading.py` and `sharding.py`: from files to
-  the shards of each rank. - `optimizer.py`: gradients to updates. `activations.py`: trades memory for time.
+- `policy.py` and `critic.py`: compute log-probs and values of packed tokens.
+- `loading.py` and `sharding.py`: read files into the shards of each rank.
+- `optimizer.py`: turns gradients into updates. `activations.py`: trades memory for time.
 - `router_balance.py`, `routing_replay.py`, `expert_ranks.py`: mixtures of experts.
 - `tensor_ranks.py` and `tensor_slices.py`: tensor parallelism. `lora.py`: adapters.
 

@@ -53,8 +53,8 @@ class Activations:
 
     @property
     def nbytes(self) -> float:
-        """The bytes for each token of a pass that all layers would keep in addition to their inputs; 0 before the first
-        pass."""
+        """The bytes that all layers together would keep for each token of a pass, in addition to their inputs. It is 0
+        before the first pass."""
         return self._layers * self._all
 
     @property

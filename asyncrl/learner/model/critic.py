@@ -38,8 +38,8 @@ class Critic(nn.Module):
             nn.init.zeros_(self.head.bias)
 
     def forward(self, packed: PackedSequences) -> Tensor:
-        """Return values float32[N]: at each needed token the value of the state in which it was sampled, 0
-        elsewhere."""
+        """Return values float32[N]. At each needed token it is the value of the state in which the token was sampled,
+        and 0 elsewhere."""
         states = hidden_states(self.decoder, packed)[packed.sources]
         return packed.spread(values_of(self.head, states))
 
@@ -61,7 +61,7 @@ def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: 
 
 
 def critic_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics of the critic from the sums of all ranks; empty without a critic."""
+    """Return the metrics of the critic from the sums of all ranks. Without a critic there are none."""
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     count = get.get("value/tokens", 0.0)
     if not count:

@@ -1,7 +1,7 @@
 """Expert parallelism: tokens travel to the ranks that hold their experts, so ranks need not gather all experts.
 
-The S ranks of a copy hold the n experts of a layer in S equal parts, in their order, exactly as FSDP would shard them.
-So files, checkpoints, pushes and optimizers need no change.
+The S ranks that hold one copy of the model have the n experts of a layer in S equal parts, in their order, exactly as
+FSDP would shard them. So files, checkpoints, pushes and optimizers need no change.
 
 For the computation, the ranks form groups of E = learner.expert_ranks. S / E neighbours gather their parts, so that
 each rank has n / E whole experts, and each group has all n. A token goes to the ranks of its own group that have its
@@ -123,7 +123,7 @@ class _SpreadExperts:
         tokens, top_k = chosen.shape
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self.num_experts)
-        # For each rank of the group: the number of its tokens that go to each of this rank's experts.
+        # `arriving` has, for each rank of the group, the number of its tokens that go to each of this rank's experts.
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=groups.exchange)
         arriving = arriving.view(groups.ranks, -1)

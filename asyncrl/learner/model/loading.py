@@ -154,8 +154,8 @@ class StoredModel:
             raise ConfigError(f"the weights of {self.model.name_or_path!r} cannot be read: {error}") from error
 
     def _check_whole(self, root: nn.Module) -> None:
-        # A missing tensor would have different random numbers on each rank. Tensors outside of `root` do not matter,
-        # such as the language model's head for a critic.
+        # A missing tensor would have different random numbers on each rank. Tensors outside of `root`, such as the
+        # language model's head for a critic, do not matter.
         own = {id(each) for each in (*root.parameters(), *root.buffers())}
         named = base_parameters(self.model, remove_duplicate=False) | dict(self.model.named_buffers())
         if lacking := sorted(name for name in self.missing if id(named.get(name)) in own):
@@ -205,7 +205,7 @@ def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
     if getattr(config, "quantization_config", None):
         raise _LoadWholeError("its weights are quantised")
     files, shapes = stored_tensors(source)
-    # The same choice as from_pretrained with dtype="auto".
+    # Chooses the same dtype as from_pretrained with dtype="auto".
     floats = (each for file in dict.fromkeys(files.values()) for each in _float_dtypes(file))
     dtype = config.dtype or next(floats, None)
     if dtype is None:
@@ -223,7 +223,8 @@ def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
 
 
 def stored_tensors(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple[int, ...]]]:
-    """Return the file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads them.
+    """Return the file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads the
+    files of a hub model.
 
     Raises NoSafetensorsError; OSError, SafetensorError: they cannot be read."""
     path, revision = source.path, source.revision

@@ -58,8 +58,8 @@ class UpdateResult:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. A pass
-    gathers the weights of the share `reshard` of the layers twice, and of the other layers once."""
+    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. In a
+    pass, the share `reshard` of the layers gathers its weights twice, and the other layers gather theirs once."""
 
     once: bool = False
     reshard: float = 1.0
@@ -311,12 +311,12 @@ def _matrix_optimizer(name: str, groups: list[dict[str, Any]]) -> torch.optim.Op
 
 
 def has_weight_decay(name: str, parameter: nn.Parameter) -> bool:
-    """True if a parameter has weight decay: matrices have it, such as embeddings and stacked experts; norms and biases
-    do not."""
+    """True if a parameter has weight decay: matrices, embeddings and stacked experts have it; norms and biases do
+    not."""
     # Mixtures of experts stack biases as matrices.
     return parameter.dim() > 1 and "bias" not in name
 
 
 def _is_inner_matrix(name: str, parameter: nn.Parameter) -> bool:
-    """True if a parameter is a matrix within one of the layers, which models have in a numbered list."""
+    """True if a parameter is a matrix within one of the layers, which a model keeps in a numbered list."""
     return parameter.dim() == 2 and has_weight_decay(name, parameter) and re.search(r"\.\d+\.", name) is not None

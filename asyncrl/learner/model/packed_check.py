@@ -33,22 +33,22 @@ def attend_packed(
     root: nn.Module, model: Any, attention: str, length: int, ranks: Ranks, dtype: torch.dtype, compiled: bool
 ) -> None:
     """Give `model` the `attention` of this name over packed sequences of at most `length` tokens. `root` is the sharded
-    module, which computes in `dtype` and has at least the model's decoder. All ranks call this. Raises ConfigError: the
-    results would differ from the model's own attention.
+    module, which contains the model or only its decoder, and computes in `dtype`. All ranks call this. Raises
+    ConfigError: the results would differ from the model's own attention.
     """
     trial = _Trial(model, attention, ranks, dtype, any(each is model for each in root.modules()))
     # FSDP gathers the weights for a forward pass of the root only.
     root.attend_packed = trial.run  # type: ignore[assignment]
     register_fsdp_forward_method(root, "attend_packed")
     with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
-        # With a GPU, FSDP needs an argument of the forward pass.
+        # On a GPU, FSDP needs at least one argument of a forward pass, such as `length`.
         root.attend_packed(length)  # type: ignore[operator]
     del root.attend_packed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """Compares packed and plain passes: their logits if `with_head`, otherwise their last hidden states."""
+    """Compares packed and plain passes: their logits if `with_head`, or else their last hidden states."""
 
     model: Any
     attention: str
@@ -59,9 +59,10 @@ class _Trial:
     def run(self, length: int) -> None:
         model, attention, device = self.model, self.attention, self.ranks.device
         plain = model.config._attn_implementation
-        # Only flex attention builds masks; transformers gives soft caps and sinks to the kernels of flash attention.
+        # sdpa refuses soft caps and sinks; asyncrl's own attention and transformers' flash attention compute them.
         allowed = () if attention == "sdpa" else EXTRAS
         found = []
+        # Flex attention applies the model's own masks. The other attentions ignore masks, so masks are inspected.
         if attention != "flex_attention":
             found = inspect_attention(model, length, allowed, device)
         if not isinstance(model.get_decoder(), PreTrainedModel) or model.get_decoder() is model:
@@ -93,7 +94,8 @@ class _Trial:
         return states
 
     def _probes(self, window: int) -> list[Tensor]:
-        """Return two sequences of different tokens and lengths, longer than the window unless that is expensive."""
+        """Return two sequences of different tokens and lengths, longer than the window, unless the window is larger
+        than LONGEST_PROBE."""
         lengths = (window + 5, window + 8) if window <= LONGEST_PROBE else (5, 8)
         ids = torch.arange(sum(lengths)) * 7 % self.model.config.get_text_config().vocab_size
         return list(ids.split(lengths))

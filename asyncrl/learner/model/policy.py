@@ -83,7 +83,7 @@ class Policy(nn.Module):
 
     @property
     def shares_prefixes(self) -> bool:
-        """True if a pass may compute a prefix once that several sequences share."""
+        """True if a pass may compute a prefix only once if several sequences share it."""
         return bool(self.model.get_decoder().config._attn_implementation == PACKED)
 
     @property
@@ -120,8 +120,8 @@ class Policy(nn.Module):
         return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
 
     def with_values(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the results of `forward`, and values float32[N] from the same pass, for a policy with a value head: at
-        each needed token the value of the state in which it was sampled, 0 elsewhere."""
+        """Return the results of `forward`, and values float32[N] from the same pass, for a policy with a value head. At
+        each needed token it is the value of the state in which the token was sampled, and 0 elsewhere."""
         assert self.value_head is not None
         states = self._states(packed)
         values = packed.spread(values_of(self.value_head, states))

@@ -3,9 +3,9 @@
 Tokens are counted by sequence: a prefix that several sequences share counts once for each sequence, and padding does
 not count. The counts are sums over passes and ranks, divided at the end.
 
-The loss follows the Switch Transformer (Fedus et al., 2021), with several experts a token as in transformers. In a
-layer it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens that go to expert e, and P_e is the mean
-probability of expert e over these tokens. The loss is the mean over the layers.
+The loss follows the Switch Transformer (Fedus et al., 2021), with several experts for each token as in transformers. In
+a layer of E experts it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens that go to expert e, and P_e
+is the mean probability of expert e over these tokens. The loss is the mean over the layers.
 
 The f_e are constants, which additional passes compute before the passes that train. The rest is a sum over tokens, so
 any split into passes and ranks gives the same gradient. A layer adds this gradient to the gradient of its router in its
@@ -27,8 +27,8 @@ from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.modelling.routers import ROUTERS, Routed, extend, family_of, routers_of
 
 SEEN, TOKENS = "experts/seen", "experts/tokens"
-"""Names of sums over passes: float64[layers, 2 experts + 1] (tokens and probabilities by expert, entropy), and the
-number of tokens."""
+"""The names of two sums over passes. The first sum is float64[layers, 2 experts + 1]: each layer has the tokens and the
+probabilities of every expert, and the entropy. The second sum is the number of tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +92,8 @@ class RouterLoads:
             each.uses = packed.computed_uses
 
     def sums(self) -> dict[str, Tensor]:
-        """Return the sums of the last pass, empty without routers. If ranks divide the tokens, each gets the sums over
-        all ranks."""
+        """Return the sums of the last pass. Without routers there are none. If ranks divide the tokens, each gets the
+        sums over all ranks."""
         if not self._watched or self._packed is None:
             return {}
         seen = torch.stack([each.seen for each in self._watched if each.seen is not None]).double()
@@ -103,7 +103,7 @@ class RouterLoads:
 
     def push(self, sums: Mapping[str, Tensor] | None, weight: float = 0.0) -> None:
         """Have later backward passes add the gradient of the balance loss times `weight`. `sums` are over all passes
-        and ranks of the minibatch. None: later passes add nothing."""
+        and ranks of the minibatch. If `sums` is None, later passes add nothing."""
         if sums is None:
             for each in self._watched:
                 each.push = None
@@ -125,7 +125,7 @@ class RouterLoads:
 
 
 def load_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics of the routers from the sums of all ranks; empty without a mixture."""
+    """Return the metrics of the routers from the sums of all ranks. A model without experts has none."""
     if SEEN not in sums or not float(sums[TOKENS]):
         return {}
     seen, tokens = sums[SEEN], float(sums[TOKENS])
@@ -144,7 +144,7 @@ def load_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
 
 class _Watched:
     """A router that counts its last pass in `seen` float32[2 experts + 1]. A recomputed layer gives the same counts.
-    `push` float32[experts] is the gradient that each of a token's probabilities gets."""
+    `push` float32[experts] is the gradient of the balance loss with respect to a token's probabilities."""
 
     uses: Tensor | None
     seen: Tensor | None

@@ -86,7 +86,7 @@ class RoutingReplay:
 
 
 def replay_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics of replayed experts from the sums of all ranks; empty if none are replayed."""
+    """Return the metrics of replayed experts from the sums of all ranks. There are none if no experts are replayed."""
     get = {name: float(sums.get(name, 0.0)) for name in (TOKENS, REPLAYED, CHOICES, CHANGED, REFUSED)}
     if not get[TOKENS]:
         return {}
@@ -112,6 +112,6 @@ class _Replaying:
             return logits, own_weights, own
         known = replayed[:, :1] >= 0
         experts = torch.where(known, replayed.to(own.dtype), own)
-        # A recomputed layer finds the same number.
+        # A layer that is recomputed in the backward pass finds the same number again.
         self.changed = (experts.sort(-1).values != own.sort(-1).values).any(-1).sum().detach()
         return logits, self.weigh(self, logits, experts).to(own_weights.dtype), experts

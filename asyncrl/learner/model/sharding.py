@@ -21,8 +21,8 @@ from asyncrl.modelling.freezing import in_tower
 from asyncrl.weights.manifest import DTYPES
 
 UNIT_BYTES = 100e6
-"""The least bytes of layers that ranks gather at once on GPUs. For a smaller layer, the host's work for the gathering
-takes longer than the GPU's."""
+"""Ranks on GPUs gather at least this many bytes of layers at once. For a smaller layer, the host's work for the
+gathering takes longer than the GPU's."""
 
 
 def compiles(config: ModelConfig, device: torch.device) -> bool:
@@ -48,8 +48,9 @@ def shard(
     """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. Returns the
     activations that the layers keep.
 
-    - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. None:
-      UNIT_BYTES on a GPU, and single layers on the CPU. A unit begins to gather the next unit before it runs.
+    - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. If
+      `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. A unit begins to gather
+      the next unit before it runs.
     - Master weights are float32. Gathered weights and the computation are in `config.dtype`. A frozen model, and the
       frozen part of a model with adapters, has only weights of this dtype.
     - The hooks of FSDP stay outside of a layer's compiled and recomputed part.
@@ -64,7 +65,7 @@ def shard(
     activations = Activations(share, attention_width(model.config), agree)
     if frozen is not None:
         root.requires_grad_(False)
-    # Parameters that patterns freeze have the dtype of the trained ones.
+    # Parameters that `model.freeze` freezes are float32, like the trained ones.
     keeps_masters = frozen is None and not adapted_layers(root)
     convert(root, torch.float32 if keeps_masters else DTYPES[config.dtype])
     offload = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if frozen and frozen.on_host else OffloadPolicy()
@@ -127,11 +128,12 @@ def _allow_graphs() -> None:
     # Each kind of layer is compiled with and without gradients, and with and without shared prefixes. Beyond torch's
     # limit, 8 graphs for all models together, layers would not be compiled.
     compiler.recompile_limit = max(compiler.recompile_limit, 64)
-    # Otherwise two sizes that are equal in a graph's first pass, as with a single sequence, must be equal in all its
-    # passes.
+    # With duck shapes, sizes that are equal by chance in a graph's first pass must be equal in all its passes. Some
+    # sizes are equal in a pass over a single sequence.
     shapes.use_duck_shape = False
-    # Otherwise the kernels of norms are fused only for many tokens, and each layer has graphs for up to four ranges of
-    # tokens. Fused kernels are a little slower for few tokens. Torch 2.11 has this option, other versions may not.
+    # Without this option, torch fuses the kernels of norms only for many tokens, and each layer has up to four graphs,
+    # for different numbers of tokens. Fused kernels are a little slower for few tokens. Torch 2.11 has the option,
+    # other versions may not.
     if hasattr(kernels.triton, "mix_order_reduction_non_strict_mode"):
         kernels.triton.mix_order_reduction_non_strict_mode = True
 

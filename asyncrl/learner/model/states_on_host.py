@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from asyncrl.learner.ranks.ranks import local_size
 
 PART = 1 << 26
-"""The most parameter elements of a rank whose states are on the device at once: 0.5 GB with AdamW."""
+"""The device has the states of at most this many parameter elements at once. With AdamW these states take 0.5 GB."""
 
 
 @torch.no_grad()
 def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART) -> None:
     """Do the same as `optimizer.step()`, for optimizers that update each parameter by its own state.
 
-    States are in host memory before and after. During the step the device holds the states of at most `part` elements
-    of this rank, or of one parameter. Scalar states do not move.
+    States are in host memory before and after the step. During the step the device holds the states of at most `part`
+    elements of this rank, or of one larger parameter. Scalar states do not move.
     """
     groups = [(group, group["params"]) for group in optimizer.param_groups]
     try:
@@ -33,7 +33,7 @@ def step_with_states_on_host(optimizer: torch.optim.Optimizer, part: int = PART)
         for group, parameters in groups:
             group["params"] = parameters
     if torch.cuda.is_available():
-        # Later readers of the states do not wait for these copies.
+        # Waits for the copies of states, since later readers of the states do not wait for them.
         torch.cuda.synchronize()
 
 

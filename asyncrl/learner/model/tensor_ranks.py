@@ -11,8 +11,8 @@ The model's plan in transformers tells how each matrix is divided. The head and 
 rank's own tokens, so log-probs cover the whole vocabulary.
 
 The gradient with respect to a parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In
-memory all ranks of a copy have their rows of every matrix, as without tensor parallelism. So files, checkpoints,
-pushes, norms of gradients and optimizers need no change.
+memory all ranks of a copy of the model have their rows of every matrix, as without tensor parallelism. So files,
+checkpoints, pushes, norms of gradients and optimizers need no change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Products with a slice of a matrix: a rank stores some rows of the matrix, and computes with another part of it.
 
-The S ranks of a copy have the rows of a matrix in their order, exactly as FSDP would shard them.
+The S ranks that hold one copy of the model have the rows of a matrix in their order, exactly as FSDP would shard them.
 
 For the computation rank r has slice r % T of one dimension. The ranks exchange the rows that each needs, for one matrix
 at a time, and drop them afterwards. The backward pass gets the slice again, and sends its gradient back to the ranks

@@ -20,7 +20,7 @@ from asyncrl.machine.activity import Activity
 END = "end"
 """The phase in which a rank closes its resources, and exits."""
 END_S = 60.0
-"""Seconds that this phase may take, even if other phases have a shorter limit."""
+"""Seconds that the phase END may take, even if other phases have a shorter limit."""
 
 COLLECTIVES = str(Path("torch", "distributed"))
 """The folder of the code in which a rank waits for other ranks."""
@@ -33,10 +33,11 @@ SHOWN_PARTS = 3
 class RankState(msgspec.Struct, frozen=True):
     """The state of one rank's main thread.
 
-    - `waits`: it waits for the replay, the disk or its start. `in_collective`: it waits for other ranks.
+    - `waits`: it waits for the replay or the disk, or has not begun its first phase. `in_collective`: it waits for
+      other ranks.
     - `unfinished`: the work that a stop should wait for.
     - `still_s`: the seconds since it last advanced.
-    - `work`: its long work, with the part that remains.
+    - `work`: a description of its long work, with the remaining time.
     """
 
     rank: int

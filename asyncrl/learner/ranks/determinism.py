@@ -10,7 +10,7 @@ import torch
 VARIABLES = {
     # cuBLAS takes its workspaces from whichever stream is first, unless they have a fixed size.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    # Read by transformers for the package flash_attn; torch's own kernels follow torch.use_deterministic_algorithms.
+    # transformers reads this for the package flash_attn. torch's own kernels follow torch.use_deterministic_algorithms.
     "FLASH_ATTENTION_DETERMINISTIC": "1",
 }
 
@@ -26,5 +26,5 @@ def be_deterministic(environment: MutableMapping[str, str] = os.environ) -> None
         environment.setdefault(name, value)
     torch.use_deterministic_algorithms(True)
     torch.backends.cudnn.benchmark = False
-    # Otherwise the compiler chooses between kernels, which round differently, by their measured speed.
+    # Without this, the compiler chooses between kernels by their measured speed, and kernels round differently.
     compiler.deterministic = True

@@ -50,11 +50,11 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """The settings of host `node` of the learner's `nodes`, which have `ranks` each.
+    """The settings of host `node`. The learner has `nodes` hosts, with `ranks` ranks on each.
 
     Host 0 listens at `rendezvous`, an address with a port. All hosts share the run's `folder` and the folder of `keys`,
-    and must have equal `digests` of the configuration's values. `interface` None: the network interface that leads to
-    host 0.
+    and must have equal `digests` of the configuration's values. If `interface` is None, the ranks use the network
+    interface that leads to host 0.
     """
 
     node: int
@@ -77,8 +77,8 @@ class HostSettings:
 def open_host(settings: HostSettings, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
     """Open this host's end of the connections between all hosts.
 
-    Raises ConfigError: its keys or its network interface are missing, or the address of the first host is taken or not
-    this machine's. Raises StoppedError.
+    Raises ConfigError: its keys or its network interface are missing, or host 0 cannot listen at its address, which is
+    taken or belongs to another machine. Raises StoppedError.
     """
     return OtherHost(settings, timeouts) if settings.node else FirstHost(settings, timeouts, stop)
 

@@ -4,7 +4,7 @@ The process that starts the ranks is not one of them. The ranks of one machine m
 user can enter, so no port is open for their rendezvous. `hosts` has the rendezvous of several machines.
 
 Each rank writes heartbeats with the state of its main thread into a pipe of its own. A rank without heartbeats is
-stopped or hangs, and a rank with heartbeats may still be stuck (see `activity`). A rank whose pipe has no reader ends
+suspended or hangs, and a rank with heartbeats may still be stuck (see `activity`). A rank whose pipe has no reader ends
 itself. Linux also kills the ranks when the process that started them ends.
 """
 
@@ -68,7 +68,8 @@ class Timeouts:
     heartbeat: float = 1.0
     """The time between two heartbeats of a rank."""
     start: float = 300.0
-    """The time to the first heartbeat of a rank, which first loads libraries: a minute on a cold network disk."""
+    """The time to the first heartbeat of a rank. A rank first loads libraries, which can take a minute from a network
+    disk."""
     silence: float = 40.0
     """The time without a heartbeat after which a rank counts as hung."""
     stuck: float = 1800.0
@@ -113,7 +114,7 @@ class Hosts(Protocol):
         """Wait until the ranks can start, and return their meeting."""
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
-        """Take the states of this host's ranks, and return True if all ranks must stop. Called at every poll. Raises
+        """Take the states of this host's ranks, and return True if all ranks must stop. Call this at every poll. Raises
         RanksError: all ranks must end at once."""
 
     def finish(self, reason: str, final: bool) -> None:
@@ -146,7 +147,7 @@ class OneHost:
 @dataclass(frozen=True, slots=True)
 class Membership:
     """The membership of a rank: its number over all hosts, its `local` number on this host, and its meeting. The rank
-    writes a heartbeat into `pipe` every `interval_s`. None: no process watches it."""
+    writes a heartbeat into `pipe` every `interval_s`. If `pipe` is None, no process watches the rank."""
 
     rank: int
     local: int

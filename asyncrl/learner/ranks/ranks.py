@@ -63,8 +63,8 @@ class Ranks:
     activity: Activity = field(default_factory=Activity)
     stopping: Stopping = field(default_factory=Stopping)
     context: ContextGroup | None = None
-    """This rank's group of ranks that divide the tokens of a pass, and in some groups the layers. None: each rank has
-    its own passes."""
+    """This rank's group of ranks that divide the tokens of a pass, and with tensor parallelism also the layers. None:
+    each rank has its own passes."""
     expert_mesh: DeviceMesh | None = None
     """The same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see `expert_ranks`)."""
 
@@ -142,8 +142,8 @@ class Ranks:
 
     def stop_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
         """Raises StoppedError on every rank if `stopped` is true on any rank, so that no rank waits for a rank that
-        ended. `updating`: weights change after this call. None: `is_updating` does not change. `within_pass`: the
-        helper thread of `stopping` calls this, since the main thread of this rank is in the middle of a pass.
+        ended. `updating`: weights change after this call. If it is None, `is_updating` does not change. `within_pass`:
+        the helper thread of `stopping` calls this, since the main thread of this rank is in the middle of a pass.
         """
         with self.stopping.lock:
             self.activity.advance()
@@ -207,7 +207,7 @@ def sharded(parameter: nn.Parameter, ranks: Ranks) -> nn.Parameter:
 def _waiting_mesh() -> DeviceMesh:
     """Return a mesh of all ranks, whose collectives wait for up to WAIT."""
     group = dist.new_group(timeout=WAIT, backend="gloo")
-    # torch returns a number to a rank that is not in the group. Here every rank is.
+    # torch returns a number instead of a group to a rank that is not in the group. Here every rank is in it.
     assert isinstance(group, dist.ProcessGroup)
     return DeviceMesh.from_group(group, "cpu")
 
@@ -248,13 +248,13 @@ def joined(
     expert_ranks: int = 1,
     tensor_ranks: int = 1,
 ) -> Iterator[Ranks]:
-    """Join the ranks of which this process is `member`. None: the ranks that `launcher.run_ranks` started, or this
-    process alone. The ranks disconnect at the end of the block.
+    """Join the ranks of which this process is `member`. If `member` is None, these are the ranks that
+    `launcher.run_ranks` started, or this process alone. The ranks disconnect at the end of the block.
 
     - The ranks hold `replicas` copies of a model. Groups of `expert_ranks` ranks of a copy have all experts of a layer.
     - Groups of `context_ranks` divide the tokens of a pass. Groups of `tensor_ranks` divide the layers as well. At most
-      one of the two is more than 1.
-    - A collective fails after `limit_s` and a minute, unless it may wait for the replay.
+      one of these two numbers is more than 1.
+    - A collective fails after `limit_s` plus one minute, unless it may wait for the replay.
     - Ranks of several hosts connect to host 0 with `keys`.
     - `activity` and `stopping` belong to this process.
 

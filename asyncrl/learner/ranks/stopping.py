@@ -39,7 +39,8 @@ class Stopping:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """Held by the thread that takes part in an agreement. A helper thread that does so never releases it."""
+        """A thread holds this lock while it takes part in an agreement. A helper thread that takes part never releases
+        it."""
         self.is_stopping = False
         self.is_updating = False
         """True if weights change, or the step that changed them is not yet counted as finished."""

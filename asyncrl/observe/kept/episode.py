@@ -92,7 +92,7 @@ class KeptEpisode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptStep:
-    """The sample of one learner step: one whole group or more, the members of each in a row."""
+    """The sample of one learner step: one or more whole groups. The members of a group follow each other."""
 
     step: int
     episodes: Sequence[KeptEpisode]

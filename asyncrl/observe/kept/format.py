@@ -40,7 +40,7 @@ PATTERN = "step-*.kept"
 FOLDER = "episodes"
 """The folder of a run's kept episodes in the folder of the run."""
 EVALUATED_FOLDER = f"{FOLDER}/evaluated"
-"""The folder of its kept held-out episodes, in files of the same format."""
+"""The folder of a run's kept held-out episodes, in files of the same format."""
 
 
 class _Head(msgspec.Struct, frozen=True):

@@ -1,10 +1,10 @@
-"""The index of all kept episodes: `index.jsonl`, so that a table of 10^5 of them opens at once.
+"""The index of all kept episodes, `index.jsonl`. With it a table of 10^5 episodes opens at once.
 
 The first line has the format, and an id that changes whenever the whole file is written. Each further line has the rows
-of one step and the bytes of its file. The last line of a step is valid. A line without rows means that the step is no
-longer kept.
+of one step and the bytes of its file. Of several lines of one step, only the last one is valid. A line without rows
+means that the step is no longer kept.
 
-So the writer only appends, and a reader that returns reads only new lines. Now and then the file is written again
+So the writer only appends, and a reader that looks again reads only new lines. Now and then the file is written again
 without outdated lines, and with another id.
 """
 

@@ -1,7 +1,7 @@
 """Writes the kept episodes of a run, within a bound on their bytes. One process writes, others may read meanwhile.
 
-A step's file gets its name once it is complete, and then its line in the index. A kill between the two leaves a file
-without a line, which the next writer removes. A step that is deleted loses its line first.
+A step's file gets its name once it is complete, and then its line in the index. If the process is killed between the
+two, it leaves a file without a line, which the next writer removes. A step that is deleted loses its line first.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEAD_SHARE = 1 / 32
 
 class KeptWriter:
     """Adds to the kept episodes of `run_dir` in its `folder`, of at most `max_bytes`. Opening it removes unfinished
-    files. `thinned` counts the steps that were deleted since, to make room.
+    files. `thinned` counts the steps that were deleted since then to make room.
 
     An index that is missing, damaged, or of another version of asyncrl is made again from the files that can be read.
     Raises OSError.
@@ -145,7 +145,7 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
 
 def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str = FOLDER) -> None:
     """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, they stay
-    until then, with a warning."""
+    until they are trained again, with a warning."""
     try:
         index = _read(run_dir / folder)
         repeated = list(filter(is_repeated, index.steps))

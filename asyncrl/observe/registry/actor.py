@@ -18,11 +18,11 @@ _EPISODES = (
     gauge("tokens_per_s", "tokens/s", "tokens sampled a second, since the last row"),
     counter("seconds", "s", "seconds since the start"),
     counter("idle_seconds", "s", "seconds since the start in which the engine had no request"),
-    gauge("idle", "share", "time since the last row in which the engine had no request"),
-    gauge("episode_tokens_mean", "tokens", "mean tokens of the episodes since the last row, prompts included"),
-    gauge("episode_tokens_max", "tokens", "most tokens of an episode since the last row, prompts included"),
-    gauge("turns_mean", "turns", "mean turns of the assistant, of the episodes since the last row"),
-    gauge("turns_max", "turns", "most turns of the assistant, of the episodes since the last row"),
+    gauge("idle", "share", "share of the time since the last row in which the engine had no request"),
+    gauge("episode_tokens_mean", "tokens", "mean number of tokens of an episode, prompts included, since the last row"),
+    gauge("episode_tokens_max", "tokens", "most tokens of an episode, prompts included, since the last row"),
+    gauge("turns_mean", "turns", "mean number of the assistant's turns in an episode, since the last row"),
+    gauge("turns_max", "turns", "most turns of the assistant in an episode, since the last row"),
     gauge("wait_s", "s", "mean time that an episode waited until the engine served its version"),
     gauge("generate_s", "s", "mean time that an episode spent generating"),
     gauge("tools_s", "s", "mean time that an episode spent in tools"),
@@ -38,17 +38,33 @@ _SURROUNDINGS = (
     counter("tool_unknown", "calls", "calls of tools that do not exist, since the start"),
     gauge("mcp_sessions", "sessions", "sessions with MCP servers that are open now"),
     counter("mcp_started", "sessions", "sessions with MCP servers that began, since the start"),
-    counter("mcp_start_failures", "tries", "starts of sessions with MCP servers that failed, since the start"),
+    counter("mcp_start_failures", "tries", "failed attempts to start a session with an MCP server, since the start"),
     counter("mcp_lost", "sessions", "sessions with MCP servers that ended too early or took too long, since the start"),
-    counter("mcp_states_lost", "episodes", "episodes whose state was lost with such a session, since the start"),
+    counter(
+        "mcp_states_lost",
+        "episodes",
+        "episodes whose state was lost with a session of an MCP server, since the start",
+    ),
     counter("mcp_errors", "calls", "calls that an MCP server answered with an error, since the start"),
     counter("mcp_unshown", "parts", "parts of results of MCP servers that are not shown, such as images"),
     gauge("python_open", "sessions", "sessions of the tool `python_session` that are open now"),
     gauge("python_waiting", "episodes", "episodes that wait until there is memory for their session"),
-    counter("python_started", "sessions", "sessions that began, since the start"),
-    counter("python_start_failures", "tries", "starts of sessions that failed, since the start"),
-    counter("python_late", "calls", "calls that took too long and ended their session, since the start"),
-    counter("python_ended", "calls", "calls that ended their session in another way, such as a crash, since the start"),
+    counter("python_started", "sessions", "sessions of `python_session` that began, since the start"),
+    counter(
+        "python_start_failures",
+        "tries",
+        "failed attempts to start a session of `python_session`, since the start",
+    ),
+    counter(
+        "python_late",
+        "calls",
+        "calls of `python_session` that took too long and ended their session, since the start",
+    ),
+    counter(
+        "python_ended",
+        "calls",
+        "calls of `python_session` that ended their session in another way, such as a crash, since the start",
+    ),
     counter(
         "python_ran_in_pause",
         "calls",
@@ -57,20 +73,29 @@ _SURROUNDINGS = (
     counter("python_states_lost", "episodes", "episodes whose session ended because of this machine, since the start"),
     counter("environment_resets", "episodes", "episodes that an environment began, since the start"),
     counter("environment_errors", "calls", "calls that an environment answered with an error, since the start"),
-    counter("environment_failures", "calls", "calls with which an environment failed its episode, since the start"),
+    counter(
+        "environment_failures",
+        "calls",
+        "failed calls of environments, since the start. A failed call ends the episode, except that a failed `reset` "
+        "is tried again",
+    ),
     gauge("environment_stuck", "threads", "threads with a call of an environment that took too long and still runs"),
-    counter("tool_failures", "tries", "tries of a tool that failed, since the start"),
+    counter("tool_failures", "tries", "failed attempts to call a tool, since the start"),
     counter("interaction_responses", "responses", "responses of [simulated users](environments.md) since the start"),
     counter("interaction_ended", "responses", "responses of simulated users that ended the episode, since the start"),
     counter(
         "interaction_failures",
         "calls",
-        "calls of a simulated user that raised, took too long or returned something else, since the start",
+        "calls of a simulated user that raised an error, took too long or returned an invalid value, since the start",
     ),
     counter("chat_api_answered", "requests", "requests of agents that were answered, since the start"),
     counter("chat_api_refused", "requests", "requests of agents that were refused, since the start"),
     counter("chat_api_abandoned", "requests", "requests whose agent did not wait for the answer, since the start"),
-    counter("chat_api_branches", "branches", "token sequences of agents that rewrote their history, since the start"),
+    counter(
+        "chat_api_branches",
+        "branches",
+        "token sequences of agents' episodes, more than one if the agent rewrote its history, since the start",
+    ),
     counter(
         "chat_api_overridden",
         "requests",
@@ -80,36 +105,69 @@ _SURROUNDINGS = (
     counter("chat_api_unmet_calls", "completions", "completions that had to call a tool and did not, since the start"),
     counter("agent_programs_started", "programs", "programs of `actor.agent_command` that were started"),
     counter("agent_programs_failed", "episodes", "episodes whose program ended without an answer, since the start"),
-    gauge("agent_sessions_waiting", "episodes", "episodes that no agent elsewhere has taken yet"),
-    counter("agent_sessions_started", "episodes", "episodes that agents elsewhere took, since the start"),
-    counter("agent_sessions_failed", "episodes", "episodes that agents elsewhere gave up, since the start"),
-    counter("agent_sessions_silent", "episodes", "episodes whose agent elsewhere fell silent, since the start"),
-    counter("agent_sessions_refused", "requests", "rewards and ends of agents elsewhere that were refused"),
-    counter("agent_server_started", "episodes", "episodes that began at the server of openenv or nemo_gym"),
+    gauge("agent_sessions_waiting", "episodes", "episodes that no remote agent has taken yet"),
+    counter("agent_sessions_started", "episodes", "episodes that remote agents took, since the start"),
+    counter("agent_sessions_failed", "episodes", "episodes that remote agents gave up, since the start"),
+    counter("agent_sessions_silent", "episodes", "episodes whose remote agent fell silent, since the start"),
     counter(
-        "agent_server_unavailable", "tries", "tries to begin one while the server could not be reached or was full"
+        "agent_sessions_refused",
+        "requests",
+        "refused requests of remote agents to set a reward or to end an episode, since the start",
     ),
-    counter("agent_server_lost", "episodes", "episodes that failed because the server was lost or answered nonsense"),
-    counter("agent_server_errors", "calls", "refusals and errors of the server that the policy read"),
+    counter(
+        "agent_server_started",
+        "episodes",
+        "episodes that began at the environment server (openenv or nemo_gym), since the start",
+    ),
+    counter(
+        "agent_server_unavailable",
+        "tries",
+        "attempts to begin an episode that failed because the environment server could not be reached or was full, "
+        "since the start",
+    ),
+    counter(
+        "agent_server_lost",
+        "episodes",
+        "episodes that failed because the environment server was lost or gave an invalid answer, since the start",
+    ),
+    counter(
+        "agent_server_errors",
+        "calls",
+        "refusals and errors of the environment server that the policy read, since the start",
+    ),
     gauge("agent/NAME", "", "mean of a metric that agents returned, over the episodes since the last row"),
 )
 
 _WEIGHTS = (
     counter("weights_updates", "versions", "versions that the engine took, since the start"),
     counter("weights_refused", "versions", "versions that the engine refused, since the start"),
-    counter("weights_fallbacks", "versions", "versions that came by another route than the first, since the start"),
+    counter(
+        "weights_fallbacks",
+        "versions",
+        "versions that did not arrive by the first route, but by a later one, since the start",
+    ),
     counter("weights_bytes", "bytes", "bytes of weights received since the start"),
-    counter("weights_transfer_s", "s", "time of transfers since the start, while the engine generates"),
-    counter("weights_switch_s", "s", "time from a transfer's end until the engine had switched, since the start"),
+    counter(
+        "weights_transfer_s",
+        "s",
+        "time that transfers of weights took since the start. The engine generates meanwhile",
+    ),
+    counter(
+        "weights_switch_s",
+        "s",
+        "time from the end of a transfer until the engine had switched to the new weights, since the start",
+    ),
     gauge(
         "canary_difference",
         "nats",
-        "mean difference of the engine's log-probs from the learner's over the newest version's canary; the largest "
-        "one if there are several servers ([weights.md](weights.md))",
+        "mean difference between the engine's and the learner's log-probs of the newest version's canary, a short "
+        "fixed sequence. If there are several servers, the largest of their means ([weights.md](weights.md))",
     ),
     gauge("canary_allowed", "nats", "the limit of canary_difference"),
     counter(
-        "canary_failures", "versions", "versions that an engine did not serve: their canary failed, since the start"
+        "canary_failures",
+        "versions",
+        "versions that an engine did not serve because their canary failed, since the start",
     ),
 )
 
@@ -135,7 +193,11 @@ _SERVERS = (
         "tokens",
         "tokens whose experts servers reported since the start (engine.return_routed_experts)",
     ),
-    counter("routed_bytes", "bytes", "bytes of these experts in trajectories, since the start"),
+    counter(
+        "routed_bytes",
+        "bytes",
+        "bytes that the experts reported by servers take in trajectories, since the start",
+    ),
     counter(
         "routed_refused",
         "segments",
@@ -150,13 +212,14 @@ _SERVERS = (
     counter(
         "push_pauses",
         "stops",
-        "stops of servers by pushes since the start; the first version of a server that joins stops nothing",
+        "stops of servers for a push of weights, since the start. The first version of a server that joins stops "
+        "nothing",
     ),
     counter(
         "push_pause_s",
         "s",
-        "the sum of all stops since the start. A stop lasts from telling a server to stop until it may "
-        "sample again; the time in which it still serves requests does not count",
+        "total time for which pushes of weights stopped servers, since the start. A stop lasts from telling a server "
+        "to stop until it may sample again; the time in which it still serves requests does not count",
     ),
     gauge("push_pause_last_s", "s", "the last stop of a server by a push"),
     gauge("push_pause_max_s", "s", "the longest stop of a server by a push since the start"),

@@ -11,15 +11,19 @@ _MEASURED = (
     gauge("eval/accuracy", "share", "held-out tasks with an outcome of 1 or more"),
     gauge("eval/reward", "reward", "mean reward of the held-out tasks"),
     gauge("eval/process", "process score", "mean process score of the attempts that a process model scored"),
-    gauge("eval/length", "tokens", "mean number of policy tokens"),
+    gauge("eval/length", "tokens", "mean number of policy tokens of an attempt"),
     gauge(
         "eval/pass@K",
         "share",
         "with `learner.eval_attempts` above 1, for K = 2, 4 and so on: tasks that at least one of K attempts would "
         "solve ([evaluate.md](evaluate.md))",
     ),
-    gauge("eval/best@K", "outcome", "as eval/pass@K: the outcome of the best of K attempts"),
-    gauge("eval/maj@K", "outcome", "as eval/pass@K: the outcome of the answer that most of K attempts give"),
+    gauge("eval/best@K", "outcome", "the outcome of the best of K attempts, for the same K as eval/pass@K"),
+    gauge(
+        "eval/maj@K",
+        "outcome",
+        "the outcome of the answer that most of K attempts give, for the same K as eval/pass@K",
+    ),
     gauge("eval/count", "episodes", "scored episodes, over which the means are taken"),
 )
 
@@ -40,8 +44,12 @@ METRICS = (
         "only of `asyncrl sft`: mean negative log-likelihood of the held-out demonstrations, over `eval/tokens` tokens",
     ),
     gauge("eval/failed", "episodes", "episodes that failed"),
-    gauge("eval/version", "version", "the version to be measured"),
-    gauge("eval/newest_version", "version", "the newest version that sampled a token: an engine may have a newer one"),
+    gauge("eval/version", "version", "the policy version that the evaluation measures"),
+    gauge(
+        "eval/newest_version",
+        "version",
+        "the newest version that sampled a token: an engine may serve a newer version than eval/version",
+    ),
     gauge("eval/tokens", "tokens", "sampled tokens"),
     gauge("eval/newer_tokens", "tokens", "sampled tokens from versions newer than eval/version"),
     *_OF_A_SOURCE,

@@ -7,14 +7,14 @@ from asyncrl.observe.registry.metric import made_by
 gauge, counter, _ = made_by("any")
 
 METRICS = (
-    gauge("step", "", "the position of the row, in the unit of each file below"),
+    gauge("step", "", "the position of the row; the section of each file says what it counts"),
     gauge("time", "s", "seconds from 1970 until the row was written"),
-    counter("metrics/lost", "rows", "rows that a sink could not take, since the start; only if there are any"),
+    counter("metrics/lost", "rows", "rows that a sink could not take, since the start; only written if there are any"),
     gauge(
         "usage/cpu_cores",
         "cores",
-        "processor seconds a second that the role's process and its children took since the last row: 2 is two cores "
-        "that are always busy",
+        "processor seconds that the role's process and its children took per second since the last row: 2 means two "
+        "cores that were always busy",
     ),
     gauge(
         "usage/memory_gb",

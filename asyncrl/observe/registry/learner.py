@@ -15,7 +15,8 @@ _TRAINED = (
     gauge(
         "groups/zero_variance",
         "share",
-        "groups whose members are equal, by their rewards or the score of zero_variance: they teach nothing",
+        "groups whose members all have the same reward, or the same value of the score that zero_variance names: they "
+        "teach nothing",
     ),
     gauge("length/mean", "tokens", "mean number of sampled tokens of a trajectory"),
     gauge("length/max", "tokens", "the most sampled tokens of a trajectory"),
@@ -31,7 +32,7 @@ _TRAINED = (
         "trained trajectories with this lag; LAG = replay.max_lag + 1 counts all larger lags",
     ),
     gauge("token_lag/mean", "versions", "mean lag of the sampled tokens"),
-    gauge("token_lag/LAG", "share", "sampled tokens with this lag; 16: 16 or more"),
+    gauge("token_lag/LAG", "share", "sampled tokens with this lag; LAG = 16 counts all larger lags, too"),
 )
 
 _UPDATES = (
@@ -43,21 +44,38 @@ _UPDATES = (
     gauge("loss/STREAM", "", "the loss's term of another stream of advantages, mean over the step's minibatches"),
     gauge("grad_norm", "", "mean norm of the policy's finite gradients before clipping"),
     gauge("lr", "", "the policy's learning rate"),
-    counter("updates_empty", "updates", "updates since the run's start that were left out: nothing to learn from"),
-    counter("updates_skipped", "updates", "updates since the run's start that were left out: gradient not finite"),
+    counter(
+        "updates_empty",
+        "updates",
+        "updates since the run's start that were left out because there was nothing to learn from",
+    ),
+    counter(
+        "updates_skipped",
+        "updates",
+        "updates since the run's start that were left out because the gradient was not finite",
+    ),
     counter(
         "updates_too_large",
         "updates",
-        "updates of any model since the run's start that were left out: gradient too large for "
+        "updates of any model since the run's start that were left out because the gradient was too large for "
         "learner.skip_grad_norm or learner.skip_grad_norm_factor",
     ),
     counter(
         "updates_overflowed",
         "updates",
-        "updates of any model since the run's start that were left out: gradient beyond float16, loss scale halved",
+        "updates of any model since the run's start that were left out because the gradient was beyond float16. The "
+        "loss scale was then halved",
     ),
-    gauge("loss_scale", "", "the factor of the policy's loss that its gradient in float16 needs (model.dtype)"),
-    counter("steps_skipped", "steps", "steps since the run's start that trained nothing, since their plan was skipped"),
+    gauge(
+        "loss_scale",
+        "",
+        "the factor by which the policy's loss is multiplied, so that its gradient fits float16 (model.dtype)",
+    ),
+    counter(
+        "steps_skipped",
+        "steps",
+        "steps since the run's start that trained nothing because their plan was skipped",
+    ),
 )
 
 _MEMBERS = (
@@ -66,15 +84,19 @@ _MEMBERS = (
         "trajectories",
         "trajectories of the step that are demonstrations of tasks (data.demonstration)",
     ),
-    gauge("demonstration/reward", "", "mean reward of these demonstrations, which reward/ leaves out"),
-    gauge("demonstration/tokens", "tokens", "tokens of these demonstrations that the step's updates learn"),
-    gauge("demonstration/probability", "", "mean probability that the policy gives to these tokens"),
-    gauge("demonstration/nll", "nats", "mean negative log-likelihood of these tokens"),
-    gauge("demonstration/advantage", "", "mean advantage of these tokens"),
+    gauge(
+        "demonstration/reward",
+        "",
+        "mean reward of the step's demonstrations. The metrics under reward/ leave them out",
+    ),
+    gauge("demonstration/tokens", "tokens", "tokens of the step's demonstrations that its updates learn"),
+    gauge("demonstration/probability", "", "mean probability that the policy gives to the tokens of demonstrations"),
+    gauge("demonstration/nll", "nats", "mean negative log-likelihood of the tokens of demonstrations"),
+    gauge("demonstration/advantage", "", "mean advantage of the tokens of demonstrations"),
 )
 
 _ROUTING = (
-    gauge("routing/replayed", "share", "tokens that went to the experts which the engine used (learner.router_replay)"),
+    gauge("routing/replayed", "share", "tokens that went to the experts that the engine used (learner.router_replay)"),
     gauge("routing/changed", "share", "pairs of token and layer at which the policy itself would choose other experts"),
     gauge("routing/refused", "trajectories", "trajectories of the step whose recorded experts do not fit the model"),
 )
@@ -89,42 +111,61 @@ _EXPERTS = (
     gauge("experts/dead", "share", "experts of all layers that got no token of the step"),
     gauge("experts/entropy", "nats", "mean entropy of a router's distribution over the experts"),
     gauge(
-        "experts/balance_loss", "", "the balance loss of the experts, without its weight; top_k if they are balanced"
+        "experts/balance_loss",
+        "",
+        "the balance loss of the experts before it is multiplied by its weight; it is top_k if the experts are "
+        "balanced",
     ),
 )
 
 _DEMONSTRATIONS = (
     gauge("sft/loss", "nats", "mean negative log-likelihood of the step's demonstrations, before the update"),
     gauge("sft/tokens", "tokens", "tokens of demonstrations that the step learned"),
-    gauge("sft/weight", "", "weight of this loss, relative to the policy's"),
+    gauge("sft/weight", "", "weight of sft/loss, relative to the policy's loss"),
     gauge("sft/epoch", "epochs", "passes of the run through its demonstrations"),
-    gauge("sft/cut", "demonstrations", "demonstrations that were cut: longer than algorithm.sft.max_tokens"),
-    gauge("sft/left_out", "demonstrations", "demonstrations that were left out: longer than algorithm.sft.max_tokens"),
+    gauge(
+        "sft/cut",
+        "demonstrations",
+        "demonstrations that were cut because they are longer than algorithm.sft.max_tokens",
+    ),
+    gauge(
+        "sft/left_out",
+        "demonstrations",
+        "demonstrations that were left out because they are longer than algorithm.sft.max_tokens",
+    ),
 )
 
 _POLICIES = (
     gauge(
         "mismatch/ess",
         "share",
-        "effective sample size (sum w)^2 / (N sum w^2) of the raw importance weights w",
+        "effective sample size (sum w)^2 / (N sum w^2) of the raw importance weights w of the N sampled tokens",
     ),
-    gauge("mismatch/kl", "nats", "KL from behaviour to proximal policy, as k1"),
-    gauge("mismatch/k3", "nats", "KL from behaviour to proximal policy, as k3"),
+    gauge("mismatch/kl", "nats", "KL from the behaviour policy to the proximal policy, as k1"),
+    gauge("mismatch/k3", "nats", "KL from the behaviour policy to the proximal policy, as k3"),
     gauge("mismatch/chi_square", "", "mean w^2 - 1"),
-    gauge("mismatch/chi_square_sequence", "", "mean over sequences of (product of w)^2 - 1"),
+    gauge(
+        "mismatch/chi_square_sequence",
+        "",
+        "mean over sequences of P^2 - 1, where P is the product of the sequence's w",
+    ),
     gauge("mismatch/agree", "share", "tokens on which engine and learner agree: abs(log w) <= 1e-4"),
     gauge("mismatch/perplexity_ratio", "ratio", "mean over sequences of exp(mean log mu - mean log pi_prox)"),
     gauge("mismatch/behaviour_perplexity", "", "mean over sequences of exp(-mean log mu)"),
     gauge("mismatch/proximal_perplexity", "", "mean over sequences of exp(-mean log pi_prox)"),
-    gauge("update/kl", "nats", "KL from proximal to trained policy, as k1"),
-    gauge("update/k3", "nats", "KL from proximal to trained policy, as k3"),
-    gauge("weight/mean", "", "mean of the corrected weights; dropped tokens are 0"),
-    gauge("weight/ess", "share", "effective sample size of the corrected weights; dropped tokens are 0"),
+    gauge("update/kl", "nats", "KL from the proximal policy to the trained policy, as k1"),
+    gauge("update/k3", "nats", "KL from the proximal policy to the trained policy, as k3"),
+    gauge("weight/mean", "", "mean of the corrected weights of the kept tokens"),
+    gauge(
+        "weight/ess",
+        "share",
+        "effective sample size of the corrected weights. The weight of a dropped token counts as 0",
+    ),
     gauge(
         "ratio_bin/BIN",
         "share",
-        "sampled tokens by their raw importance weight w: BIN 8 is within a factor of 2^(1/64) of 1, BIN 9 to 16 begin "
-        "at 2^(1/64), 2^(1/32), ..., 2 and 4, and BIN 7 to 0 are the same of 1/w",
+        "sampled tokens by their raw importance weight w: BIN 8 is within a factor of 2^(1/64) of 1. BIN 9 to 16 "
+        "begin at 2^(1/64), 2^(1/32), ..., 2 and 4, and BIN 7 to 0 have the same bounds for 1/w",
     ),
     gauge("weight_bin/BIN", "share", "kept tokens by their corrected weight, in the same bins; only with a correction"),
     gauge("clip/high", "share", "tokens beyond the upper bound of the loss"),
@@ -158,16 +199,24 @@ _OTHER_MODELS = (
     gauge("value/clipped", "share", "tokens whose value the critic's loss clips"),
     gauge("value/grad_norm", "", "the critic's gradient norm before clipping"),
     gauge("value/warmup", "", "1 while the critic is trained alone (critic.warmup_steps), then 0"),
-    gauge("value/loss_scale", "", "loss_scale of the critic"),
+    gauge("value/loss_scale", "", "the factor by which the critic's loss is multiplied, like loss_scale"),
     gauge("implicit/loss", "", "loss of the implicit process model"),
     gauge("implicit/grad_norm", "", "gradient norm of the implicit process model before clipping"),
-    gauge("implicit/loss_scale", "", "loss_scale of the implicit process model"),
-    gauge("implicit/accuracy", "share", "outcomes (right if above 0.5) that the implicit process model predicts"),
+    gauge(
+        "implicit/loss_scale",
+        "",
+        "the factor by which the implicit process model's loss is multiplied, like loss_scale",
+    ),
+    gauge(
+        "implicit/accuracy",
+        "share",
+        "outcomes (right if above 0.5) that the implicit process model predicts correctly",
+    ),
     gauge(
         "implicit/pairwise_accuracy",
         "share",
-        "pairs of a group's members that the implicit process model puts in the order of their outcomes, a mean over "
-        "groups; 0.5 if all outcomes of a group are equal",
+        "pairs of a group's members that the implicit process model puts in the order of their outcomes. It is a mean "
+        "over groups; a group in which all outcomes are equal counts as 0.5",
     ),
 )
 
@@ -178,13 +227,19 @@ _WEIGHTS = (
     gauge("kept/bytes_evaluated", "bytes", "bytes of kept held-out episodes"),
     counter("kept/lost_evaluated", "evaluations", "evaluations whose sample of episodes is lost"),
     counter(
-        "kept/thinned", "steps", "steps whose episodes were deleted for room since the start: observe.keep_episodes_mb"
+        "kept/thinned",
+        "steps",
+        "steps whose episodes were deleted since the start to make room (observe.keep_episodes_mb)",
     ),
     counter("kept/left_out", "groups", "groups that are too large to be kept, since the learner's start"),
-    counter("kept/lost", "steps", "steps whose episodes could not be kept since the learner's start: a full disk"),
+    counter(
+        "kept/lost",
+        "steps",
+        "steps whose episodes could not be kept since the learner's start, for example because the disk was full",
+    ),
     gauge("weights/bytes", "bytes", "size of the newest version"),
-    gauge("weights/delta_bytes", "bytes", "size of the newest version as a delta"),
-    gauge("weights/density", "share", "numbers that the newest delta changes"),
+    gauge("weights/delta_bytes", "bytes", "size of the newest version if it is sent as a delta"),
+    gauge("weights/density", "share", "share of the weights that the newest delta changes"),
     gauge("weights/prepare_s", "s", "time until the newest version could be offered"),
     counter("weights/refused", "requests", "requests for weights that the learner refused since its start"),
     counter("weights/broadcasts", "broadcasts", "broadcasts of weights since the learner's start"),
@@ -212,7 +267,7 @@ _TIMES = (
     gauge(
         "seconds/checkpoint",
         "s",
-        "waiting for the checkpoint before, if it is still being written, and for the copy of the state",
+        "waiting for the previous checkpoint, if it is still being written, and for the copy of the state",
     ),
     gauge("seconds/release", "s", "with `cluster.colocated`: waiting for servers to free the GPUs"),
     gauge("seconds/onload", "s", "with `cluster.colocated`: copying models and moments to the GPUs"),
@@ -220,16 +275,17 @@ _TIMES = (
     gauge(
         "idle",
         "share",
-        "share of seconds/step in seconds/wait and seconds/fetch, and in release, onload and offload with "
-        "`cluster.colocated`",
+        "share of seconds/step that seconds/wait and seconds/fetch take; with `cluster.colocated` also "
+        "seconds/release, seconds/onload and seconds/offload",
     ),
-    gauge("tokens_per_s", "tokens/s", "tokens / seconds/step"),
+    gauge("tokens_per_s", "tokens/s", "`tokens` divided by `seconds/step`"),
     gauge("mfu/train", "share", "model FLOPs utilisation in seconds/train; only on GPUs"),
     gauge("mfu/step", "share", "model FLOPs utilisation in seconds/step; only on GPUs"),
     gauge(
         "memory/peak_gb",
         "GB",
-        "most memory of a rank: on a GPU the tensors since the last row, on the CPU the process since its start",
+        "largest memory of a rank. On a GPU it is the peak of its tensors since the last row; on the CPU it is the "
+        "peak of its process since the start",
     ),
 )
 

@@ -39,7 +39,7 @@ class Metric:
     @property
     def fixed_characters(self) -> int:
         """The number of characters of the name that are not variable. If several families fit a name, the family with
-        the most is meant."""
+        the most of them is chosen."""
         return len(_VARIABLE.sub("", self.name))
 
     def fits(self, name: str) -> bool:

@@ -12,7 +12,7 @@ from asyncrl.observe.registry.metric import Metric
 HEAD = """# Metrics
 
 Each role writes its metrics into `runs/NAME/metrics/` as JSON lines, one row per line. The columns are numbers, and a
-few texts. With pandas, which asyncrl does not install (`pip install pandas`):
+few texts. pandas reads them; asyncrl does not install it (`pip install pandas`):
 
 <!-- not run here: it needs pandas and a run -->
 ```python
@@ -23,25 +23,32 @@ steps.plot("step", ["reward/mean", "lag/mean"])
 ```
 
 A learner that resumes removes the rows of the steps that it trains again, so that each step has one row. All other
-roles append. `observe.sinks` sends the same values to other tools
-([watching.md](watching.md)).
+roles append. `observe.sinks` sends the same values to other tools ([watching.md](watching.md)).
 
 A *gauge* goes up and down. A *counter* only grows. "Since the start" means since the process started: after a restart
 the counter begins at 0. The replay's counters are for the whole run, unless their meaning says "since the start".
 *Text* is for people.
 
 An *outcome* is the score of the first rule, mostly 0 or 1. A *reward* is the value that the algorithm uses: the
-weighted sum of all parts ([scoring.md](scoring.md)). Words in capital letters stand for a name or a number.
+weighted sum of all parts ([scoring.md](scoring.md)). Words in capital letters stand for a name or a number. If the
+unit is *share*, the value is a fraction from 0 to 1: the share of the things that the meaning names.
+
+Formulas use the symbols of [algorithms.md](algorithms.md). `mu` is the behaviour policy, which sampled a token.
+`pi_prox` is the proximal policy, and w = pi_prox / mu is the raw importance weight. *Kept* tokens are the sampled
+tokens that neither a correction nor a grammar drops.
+
+A KL divergence from one policy to another is estimated from the ratio r of the second policy's probability to the
+first policy's. The estimate k1 is the mean of -log r, and k3 is the mean of r - 1 - log r.
 
 This page is generated from `asyncrl/observe/registry/`; `make docs` writes it. In Python,
 `asyncrl.observe.registry.describe("learner", "lag/3")` gives a metric's row.
 """
 
-USAGE = """The columns `usage/` are the use of the machine by the role's process and its children, sampled once a
+USAGE = """The columns `usage/` report the use of the machine by the role's process and its children, sampled once a
 second. The servers that an actor started are children. The learner measures its rank 0, and all GPUs that rank 0 sees
-on its host. A scorer for several shards of the replay writes them only to the file of the first shard. The GPUs are
-the ones in CUDA_VISIBLE_DEVICES, or all GPUs of the machine. `evaluation.jsonl` has none of these columns, and a replay
-has no GPU columns. NVIDIA's driver does not report the utilisation of a part of a GPU (MIG)."""
+on its host. A scorer for several shards of the replay writes these columns only to the file of the first shard. The
+GPUs are the ones in CUDA_VISIBLE_DEVICES, or all GPUs of the machine. `evaluation.jsonl` has none of these columns,
+and a replay has no GPU columns. NVIDIA's driver does not report the utilisation of a part of a GPU (MIG)."""
 
 SECTIONS = {
     "learner": ("learner.jsonl", "This file has one row per learner step. `step` is the learner step, from 0."),
@@ -59,7 +66,7 @@ SECTIONS = {
         "This file has one row every 5 s. `step` is the newest published version.",
     ),
 }
-"""The title of each writer's files, and the meaning of a row of them."""
+"""The title of each writer's files, and the meaning of a row in these files."""
 
 
 def page() -> str:

@@ -7,16 +7,22 @@ from asyncrl.observe.registry.metric import made_by
 gauge, counter, text = made_by("scoring")
 
 METRICS = (
-    counter("labelled", "trajectories", "trajectories, also of evaluations, with final labels, since the start"),
     counter(
-        "handed_on", "trajectories", "trajectories that got labels and need another kind of scores, since the start"
+        "labelled",
+        "trajectories",
+        "trajectories with final labels since the start, those of evaluations included",
+    ),
+    counter(
+        "handed_on",
+        "trajectories",
+        "trajectories that got labels here and still need another kind of scores, since the start",
     ),
     counter("failed", "trajectories", "trajectories whose scoring failed, since the start"),
     counter("refused", "trajectories", "trajectories whose labels the replay refused, since the start"),
     counter("waited", "trajectories", "trajectories that went back because a service was unavailable, since the start"),
     text("unavailable", "text", "each kind of scores whose service is unavailable now, and the reason"),
     gauge("tokens_per_s", "tokens/s", "tokens of scored trajectories a second, since the last row"),
-    gauge("idle", "share", "time since the last row without a trajectory to score"),
+    gauge("idle", "share", "share of the time since the last row without a trajectory to score"),
     gauge("reward_mean", "reward", "mean reward since the last row"),
     gauge("outcome_mean", "outcome", "mean outcome since the last row"),
     gauge(

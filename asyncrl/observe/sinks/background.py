@@ -27,9 +27,9 @@ _Call = Callable[[Sink], None]
 class Background(Sink):
     """Passes calls on to `sink` in their order, from a thread.
 
-    At most `limit` calls wait, and further ones are dropped. `lost` counts these, and the calls that the sink raised.
-    `close` waits `close_s` for all waiting calls, and `upload_s` if a model is among them. Then it abandons the sink,
-    and counts the remaining calls as lost.
+    At most `limit` calls wait, and further ones are dropped. `lost` counts these calls, and the calls in which the sink
+    raised an error. `close` waits `close_s` for all waiting calls, and `upload_s` if a model is among them. Then it
+    abandons the sink, and counts the remaining calls as lost.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Background(Sink):
 
 
 def _staying(call: _Call) -> _Call:
-    """The call, but with SystemExit turned into a common error: it would end only the thread."""
+    """The call, but with SystemExit turned into a common error, because SystemExit would end only the thread."""
 
     def made(sink: Sink) -> None:
         try:

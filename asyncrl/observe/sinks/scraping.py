@@ -1,7 +1,8 @@
 """The server from which Prometheus reads the metrics of a role.
 
-It needs no key: every client that reaches it may connect. At most MAX_CONNECTIONS are open. A further one closes the
-oldest, so that idle connections neither block a scrape nor take more threads. Errors are logged at a bounded rate.
+The server needs no key: every client that reaches it may connect. At most MAX_CONNECTIONS connections are open. A
+further one closes the oldest, so that idle connections neither block a scrape nor take more threads. Errors are logged
+at a bounded rate.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ READING_S = 10.0
 
 
 class ScrapedServer(WSGIServer):
-    """A thread for each connection."""
+    """A server with a thread for each connection."""
 
     # socketserver's default, 5, is full after a few connections at once, and then Prometheus waits for seconds.
     request_queue_size = 128
@@ -34,13 +35,13 @@ class ScrapedServer(WSGIServer):
         self.address_family = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)[0][0]
         self._lock = threading.Lock()
         self._open: dict[socket.socket, None] = {}
-        """The oldest comes first."""
+        """The open connections, the oldest first."""
         self._faults = Throttled(logger, "a request for metrics failed")
         super().__init__(address, handler)
 
     @property
     def connections(self) -> int:
-        """Open connections."""
+        """The number of open connections."""
         return len(self._open)
 
     def process_request(self, request: Any, client_address: Any) -> None:

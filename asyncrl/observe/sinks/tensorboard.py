@@ -17,7 +17,7 @@ from asyncrl.observe.sinks.source import Source, need
 
 
 class TensorBoard(Sink):
-    """Raises ConfigError: the package is not installed."""
+    """Writes event files for TensorBoard. Raises ConfigError: the package is not installed."""
 
     def __init__(self, source: Source, clock: Callable[[], float] = time.time) -> None:
         need("tensorboard", "tensorboard")

@@ -16,7 +16,7 @@ from asyncrl.observe.sinks.source import Source, need
 logger = logging.getLogger(__name__)
 
 CORE = "wandb-core"
-"""The process that uploads: a child of this one."""
+"""The name of the process that uploads. It is a child of this process."""
 
 
 class Wandb(Sink):
@@ -88,8 +88,8 @@ class Wandb(Sink):
                 resume="allow",
                 config=dict(source.config),
                 mode="online" if os.environ.get("WANDB_API_KEY") else "offline",
-                # The role's log has its output, and this thread must not replace its streams. The command line, which
-                # is part of wandb's metadata, may have keys of services.
+                # The role's log already has the output, and this thread must not replace the process's streams. The
+                # command line, which is part of wandb's metadata, may have keys of services.
                 settings=wandb.Settings(console="off", silent=True, x_disable_meta=True),
             )
             run.define_metric("step")

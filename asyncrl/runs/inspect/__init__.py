@@ -1,2 +1,2 @@
 """The command `asyncrl inspect`: a run's status, its episodes, export, import and dead letters. It reads the stores
-of a running replay without disturbing it, and asks that replay for changes."""
+of a running replay without disturbing it, and asks the replay itself to make changes."""

@@ -190,7 +190,7 @@ def _live(arguments: Namespace, run: Run, stored: StoredRun) -> LiveReplay:
 
 
 def status(arguments: Namespace) -> int:
-    """A live table on a terminal; one print elsewhere, with --once and with --json."""
+    """Show a live table on a terminal. Elsewhere, and with --once or --json, print the status once."""
     console = Console()
     with _opened(arguments) as (run, stored):
         views = _views(run, _live(arguments, run, stored), stored, arguments.interval)
@@ -221,7 +221,7 @@ def _views(run: Run, live: LiveReplay, stored: StoredRun, interval: float) -> It
 
 
 def list_rows(arguments: Namespace) -> int:
-    """A table of episodes, one per line."""
+    """Print a table of episodes, one per line."""
     _check_states(arguments.state)
     with _opened(arguments) as (_, stored):
         rows = list_episodes(
@@ -240,7 +240,7 @@ def list_rows(arguments: Namespace) -> int:
 
 
 def step(arguments: Namespace) -> int:
-    """A learner step, with the ends of its best and worst episodes."""
+    """Print a learner step, with the ends of its best and worst episodes."""
     with _opened(arguments) as (run, stored):
         summary = step_row(stored, required_plan(stored, arguments.step))
         rows = list_episodes(stored, step=arguments.step, sort="reward")
@@ -281,7 +281,7 @@ def _wide_console() -> Console:
 
 
 def show(arguments: Namespace) -> int:
-    """One episode."""
+    """Print one episode."""
     name = arguments.id
     with _opened(arguments) as (run, stored):
         record = stored.record(name)
@@ -329,14 +329,14 @@ def import_back(arguments: Namespace) -> int:
 
 
 def config_changes(arguments: Namespace) -> int:
-    """The changes of a run's configuration."""
+    """Print the changes of a run's configuration."""
     with _opened(arguments) as (_, stored):
         found = stored.changes()
     return _print(arguments, [asdict(each) for each in found], lambda: change_table(found))
 
 
 def dead_letters(arguments: Namespace) -> int:
-    """The dead letters of a run."""
+    """Print the dead letters of a run."""
     with _opened(arguments) as (_, stored):
         letters = stored.dead_letters()
     return _print(arguments, describe_dead_letters(letters), lambda: dead_letter_table(letters))

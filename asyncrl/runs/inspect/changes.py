@@ -43,7 +43,7 @@ def discard(client: ReplayClient, name: str) -> str:
 
 
 def change_all(live: LiveReplay, names: Sequence[str], change: Change) -> Iterator[ChangeResult]:
-    """Change dead letters through the replay, shard by shard. Raises UnavailableError: it does not run."""
+    """Change dead letters through the replay, shard by shard. Raises UnavailableError: the replay does not run."""
     for shard in range(live.shards):
         if own := [name for name in names if shard_of(name, live.shards) == shard]:
             yield from live.call(shard, partial(_change_each, names=own, change=change))
@@ -76,7 +76,7 @@ def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], L
 
 
 def _skip_in_store(run: Run, shard: int, step: int, reason: str) -> int:
-    # These imports bring the reader of task files, and take longer than all others.
+    # These imports load the reader of task files, and take longer than all others.
     from asyncrl.replay.protocol import Call, SkipPlan
     from asyncrl.replay.service import ReplayService
 

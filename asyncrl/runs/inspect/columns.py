@@ -102,7 +102,7 @@ def schema_of(*parts: Columns) -> pa.Schema:
 
 
 def _parallel(field: str, noun: type) -> dict[str, Column]:
-    """A list for each field of the nouns in the tuple `field`."""
+    """A column for each field of the type `noun`, whose values are in the tuple `field`. Each row of it is a list."""
 
     def lists(name: str, column: Column) -> Column:
         return Column(
@@ -119,7 +119,7 @@ _TEXTS = {"prompt": column_of(str), "answer": column_of(str)}
 _SPANS: Mapping[str, type] = {"turns": Turn, "steps": Step}
 _IN_SPANS = {field: _parallel(field, noun) for field, noun in _SPANS.items()}
 _TABLES = {name: column_of(get_type_hints(Trajectory)[name]) for name in ("image_spans", "image_digests")}
-"""Arrays of a trajectory in two dimensions, row by row."""
+"""The arrays of a trajectory that have two dimensions. They are written row by row."""
 _ROUTING = {"routed_experts": column_of(NDArray[np.uint8])}
 _TRAJECTORY = columns_of(
     Trajectory, but=["id", "group_id", "member", "finish", "tokens", "version_runs", *_ROUTING, *_TABLES, *_SPANS]

@@ -29,8 +29,9 @@ class EpisodeRow:
     """An episode.
 
     `reason` says why it is evicted, filtered, dropped or dead. `step` is the newest learner step that trains it. `lag`
-    is the lag of its oldest token at that step, or at its eviction. `tokens` counts all tokens, `sampled` and `turns`
-    only the policy's. `seconds` is its duration. `None`: unknown; an episode that failed has only an id and a reason.
+    is the lag of its oldest token at that step, or at its eviction. `tokens` counts all tokens. `sampled` counts only
+    the policy's tokens, and `turns` only its turns. `seconds` is the episode's duration. `None`: unknown. An episode
+    that failed has only an id and a reason.
     """
 
     id: str
@@ -78,8 +79,9 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A learner step. Means are over its episodes, `lag` is the versions between the learner's `version` and an
-    episode's oldest token, and `truncated` counts episodes that were cut off. `skipped` says why it trains nothing."""
+    """A learner step. Means are over its episodes. A lag is the number of versions between the learner's `version` and
+    an episode's oldest token. `truncated` counts episodes that were cut off. `skipped` says why the step trains
+    nothing."""
 
     step: int
     version: int
@@ -144,7 +146,8 @@ def list_episodes(
     reverse: bool = False,
     limit: int | None = None,
 ) -> list[EpisodeRow]:
-    """List at most `limit` episodes in one of `states`, of one step or one evaluation if it is named.
+    """List at most `limit` episodes in one of `states`. With `step` or `evaluation`, list only the episodes of that
+    step or evaluation.
 
     `sort` is a key of `SORT_KEYS`: the largest values come first, and episodes without a value last. Without `sort` the
     newest ids come first, and only as many episodes as needed are read. `reverse` reverses the order. Raises

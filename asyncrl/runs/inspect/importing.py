@@ -1,7 +1,7 @@
 """Makes a store from an exported run: to inspect it, to export it again, and to train from it (`replay.source`).
 
-The files may come from a stranger. Every row is checked before it is stored: its types and invariants as the store will
-read them, and that it fits the other rows. A wrong row ends the import, and the unfinished store is deleted.
+The files may come from a stranger. Every row is checked before it is stored: its types and invariants must hold as the
+store will read them, and it must fit the other rows. A wrong row ends the import, and the unfinished store is deleted.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ ROWS = 128
 MAX_COLUMN_BYTES = 4 << 30
 """The memory that the values of one column may take in a group of rows. A small compressed file can need far more."""
 OFFSET_BITS = 32
-"""Memory for each text, in addition to its bytes."""
+"""The bits of memory that each text takes, in addition to its bytes."""
 LONGEST_REASON = 300
 _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, pa.ArrowException, lmdb.BadValsizeError),
 )
-"""Raised if values do not come from an export."""
+"""The errors that are raised if values do not come from an export."""
 
 T = TypeVar("T")
 

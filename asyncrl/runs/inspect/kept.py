@@ -21,7 +21,7 @@ class KeptOfRun:
         self._kept = run.kept() if run.owns_store else None
 
     def find(self, name: str) -> KeptEpisode | None:
-        """The episode `name`, as the newest step that kept it trained it; `None` if it is not kept."""
+        """The episode `name`, with its values in the newest step that kept it; `None` if it is not kept."""
         if self._kept is None:
             return None
         try:

@@ -32,7 +32,7 @@ def printable(text: str) -> str:
 
 
 def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
-    """Dead letters as plain values. `attempts` is the number of failures of that member so far."""
+    """Dead letters as plain values. `attempts` is the number of times that the group member has failed so far."""
     return [{"id": name, **structs.asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
 
 
@@ -76,8 +76,9 @@ def _number(value: float | None) -> str:
 def step_view(
     step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]], kept: Sequence[str] = ()
 ) -> RenderableType:
-    """A learner step for a terminal. `parts` has lists of episodes by title, each episode with its last answer, of
-    which the end is shown; `None`: its data was removed. The texts of the `kept` groups still exist."""
+    """A learner step for a terminal. `parts` has lists of episodes by title. Each episode comes with its last answer,
+    of which the end is shown; the answer is `None` if its data was removed. The texts of the `kept` groups still
+    exist."""
     head = Table(show_header=False, box=None, pad_edge=False)
     rows = {
         "step": f"{step.step}, at version {step.version}",

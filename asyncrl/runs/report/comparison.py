@@ -19,9 +19,10 @@ from asyncrl.runs.report.reported import NO_ADDRESS, ReportedRun
 SEED = "run.seed"
 NOT_COMPARED = ("run.name", *HOST_KEYS)
 PARTS = 4
-"""The tables have a value at the end of each of this many equal parts of the shortest run."""
+"""The shortest run is divided into this many equal parts, and the tables have a value at the end of each part."""
 WINDOW = 0.125
-"""A value of training batches in a table is a mean over the steps before it, for this share of the shortest run."""
+"""A value of training batches in a table is a mean over the part of the run before it. The part is as long as this
+share of the shortest run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +47,8 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A compared metric. Held-out metrics are known only after some steps. All others are of training batches, and are
-    noisy."""
+    """A compared metric. Held-out metrics are known only after some steps. All other metrics come from training
+    batches, and are noisy."""
 
     title: str
     metric: str
@@ -60,7 +61,7 @@ class Measure:
 
 
 def _counted(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
-    """The extent by a counter of the learner."""
+    """A function that reads the extent from a counter of the learner."""
 
     def progress(run: ReportedRun) -> RunExtent | None:
         rows = [row for row in run.steps if metric in row]
@@ -70,7 +71,8 @@ def _counted(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
 
 
 def _summed(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
-    """The extent by a value that the learner logs for each step. Steps between two rows count as the mean of both."""
+    """A function that sums a value which the learner logs for each step. Each step between two rows counts as the mean
+    of both rows."""
 
     def progress(run: ReportedRun) -> RunExtent | None:
         rows = [row for row in run.steps if metric in row]
@@ -118,11 +120,11 @@ class MatchedTable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of runs, each name with a value for each run.
+    """A comparison of runs. Each mapping has, by name, a value for each run.
 
-    `configuration` and `environment` have only the differences, and `results` everything. `configurations` numbers the
-    different configurations from 0, with a number for each run; runs that differ only in their seed have the same.
-    `statement` says which conclusion is allowed.
+    `configuration` and `environment` have only the differences, and `results` everything. `configurations` has a number
+    for each run: different configurations are numbered from 0, and runs that differ only in their seed have the same
+    number. `statement` says which conclusion is allowed.
     """
 
     names: Sequence[str]

@@ -58,7 +58,7 @@ def sample_episodes(run: Run, decode: Callable[[], Decode]) -> tuple[list[ShownE
 
 
 def chosen(rows: Sequence[KeptRow]) -> list[KeptRow]:
-    """The best, the middle and the worst by reward, of the first and of the last step; none twice."""
+    """The best, the middle and the worst by reward, of the first and of the last step. No row is chosen twice."""
     found = []
     for step in dict.fromkeys((rows[0].step, rows[-1].step)):
         of_step = sorted((row for row in rows if row.step == step), key=_reward)

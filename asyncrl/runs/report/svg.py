@@ -1,4 +1,5 @@
-"""Plots as SVG for a page without scripts. The page's style has the colours, so that they fit light, dark and paper."""
+"""Plots as SVG for a page without scripts. The page's style has the colours, so that they fit a light page, a dark page
+and paper."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: its points by ascending x. Points that are not finite or are too large to draw are left out. `has_dots`
-    marks each."""
+    """A curve: its points by ascending x. Points that are not finite or are too large to draw are left out. `has_dots`:
+    each point is marked with a dot."""
 
     label: str
     xs: Sequence[float]
@@ -35,7 +36,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Curves over one x. `is_stacked`: each lies on top of the one before, as areas. `is_share`: y is from 0 to 1."""
+    """Curves over the same x axis. `is_stacked`: the curves are areas, each on top of the one before. `is_share`: y is
+    from 0 to 1."""
 
     title: str
     x_label: str
@@ -48,8 +50,8 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPlot:
-    """A plot ready for a page. `legend` has for each curve its number, from which its colour follows, its label and its
-    last value. `bin_size`: the number of rows that each point is the mean of."""
+    """A plot ready for a page. `legend` has three entries for each curve: its number, which decides its colour; its
+    label; and its last value. `bin_size`: the number of rows that each point is the mean of."""
 
     title: str
     unit: str
@@ -85,7 +87,7 @@ def draw(plot: Plot) -> DrawnPlot | None:
 
 
 def binned(points: Sequence[tuple[float, float]], size: int) -> list[tuple[float, float]]:
-    """The means of each `size` points in a row."""
+    """The mean of every `size` successive points."""
     parts = (points[at : at + size] for at in range(0, len(points), size))
     return [(fmean(x for x, _ in part), fmean(y for _, y in part)) for part in parts]
 

@@ -68,7 +68,7 @@ def _run(given: argparse.Namespace) -> None:
         if given.format == "otlp":
             if given.endpoint is None:
                 raise ConfigError("--format otlp needs --endpoint, such as http://localhost:4318/v1/traces")
-            # This needs an extra.
+            # This import needs the extra asyncrl[otel].
             from asyncrl.runs.trace.otlp import send
 
             _say([f"{send(spans, run.folder, given.endpoint)} spans were sent to {masked_text(given.endpoint)}"])

@@ -15,7 +15,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.runs.trace.reading import US, RoleSpans, Trace, TraceSpan, episodes_of, number_of, text_of
 
 LAST_GROUPS = 3
-"""The groups of a batch that are described: the last complete ones."""
+"""The number of groups of a batch that are described: the groups that were complete last."""
 LONGEST = 8
 LEAST_SHARE = 0.01
 """A part that took a smaller share of an episode's time is left out."""
@@ -63,7 +63,7 @@ class EpisodeStory:
 
     @property
     def labelled(self) -> int:
-        """The time at which its last label was stored; 0 if it has none."""
+        """The time at which the episode's last label was stored; 0 if it has none."""
         return max((span.end for span in self.spans if span.name == "label"), default=0)
 
     def value(self, name: str, key: str) -> Any:
@@ -71,7 +71,7 @@ class EpisodeStory:
         return next((span.values[key] for span in reversed(self.spans) if span.name == name and key in span.values), "")
 
     def shares(self) -> dict[str, Share]:
-        """The shares of its time, the largest first."""
+        """The shares of the episode's time, the largest first."""
         found: defaultdict[str, Share] = defaultdict(Share)
         for span, microseconds in innermost(self.spans):
             found[phrase(span)].seconds += microseconds / US
@@ -104,7 +104,7 @@ def innermost(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, int]]:
 
 
 def explain_step(trace: Trace, step: int) -> list[str]:
-    """Explain the time that the learner took for `step`, and was idle. Raises RefusedError: it has no spans."""
+    """Explain how long the learner took for `step`, and why it was idle. Raises RefusedError: it has no spans."""
     phases = [span for span in trace.spans(_is("learner")) if span.values.get("step") == step]
     if not phases:
         raise RefusedError(f"there are no spans of step {step}: it has not been done, or its spans were dropped")

@@ -59,8 +59,8 @@ class Conversion:
         self._numbers = count()
 
     def readable(self, span: TraceSpan) -> ReadableSpan:
-        """A span of a role. Spans of an episode are children of the actor's span of the whole episode, and spans of a
-        step are children of the learner's.
+        """Convert a span. Spans of an episode become children of the actor's span of the whole episode, and spans of a
+        step become children of the learner's span of the whole step.
         """
         episode, step = text_of(span.values, "episode"), span.values.get("step")
         if episode:

@@ -77,7 +77,8 @@ _SPANS = msgspec.json.Decoder(TraceSpan)
 
 @dataclass
 class _Clock:
-    """The lead of the replays' clocks over one process's clock: for each endpoint pairs of a time and a lead."""
+    """The lead of the replays' clocks over one process's clock. `samples` has, for each replay's endpoint, pairs of a
+    time and the lead at that time."""
 
     samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -102,7 +103,7 @@ class RoleSpans:
     dropped: int = 0
     lost: int = 0
     clocks: dict[int, _Clock] = field(default_factory=dict)
-    """The clocks by the start of the process."""
+    """The clock of each process of the role, by the time at which the process started."""
 
     @property
     def kind(self) -> str:
@@ -158,13 +159,14 @@ class Trace:
         for role in self.roles:
             role.look()
         self.unreadable = 0
-        """Lines that could not be read so far."""
+        """The number of lines that could not be read so far."""
         replays = [role for role in self.roles if role.endpoint]
         self._reference = replays[0].endpoint if replays else ""
         self._replays = {role.role: self._ahead_of_reference(role.endpoint) for role in replays}
 
     def spans(self, wanted: Callable[[RoleSpans], bool] = lambda role: True) -> Iterator[TraceSpan]:
-        """The spans of the wanted roles, one role after another, each in the order in which they ended."""
+        """The spans of the wanted roles, one role after another. The spans of a role are in the order in which they
+        ended."""
         for role in filter(wanted, self.roles):
             for span in role.spans(lambda clock, role=role: self._correction(role, clock)):  # type: ignore[misc]
                 if span is None:
@@ -196,7 +198,7 @@ class Trace:
 
 
 def in_order(spans: Iterable[TraceSpan], at_once: int = SORTED_AT_ONCE) -> Iterator[TraceSpan]:
-    """The spans by their start, with `at_once` of them in memory at most."""
+    """The spans sorted by their start, with at most `at_once` of them in memory."""
     with ExitStack() as stack:
         parts: list[Iterator[TraceSpan]] = []
         few: list[TraceSpan] = []

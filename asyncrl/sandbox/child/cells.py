@@ -1,7 +1,7 @@
 """Runs the cells of a session one after another, as a notebook does, in the program's process.
 
 A request is a line of JSON with the cell's code. The reply is a line with the cell's number, when the cell is done or
-has raised. This file imports only the standard library, because a container gets only its text.
+has raised an exception. This file imports only the standard library, because a container gets only its text.
 """
 
 import ast
@@ -56,7 +56,7 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
         if tree.body:
             exec(compile(tree, name, "exec"), names)
         if last is not None:
-            # Compiled as interactive input, so that it prints its value.
+            # The last expression is compiled as interactive input, so that it prints its value.
             exec(compile(ast.Interactive([last]), name, "single"), names)
     except BaseException as error:  # noqa: BLE001 - printed, as a notebook does
         frames = error.__traceback__

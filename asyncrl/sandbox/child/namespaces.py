@@ -21,7 +21,7 @@ def enter_namespaces(is_root: bool) -> None:
         return
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", flags | CLONE_NEWUSER)
-    # Not as user 0, since root of a namespace regains its rights when it executes a program.
+    # The program does not run as user 0, since root of a namespace regains its rights when it executes a program.
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"1000 {uid} 1")
     write("/proc/self/gid_map", f"1000 {gid} 1")

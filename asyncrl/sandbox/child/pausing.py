@@ -18,9 +18,10 @@ LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
 """Seconds between two looks until all processes have stopped, and the longest interval after that."""
 
 MOST_RUNS = 5
-"""The most looks that find running processes before all have stopped, since stopping takes a while on a busy machine.
+"""The most looks that may find running processes before all have stopped: stopping takes a while on a busy machine.
 
-After that, the most looks that find ended processes, since a process may be woken, run and end between two looks.
+After all have stopped, it is the most looks that may find ended processes: a process may be woken, run and end between
+two looks.
 """
 
 MOST_ROUNDS = 100
@@ -153,7 +154,7 @@ def run_times(proc: str) -> dict[str, bytes]:
 
 def _run_time(thread: str) -> bytes:
     with suppress(FileNotFoundError):
-        # Nanoseconds of running and waiting, and the number of time slices.
+        # `schedstat` has nanoseconds of running and waiting, and the number of time slices.
         found = _read(f"{thread}/schedstat")
         if found != b"0 0 0\n":
             return found

@@ -43,7 +43,7 @@ def main(fd: int, tests: str) -> None:
     try:
         run(tests, program, verdict)
     except SystemExit as end:
-        # unittest.main ends like this. The program cannot raise this exception here.
+        # `unittest.main` raises SystemExit. The program's own exceptions cannot reach this place as a SystemExit.
         if end.code:
             verdict.give(FAILED)
     except BaseException:  # noqa: BLE001 - any exception of the tests is their verdict
@@ -127,7 +127,7 @@ class Program:
         self._objects: dict[Any, ProgramObject] = {}
         self._exceptions: dict[str, type[Exception]] = {}
         self._numbers: dict[type[Exception], Any] = {}
-        # Numbers of objects that the tests have only by a global name, and never got in an answer.
+        # The numbers of objects that no answer has contained yet: the tests know them only by a global name.
         self._named: set[Any] = set()
         self.used = self.lacks_all = False
 
@@ -141,8 +141,8 @@ class Program:
         return found
 
     def do(self, what: str, /, *arguments: Any, **options: Any) -> Any:
-        """The result of an operation in the program's process. Raises the operation's exception, or one of its nearest
-        base class that is known here."""
+        """The result of an operation in the program's process. If the operation raises, this raises an exception of the
+        same class, or of its nearest base class that is known here."""
         self.used = True
         by_name = what in ("call", "setattr") and arguments[0]._number in self._named
 
@@ -183,7 +183,7 @@ class Program:
     def _object(self, number: Any) -> ProgramObject:
         # The tests got the object in an answer, so from now on they may use it where they expect data.
         self._named.discard(number)
-        # One handle for each object, so that `is` works as it does in the program.
+        # Each object has only one handle, so that `is` works as it does in the program.
         return self._objects.setdefault(number, ProgramObject(self, number))
 
     def _number(self, value: Any, by_name: bool) -> Any:
@@ -199,7 +199,8 @@ class Program:
         self._verdict.give(UNSUITED if by_name else UNCLEAR, f"they hand the program {value!r:.200}")
 
     def _global(self, name: str, value: Any, exception: Any = None) -> Any:
-        """`value`, or for a class of exceptions a new class with the same name and the nearest base known here."""
+        """Return `value`. For a class of exceptions, return a new class with the same name, derived from its nearest
+        base class that is known here."""
         if exception is None:
             return value
         self._exceptions[name] = type(name, (type(self._exception(exception, "", "")),), {})

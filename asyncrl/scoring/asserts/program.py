@@ -58,7 +58,7 @@ def _answer(
 
 
 def _global(value: Any, number: Number) -> Any:
-    """The value; for a class of exceptions also the names of its bases."""
+    """The encoded value. For a class of exceptions, the names of its base classes are added."""
     if isinstance(value, type) and issubclass(value, Exception):
         return encode([value, _classes(value)], number)
     try:

@@ -27,13 +27,14 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
     (timedelta, lambda each: [each.days, each.seconds, each.microseconds], lambda content: timedelta(*content)),
     (range, lambda each: [each.start, each.stop, each.step], lambda content: range(*content)),
 )
-"""Types of data that hold no other values, each with its functions to JSON and back."""
+"""Types of data that hold no other values. Each has a function that converts it to JSON, and one that converts it
+back."""
 
 
 def encode(value: Any, name: Callable[[Any], Any]) -> Any:
-    """`value` as JSON; `name` returns a name for an object that is not data. An instance of a subclass becomes one of
-    the plain type, without the subclass's behaviour; named tuples keep their names. Raises RecursionError: `value` is
-    nested too deeply, or contains itself."""
+    """`value` as JSON; `name` returns a name for an object that is not data. An instance of a subclass becomes an
+    instance of the plain type, without the subclass's behaviour. Named tuples keep their names. Raises RecursionError:
+    `value` is nested too deeply, or contains itself."""
 
     def inner(value: Any) -> Any:
         if value is None or type(value) in (bool, str, int, float):
@@ -63,8 +64,8 @@ def encode(value: Any, name: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, named: Callable[[Any], Any]) -> Any:
-    """The value that `encode` has turned into JSON; `named` returns the object of a name. Any JSON gives only data and
-    such objects. Raises an Exception: the JSON has another form."""
+    """The value that `encode` has turned into JSON; `named` returns the object of a name. The result contains only data
+    and objects from `named`, even if the JSON is hostile. Raises an Exception: the JSON has another form."""
     if value is None or isinstance(value, bool | str | int | float):
         return value
     kind, content = value

@@ -45,7 +45,7 @@ class StepScores:
     def of_probabilities(probabilities: ArrayLike) -> StepScores:
         """Scores from probabilities [K]: the logit is log p/(1-p), bounded so that 0 and 1 stay finite.
 
-        Raises ScoringError: a value is no probability.
+        Raises ScoringError: a value is not a probability.
         """
         given = np.asarray(probabilities, np.float64)
         if not ((given >= 0) & (given <= 1)).all():
@@ -70,10 +70,10 @@ class RewardModel(Protocol[Score]):
         ...
 
     def score(self, transcripts: Sequence[Transcript]) -> list[Score]:
-        """One score a transcript, in order. It does not depend on the other transcripts of the batch.
+        """One score for each transcript, in order. A score does not depend on the other transcripts of the batch.
 
         Raises ScoringError: a transcript cannot be scored, for example because it is too long. Raises UnavailableError:
-        a remote service cannot be reached, which is no fault of the transcripts.
+        a remote service cannot be reached, so the transcripts are not at fault.
         """
         ...
 

@@ -30,8 +30,8 @@ LabelTokens = tuple[int, int]
 class CausalReader:
     """A causal backbone with a readout.
 
-    `micro_tokens` bounds the tokens of one forward pass, padding and shared prefix included, and `micro_inputs` its
-    inputs (None: no limit). In float32 a value does not depend on the rest of the batch, up to rounding.
+    `micro_tokens` bounds the tokens of one forward pass, padding and shared prefix included. `micro_inputs` bounds the
+    inputs of a pass (None: no limit). In float32 a value does not depend on the rest of the batch, up to rounding.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class CausalReader:
     ) -> None:
         self._backbone = backbone.eval()
         self._readout = readout
-        # In such a model, a long input of a pass changes how the positions of all inputs of the pass are encoded.
+        # Some models encode the positions of all inputs of a pass differently once one of the inputs exceeds a length.
         alone = longest_plain(backbone.config) < sys.maxsize
-        # No input is as short as 0 tokens, so every input becomes a batch of its own.
+        # With a limit of 0 tokens, every input becomes a batch of its own.
         self._micro_tokens = 0 if alone else micro_tokens
         self._micro_inputs = micro_inputs
         self._share = share and not alone and _caches_attention_only(backbone.config)
@@ -109,7 +109,7 @@ class CausalReader:
         longest = max(len(each) for each in ids)
         padded = [[*each, *[0] * (longest - len(each))] for each in ids]
         tokens = torch.tensor(padded, device=self._backbone.device)
-        # No attention mask: in a causal backbone no token sees the padding on its right.
+        # An attention mask is not needed: in a causal backbone no token sees the padding on its right.
         return self._backbone(input_ids=tokens, past_key_values=past, use_cache=use_cache)
 
 
@@ -123,7 +123,7 @@ def _caches_attention_only(config: Any) -> bool:
 class CausalPRM:
     """A process reward model whose step logits are the weighted sum of the values of its readers.
 
-    The `load` of every local family returns one. Raises ConfigError: see `Checkpoint.encoder`."""
+    The `load` of every local family returns a CausalPRM. Raises ConfigError: see `Checkpoint.encoder`."""
 
     def __init__(self, checkpoint: Checkpoint, encode: Encode, readers: Mapping[CausalReader, float]) -> None:
         self.name = checkpoint.name

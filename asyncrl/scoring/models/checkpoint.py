@@ -113,7 +113,7 @@ class Checkpoint:
     def tensors(self, shapes: dict[str, tuple[int, ...]]) -> list[Tensor]:
         """Tensors of the weight files by name, in float32 on the model's device.
 
-        Raises ConfigError: one is missing, or has another shape.
+        Raises ConfigError: a tensor is missing, or has another shape.
         """
         from safetensors import safe_open
 
@@ -159,9 +159,9 @@ class Checkpoint:
 
 
 def _free_memory(gpus: int) -> dict[int, int]:
-    """The bytes that a model may take of each GPU: nine tenths of the free memory. Activations need the rest.
+    """The bytes that a model may take on each GPU: nine tenths of the free memory. Activations need the rest.
 
-    Without an entry for the CPU, nothing is loaded there."""
+    The result has no entry for the CPU, so nothing is loaded into host memory."""
     return {number: torch.cuda.mem_get_info(number)[0] * 9 // 10 for number in range(gpus)}
 
 

@@ -18,8 +18,8 @@ _MARK = "asyncrlmark"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Token ids, and for each of K steps the positions at which the model's values are read. They sum to the step's
-    logit."""
+    """Token ids, and for each of K steps the positions at which the model's values are read. The sum of these values is
+    the step's logit."""
 
     ids: Sequence[int]
     reads: Sequence[Sequence[int]]
@@ -30,7 +30,8 @@ Encode = Callable[[Transcript], Encoded]
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Encodes transcripts into at most `max_tokens` tokens, for the model named `model`, whose embedding has `rows`.
+    """Encodes transcripts into at most `max_tokens` tokens, for the model named `model`, whose embedding has `rows`
+    tokens.
 
     With `drop_oldest`, a longer transcript loses its tool results, the oldest first, until the rest fits. The prompt
     and the steps always stay, and no text is shortened.
@@ -57,7 +58,7 @@ class Encoder:
                 )
             del kept[tool_result]
             encoded = self.encode(kept)
-        # On a GPU such a token would end the process.
+        # On a GPU, a token id beyond the embedding would end the process.
         if (largest := max(encoded.ids, default=0)) >= self.rows:
             raise ScoringError(
                 f"the transcript has the token id {largest}; the embedding of {self.model} has {self.rows} rows"
@@ -119,8 +120,10 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
 
 
 def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence[int]], list[int]]]:
-    """The id of the marker that ends a step, and a function that spells the marker out: it replaces this id by the ids
-    of its characters, for texts that contain the marker. Raises ConfigError: the tokenizer lacks the marker."""
+    """The id of the marker that ends a step, and a function for all other text. The function replaces the marker's id
+    by the ids of its characters, so that a marker in the text ends no step. Raises ConfigError: the tokenizer lacks the
+    marker.
+    """
     marker = single_token(tokenizer, text, key)
     spelled = [token for character in text.strip() or text for token in words(tokenizer, character)]
 

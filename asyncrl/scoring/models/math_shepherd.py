@@ -27,12 +27,12 @@ class Params:
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
-    """The model in the folder. Raises ConfigError: the marker or a label is no single token of its tokenizer."""
+    """The model in the folder. Raises ConfigError: the marker or a label is not a single token of its tokenizer."""
     return label_prm(Checkpoint(config, key), lambda tokenizer: reading(tokenizer, params, key))
 
 
 def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, LabelTokens]:
-    """The encoding of transcripts, and the label tokens. Raises ConfigError: see `load`, or it has no
+    """The encoding of transcripts, and the label tokens. Raises ConfigError: see `load`, or the tokenizer has no
     tokenizer.json."""
     if not tokenizer.is_fast:
         raise ConfigError(

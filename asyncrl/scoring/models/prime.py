@@ -1,7 +1,7 @@
-"""Implicit process rewards (PRIME): a step's logit is beta * (log pi_phi - log pi_ref), summed over its tokens.
+"""Implicit process rewards (PRIME): a step's logit is beta * (log pi_phi - log pi_ref), summed over the step's tokens.
 
-Two causal models with one tokenizer: phi, at the path, and the reference model from which phi was fine-tuned. Both
-derive from the policy, so they read its text with its special tokens.
+There are two causal models with the same tokenizer. `phi` is the model at the configured path, and `ref` is the model
+from which phi was fine-tuned. Both derive from the policy, so they read the policy's text with its special tokens.
 
 Source: Cui et al. 2025, "Process Reinforcement through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv
 2412.01981.
@@ -31,7 +31,7 @@ class Params:
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
-    """Phi and its reference. Raises ConfigError: one is no causal model, or their tokenizers differ."""
+    """Phi and its reference. Raises ConfigError: one of them is not causal, or their tokenizers differ."""
     checkpoint = Checkpoint(config, key)
     other = Checkpoint(replace(config, path=params.reference), f"{key}.params.reference")
     tokenizer = checkpoint.tokenizer()

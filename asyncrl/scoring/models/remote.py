@@ -1,8 +1,8 @@
-"""Shared by models on HTTP servers: their common parameters, the client that posts JSON, and the contract `json`.
+"""The common part of models on HTTP servers: parameters, the client that posts JSON, and the contract `json`.
 
-Contract `json`: to POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]}, the server answers
-{"scores": [...]}, with one entry for each episode, in order. The entry of a process reward model is a list with one
-probability for each step; that of an outcome model is a number. `plain` is the text without the policy's special
+In the contract `json`, the request is POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]}. The server
+answers {"scores": [...]}, with one entry for each episode, in order. The entry of a process reward model is a list with
+one probability for each step; that of an outcome model is a number. `plain` is the text without the policy's special
 tokens.
 """
 
@@ -67,7 +67,7 @@ class JsonEndpoint:
     def post(self, path: str, body: Any) -> Any:
         """The JSON of the answer.
 
-        Raises ScoringError: the server refuses the request, or the answer is no JSON. Raises UnavailableError: no
+        Raises ScoringError: the server refuses the request, or the answer is not JSON. Raises UnavailableError: no
         complete answer arrived in time.
         """
         return asyncio.run(self._post(self.url + path, json.dumps(body).encode()))
@@ -108,7 +108,7 @@ class JsonEndpoint:
     def post_for_scores(self, path: str, body: Any, count: int) -> list[Any]:
         """The `count` unchecked entries of `scores` in the answer.
 
-        Raises: see `post`; and ScoringError: their number is wrong.
+        Raises: see `post`. Also raises ScoringError: the answer has another number of entries.
         """
         answer = self.post(path, body)
         scores = answer.get("scores") if isinstance(answer, dict) else None
@@ -119,7 +119,7 @@ class JsonEndpoint:
         return scores
 
     def numbers(self, values: Any, count: int) -> list[float]:
-        """`values` as `count` numbers. Raises ScoringError: they are something else."""
+        """`values` as `count` numbers. Raises ScoringError: `values` has another form."""
         if not isinstance(values, list) or len(values) != count:
             raise ScoringError(f"{self.url} must give {count} scores, and gave {values!r:.200}")
         if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):

@@ -3,7 +3,8 @@
 - `json`: see remote.py.
 - `generate`: an SGLang server with a causal model that judges by label tokens. One `/generate` request for each episode
   returns the labels' log-probs at the steps.
-- `score`: such a model through SGLang's `/v1/score`, with one request for each episode and one item for each step.
+- `score`: the same kind of model through SGLang's `/v1/score`, with one request for each episode and one item for each
+  step.
 
 For `generate` and `score`, `format` names the encoding of transcripts (math_shepherd or rlhflow), and `tokenizer` the
 tokenizer of the served model. At most `parallel` requests run at once.

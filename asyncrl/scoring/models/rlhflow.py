@@ -25,7 +25,7 @@ class Params:
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
-    """The model in the folder. Raises ConfigError: it has no chat template, or a label is no single token."""
+    """The model in the folder. Raises ConfigError: it has no chat template, or a label is not a single token."""
     return label_prm(Checkpoint(config, key), lambda tokenizer: reading(tokenizer, params, key))
 
 

@@ -52,7 +52,7 @@ class SequenceClassifier:
         is_token = named is not None and 0 <= named < model.get_input_embeddings().num_embeddings
         self._padding = named if is_token else None
         self._label = label
-        # No input is as short as 0 tokens, so every input becomes a batch of its own.
+        # With a limit of 0 tokens, every input becomes a batch of its own.
         self._micro_tokens = checkpoint.micro_tokens if classifies_padded(model) else 0
         self._micro_inputs = checkpoint.micro_inputs
         self._encoder = checkpoint.encoder(encode, longest_input(model), embedding_rows(model))
@@ -71,7 +71,8 @@ class SequenceClassifier:
     def _forward(self, ids: Sequence[Sequence[int]]) -> list[float]:
         longest, padding = max(len(each) for each in ids), self._padding
         if padding is None:
-            # The model reads its score at the last token that is not padding, so no input may end with the padding.
+            # The model reads its score at the last token that is not padding, so no input may end with the padding
+            # token.
             ends = {each[-1] for each in ids}
             padding = next(token for token in range(len(ends) + 1) if token not in ends)
         self._model.config.get_text_config().pad_token_id = padding

@@ -1,4 +1,4 @@
-"""Rules: plain functions that judge an episode's outcome, one file a rule."""
+"""Rules: plain functions that judge an episode's outcome. Each rule has its own file."""
 
 from asyncrl.scoring.rules.base import Rule
 

@@ -50,17 +50,17 @@ def code(
 ) -> Mapping[str, float]:
     """`passed` is the share of tests that pass. `score` is this share with `partial`; else it is 1 if all pass, or 0.
 
-    The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that
-    are not done by then have failed, and `out_of_time` is 1. `unclear` is 1 if the tests failed because they pass a
+    The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that are
+    not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the tests failed because they pass a
     value that is not data to an object of the program. Either the tests always do this, or this program returned an
     object instead of data.
 
-    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. There, only the
-    time during which programs ran counts; if waiting used up the deadline, the sandbox has failed.
+    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So only the
+    time during which programs ran counts. If the waiting takes until the deadline, the sandbox has failed.
 
-    Raises ScoringError: the ground truth has no tests, or too many to start in the time; its asserts cannot judge any
-    program, for example because they pass it a function; or the sandbox supports no asserts. Raises SandboxError: a
-    program could not be run.
+    Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
+    judge any program, for example because they pass it a function; or the sandbox supports no asserts. Raises
+    SandboxError: a program could not be run.
     """
     left = _SHARE * (deadline - time.monotonic())
     tests = _tests(task, program_in(answer), sandbox)
@@ -89,8 +89,8 @@ def prepare(sandbox: Sandbox) -> None:
 
 
 async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool) -> tuple[list[str], bool]:
-    """The verdicts of the tests that ran before `end`, and true if the tests ended before it.
-    Without `go_on`, the first test that does not pass is the last one run."""
+    """The verdicts of the tests that ran before `end`, and true if `end` has not passed after them. Without `go_on`,
+    the first test that does not pass is the last one run."""
     verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()
@@ -181,7 +181,7 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
             judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])
             word, _, reason = judged.printed.partition(" ")
             if word == ENDED:
-                # Raises if the sandbox is at fault.
+                # This raises an error if the sandbox failed.
                 await running
         finally:
             running.cancel()

@@ -4,8 +4,8 @@ A comparison with an answer such as `9^{9^{9^9}}` would never end, or take all m
 an overrun of the whole verification is a failure of the rule. The time limit counts processor time, so that a right
 answer stays right on a busy machine.
 
-The kernel enforces the limits, so that no library can swallow them. A forked process serves many answers, until an
-answer overruns a limit.
+The kernel enforces the limits, because a library could catch and ignore an exception. A forked process serves many
+answers, until an answer overruns a limit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWER_MEMORY = 512 << 20
 
 _TRUTH_S = 60.0
 _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
-"""The largest processor time of ground truth and answer, as shares of the time until the deadline."""
+"""The most processor time for the ground truth and for the answer, as shares of the time until the deadline."""
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)
 """The signals that end a process whose stack or memory an expression has used up."""
@@ -43,7 +43,7 @@ Compare = Callable[[Any, str], float]
 
 
 Confined = Callable[[Prepare, Compare, str, str, float], Mapping[str, float]]
-"""`Confinement.score` with the deadline bound: takes prepare, compare, truth, answer and cpu_s."""
+"""`Confinement.score` for a given deadline. Its arguments are prepare, compare, truth, answer and cpu_s."""
 
 
 class Confinement:

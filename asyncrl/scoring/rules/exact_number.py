@@ -61,7 +61,7 @@ _SENTENCE_END = re.compile(r"[.!?;](?:\s|\Z)")
 _REMARK = re.compile(r"(?<=[0-9%*$]) \([^()\n]{1,100}\)")
 _MINUS_FIRST = re.compile(r"\A[ \t*$]{0,9}-[ \t]{1,9}(?=[.0-9])")
 _SUM = re.compile(r"(?:[\s0-9.,+*/x×÷()$€£^-]*=)*")
-"""Sums up to the last equals sign: `3 * 4 = 2 * 6 =`."""
+"""Calculations up to the last equals sign: `3 * 4 = 2 * 6 =`."""
 
 _CHARACTERS = str.maketrans("−‒–﹣－０１２３４５６７８９．，％／⁄\u00a0\u2009\u202f", "-----0123456789.,%//   ")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻", "0123456789+-")
@@ -119,7 +119,8 @@ def final_number(text: str) -> Fraction | None:
 
 
 def _first(text: str) -> Fraction | None:
-    """The first number of the first line that has digits. If that line begins with a sum, the number after the sum."""
+    """The first number of the first line that has digits. If that line begins with a calculation, it is the number
+    after the calculation."""
     plain = _MINUS_FIRST.sub("-", _plain(text.lstrip(), True))
     line = next((line for line in plain.split("\n") if _DIGIT.search(line)), "")
     sums = _SUM.match(line)

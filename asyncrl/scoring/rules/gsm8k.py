@@ -13,7 +13,7 @@ from asyncrl.types import Task, Trajectory
 
 def gsm8k(task: Task, answer: str, trajectory: Trajectory, *, strict: bool = True, tolerance: float = 0.0) -> float:
     """1 if the numbers differ by at most `tolerance`, else 0. With `strict`, an answer without the mark gets 0. Without
-    `strict`, it is read as `exact_number` reads it.
+    `strict`, such an answer is read as `exact_number` reads it.
 
     Raises ScoringError: the ground truth has no number.
     """

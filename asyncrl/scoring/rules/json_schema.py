@@ -29,7 +29,7 @@ def json_schema(
     over `cpu_s` seconds of processor time or too much memory, for example by a costly `pattern`, `score` is 0 and
     `out_of_time` or `out_of_memory` is 1.
 
-    Raises ScoringError: the ground truth is no JSON schema, or refers to another document.
+    Raises ScoringError: the ground truth is not a JSON schema, or refers to another document.
     """
     return confined(_validator, _accepts, task.truth_text, answer, cpu_s)
 

@@ -1,8 +1,8 @@
 r"""The answer means the same as the ground truth, compared by math-verify (the extra asyncrl[math]).
 
-In both, currencies, percent signs and thin spaces are read as the rule `exact_number` reads them. A dollar sign for
-money is dropped (`\$5` is 5). A percent sign is a unit: `5\%` is 5, not 0.05. Thin spaces and `{,}` separate thousands
-(`32,\!348`, `32\,348`) only before groups of three digits.
+In both texts, currencies, percent signs and thin spaces are read as the rule `exact_number` reads them. A dollar sign
+for money is dropped (`\$5` is 5). A percent sign is a unit: `5\%` is 5, not 0.05. Thin spaces and `{,}` separate
+thousands (`32,\!348`, `32\,348`) only before groups of three digits.
 """
 
 from __future__ import annotations

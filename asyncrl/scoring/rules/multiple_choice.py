@@ -1,15 +1,15 @@
 r"""The answer names the same option as the ground truth.
 
 An option is a single capital letter. A small letter counts in brackets, in a box, in an answer tag, as the whole answer
-and after "answer:". The first form of this list that the text has decides; if it occurs several times, the last
-occurrence counts:
+and after "answer:". The forms below are tried in this order, and the first one that occurs in the text decides. If it
+occurs several times, its last occurrence counts:
 
 - an `<answer>` tag, a `\boxed{}`, `####`, or `[[C]]`;
 - a statement, such as "the answer is C", "C is correct", "I choose C", "actually, it's C". "The answer is C" is also
   read in Chinese, Japanese, Korean, Spanish, Portuguese, French, Italian, German, Dutch and Russian;
 - the last or the first line, if it is an option: `C` or `C) Paris`;
 - a conclusion: "so C", "it must be C", "which leaves C";
-- the only letter in brackets or after "option" that is not denied, as in "(A) is wrong".
+- the only letter in brackets or after "option"; a denied letter, as in "(A) is wrong", does not count.
 
 Marks around a letter (`**C**`, `$C$`, `\text{C}`, quotes, backticks) are ignored. Two letters ("B or C"), a denial
 ("the answer is not C"), a doubt ("if the answer is C") and a question name no option.

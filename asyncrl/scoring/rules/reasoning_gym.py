@@ -50,7 +50,7 @@ def _task(text: str) -> _Made:
 
 @lru_cache(256)
 def _dataset(name: str, options: str) -> Any:
-    """The data set, which can score all its entries, so it is made once for each `name` and `options`."""
+    """The data set. It is made only once for each `name` and `options`, because it can score all of its entries."""
     return create_dataset(name, **json.loads(options))
 
 

@@ -160,7 +160,7 @@ def _adapt(
     """`found` with its `params` bound. `setting` is its configuration entry, such as `scoring.rule=my.rule`.
     `kind`, one of KINDS, decides for functions whose parameters fit both kinds. Reward managers need `tokenizer`.
 
-    Raises ConfigError: `found` has none of the known signatures, or fits both without a `kind`.
+    Raises ConfigError: `found` has none of the known signatures, or it fits both kinds and `kind` is None.
     """
     try:
         signature = inspect.signature(found)

@@ -30,9 +30,10 @@ def tool_calls(
 
     `order` requires the expected order, and `extra_calls` allows further calls. Arguments must be exactly the expected
     ones (`exact`), include them (`subset`), or are not compared (`ignore`). Numbers may differ by `tolerance`,
-    absolutely or relatively. With `partial` the score is the number of matching calls, divided by the number of
-    expected calls or, without `extra_calls`, of the calls made if there are more. Only calls of the last branch count,
-    or with `every_branch` calls of all branches, in the order in which the branches ended.
+    absolutely or relatively. With `partial` the score is the number of matching calls divided by the number of expected
+    calls. If `extra_calls` is false and the episode made more calls than expected, the divisor is the number of calls
+    made. Only calls of the last branch count. With `every_branch`, calls of all branches count, in the order in which
+    the branches ended.
 
     Raises ScoringError: the ground truth is not such a list, or an option is unknown.
     """

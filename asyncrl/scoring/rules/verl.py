@@ -88,8 +88,8 @@ class _Section(dict[str, Any]):
 
 
 def num_turns(trajectory: Trajectory) -> int:
-    """The number of turns as verl counts them: the prompt, the assistant's turns, and runs of tool turns in between,
-    each run as one. Only the last branch counts."""
+    """The number of turns as verl counts them: the prompt, the assistant's turns, and the tool turns in between.
+    Consecutive tool turns count as one turn. Only the last branch counts."""
     start, _ = prompt_and_response(trajectory)
     return sum(1 for _ in groupby(turn.role for turn in trajectory.turns if turn.start >= start))
 

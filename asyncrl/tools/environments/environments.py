@@ -66,7 +66,8 @@ class EnvironmentCounts:
 class Environments:
     """The environments on offer, by the names that tasks use.
 
-    `limits` apply to each call, and their `retries` only to `reset`, each with a new object. `spans` records each call.
+    `limits` apply to each call. Their `retries` apply only to `reset`, and each retry makes a new object. `spans`
+    records each call.
     """
 
     def __init__(self, classes: Mapping[str, EnvironmentClass], limits: ToolLimits, spans: Spans | None = None) -> None:
@@ -154,14 +155,15 @@ def _unchanged(result: Any) -> Any:
 
 
 def _shown(result: Any) -> Content:
-    """The content that the policy sees: texts and images, or any other value as text. Raises as `read_content`."""
+    """The content that the policy sees: texts and images, or any other value as text. Raises the errors of
+    `read_content`."""
     content = None if isinstance(result, str) else read_content(result)
     # `str(result)` may be an instance of a user's subclass of `str`.
     return str.__str__(str(result)) if content is None else content
 
 
 def _observation(result: Any) -> Content | None:
-    """Read the result of `reset`. Raises TypeError, and what `read_content` raises."""
+    """Read the result of `reset`. Raises TypeError, and the errors of `read_content`."""
     if isinstance(result, str):
         return _shown(result)
     content = read_content(result)
@@ -285,7 +287,7 @@ class OpenEnvironment:
             result = await result
         if result is None or type(result) in (str, int, float, bool):
             return read(result)
-        # Also in the thread: reading the value may call the user's code, which may raise or take long.
+        # The value is read in the thread, too: this may call the user's code, which may raise or take long.
         return await self._thread.call(partial(read, result))
 
     def _failed(self, name: str, reason: str, cause: Exception) -> ToolError:

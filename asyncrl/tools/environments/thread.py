@@ -28,7 +28,7 @@ _Work = tuple[Callable[[], Any], asyncio.AbstractEventLoop, "asyncio.Future[_Out
 
 
 class EpisodeThread:
-    """Runs calls in one thread, which starts with the first call. `close` ends it, and then it calls `ended`."""
+    """Runs calls in one thread, which starts with the first call. `close` ends the thread, which then calls `ended`."""
 
     def __init__(self, name: str, ended: Callable[[], None] = lambda: None) -> None:
         self._name = name

@@ -25,8 +25,8 @@ class Interaction(ABC):
     An actor has one instance for all its episodes, many of which run at once. So keep the state of an episode under its
     `instance_id`.
 
-    If a method raises or takes longer than `actor.interaction_timeout_s`, only its episode fails, which is never a
-    score of zero. All methods run on the event loop: use `asyncio.to_thread` for code that blocks.
+    If a method raises or takes longer than `actor.interaction_timeout_s`, only its episode fails. The failure never
+    counts as a score of zero. All methods run on the event loop: use `asyncio.to_thread` for code that blocks.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:

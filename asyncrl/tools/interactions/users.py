@@ -193,7 +193,7 @@ class OpenInteraction:
 
 
 def _is_score(value: Any) -> bool:
-    # A comparison with nan is false.
+    # A comparison with nan is false, so nan is refused, too.
     return value is None or bool(abs(value) <= LARGEST_FLOAT32)
 
 

@@ -47,7 +47,7 @@ class UrlLink:
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Refuses compressed responses and too large ones, and opens no stream for messages that answer no request."""
+    """Refuses responses that are compressed or too large, and opens no stream for messages that answer no request."""
 
     # A compressed response could unpack to any size. A server could make the client reopen the stream for other
     # messages forever.

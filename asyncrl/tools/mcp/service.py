@@ -35,7 +35,8 @@ EMPTY = "(no output)"
 class McpCounts:
     """Counts since the start, except `sessions`, the number of open sessions.
 
-    - `started` sessions; `start_failures`; `lost` sessions; `states_lost`: lost sessions with the state of an episode.
+    - `started`: sessions that started. `start_failures`: starts that failed.
+    - `lost`: sessions that were lost. `states_lost`: those of them that had the state of an episode.
     - `errors`: calls that the server answered with an error.
     - `unshown`: parts of results that the policy does not see, such as images.
     """
@@ -97,7 +98,7 @@ class McpService:
         await self._for_all.close()
 
     async def open(self) -> Session:
-        """Open a new session, after the delay of earlier failures. Raises SessionError."""
+        """Open a new session, after the delay that earlier failures have caused. Raises SessionError."""
         async with self._starting:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)

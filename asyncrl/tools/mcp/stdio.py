@@ -43,7 +43,7 @@ UNREADABLE = "the result is not a message of MCP"
 """A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
-"""The most messages that answer no request, and lines that are no messages, since the last request."""
+"""The most messages that answer no request, and lines that are not messages, since the last request."""
 
 MAX_LINE_BYTES = 1 << 30
 """The most bytes of one line. A program that writes a longer one is ended."""
@@ -201,7 +201,7 @@ class ProgramLink:
         """True if the message is the first answer to a request."""
         if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
             return False
-        # As text, since a server may repeat a number as text.
+        # Ids are compared as text, since a server may repeat a number as text.
         id = str(message.message.id)
         is_first = id in self._unanswered
         self._unanswered.discard(id)

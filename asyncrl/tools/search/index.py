@@ -39,7 +39,7 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 logger = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).with_name("facts.jsonl")
-"""A small corpus for examples: one fact a passage."""
+"""A small corpus for examples: one fact in each passage."""
 
 DEFAULT_PLACE = "~/.cache/asyncrl/search"
 FORM = 1

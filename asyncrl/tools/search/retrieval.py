@@ -1,7 +1,7 @@
 """The client of a retrieval server in the format of Search-R1, for many episodes at once.
 
     POST URL {"queries": [...], "topk": 3, "return_scores": true}
-    200 {"result": [[{"document": {"contents": "TITLE\\nTEXT"}, "score": 0.5}, ...], ...]}, one list a query
+    200 {"result": [[{"document": {"contents": "TITLE\\nTEXT"}, "score": 0.5}, ...], ...]}, one list for each query
 
 Queries that wait while all connections are in use are sent together, so a slow server gets few large requests, and a
 fast one many small ones. If a server refuses several queries together, each of them is sent alone, so that one invalid

@@ -56,7 +56,7 @@ class SearchPassages(Tool):
 
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         queries = _queries(arguments)
-        # All at once, so that the queries of one call reach a server in one request.
+        # All queries of a call are sent at once, so that they reach a server in one request.
         found = await asyncio.gather(*(self.source.find(query, self._topk) for query in queries))
         max_chars = max(1, self.max_chars // len(queries) - len(BETWEEN))
         return BETWEEN.join(shown(passages, max_chars) for passages in found)

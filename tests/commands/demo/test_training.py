@@ -56,7 +56,7 @@ def test_preparing_makes_what_a_run_needs_starts_again_if_it_was_killed_and_find
     lines: list[str] = []
 
     def kill(line: str) -> None:
-        if "judges" in line:
+        if "is right on" in line:
             raise KeyboardInterrupt
 
     effort = Effort(warm_start=2, step_scorer=2, judged=4)

@@ -63,7 +63,7 @@ def test_the_command_line_prints_the_new_folder_and_errors_without_a_traceback(
 
 
 def test_other_folders_are_refused_with_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="there is no folder"):
+    with pytest.raises(CheckpointError, match="does not exist"):
         merge(tmp_path / "nothing", tmp_path / "merged")
     (tmp_path / "global_step_1" / "actor" / "model" / "huggingface").mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"name the folder of one model, such as .*/actor"):

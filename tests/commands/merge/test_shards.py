@@ -143,7 +143,7 @@ def test_tied_tensors_that_differ_need_a_decision(tmp_path: Path) -> None:
     state["lm_head.weight"] = state["lm_head.weight"] + 1
     source = save_states([state], tmp_path / "actor")
     save_template(model, source / "huggingface")
-    with pytest.raises(CheckpointError, match=r"other values for lm_head.weight.*--tie-word-embedding"):
+    with pytest.raises(CheckpointError, match=r"lm_head.weight and .* have different values.*--tie-word-embedding"):
         merge(source, tmp_path / "merged")
     merge(source, tmp_path / "merged", tied=True)
     assert torch.equal(logits(load(tmp_path / "merged")), logits(model))

@@ -125,7 +125,7 @@ def test_a_line_of_a_script_that_is_no_answer_is_named(
     (guess / "a.jsonl").write_text(f'"fine"\n{line}\n')
     status, _, errors = run(monkeypatch, capsys, guess / "tasks.jsonl", "--answers", guess / "a.jsonl", *OF_GUESS)
     assert status == 2
-    assert re.search(r"a\.jsonl: line 2 is no .*write \"TEXT\" or", errors), errors
+    assert re.search(r"a\.jsonl: line 2 is not (JSON|an answer).*write \"TEXT\" or", errors), errors
 
 
 @pytest.fixture

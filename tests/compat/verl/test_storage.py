@@ -131,7 +131,7 @@ def test_a_forged_file_is_refused(packed: Any, tmp_path: Path) -> None:
         {"format": 1, "rows": None, "names": [], "non_tensor_batch": ["map"], "meta_info": packed}
     )
     save_file({"about": torch.frombuffer(bytearray(text), dtype=torch.uint8)}, tmp_path / "batch")
-    with pytest.raises(DataError, match="save_to_disk did not write"):
+    with pytest.raises(DataError, match="is not a whole batch of save_to_disk"):
         DataProto.load_from_disk(tmp_path / "batch")
 
 
@@ -151,7 +151,7 @@ def test_a_forged_file_whose_parts_make_no_batch_is_refused(changed: Any, tmp_pa
     parts = {"format": 1, "rows": None, "names": [], "non_tensor_batch": ["map"], "meta_info": ["map"], **changed}
     text = torch.frombuffer(bytearray(msgspec.msgpack.encode(parts)), dtype=torch.uint8)
     save_file({"about": text, "batch/x": torch.zeros(2)}, tmp_path / "batch")
-    with pytest.raises(DataError, match="save_to_disk did not write"):
+    with pytest.raises(DataError, match="is not a whole batch of save_to_disk"):
         DataProto.load_from_disk(tmp_path / "batch")
 
 
@@ -161,5 +161,5 @@ def test_a_missing_or_cut_file_is_refused(tmp_path: Path) -> None:
         DataProto.load_from_disk(path)
     DataProto.from_dict({"x": torch.zeros(100)}).save_to_disk(path)
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match="batch is no batch"):
+    with pytest.raises(DataError, match="batch is not a whole batch"):
         DataProto.load_from_disk(path)

@@ -93,8 +93,8 @@ def test_a_server_that_keeps_its_old_weights_serves_nothing_of_the_version_and_t
 
     run(scenario)
     [lost, *_] = [record.getMessage() for record in caplog.records if "is lost" in record.getMessage()]
-    assert "version 2, which came by zmq, fails its canary in http" in lost
-    assert "(by disk)" in lost
+    assert "version 2, received by zmq, fails its canary in http" in lost
+    assert "(loaded by disk)" in lost
     assert "differ from the learner's by 1 on average" in lost
 
 
@@ -144,10 +144,10 @@ def test_a_version_that_no_server_passes_ends_its_update_and_a_newer_one_or_itse
                 server.stale = True
             for _ in range(2):
                 before = counter(fleet, "canary_failures")
-                with pytest.raises(CanaryError, match=r"no server is left .* version 3, which came by zmq"):
+                with pytest.raises(CanaryError, match=r"no server is left .* version 3, received by zmq"):
                     await fleet.update_weights(3, tensors(3), canary_check(3))
                 assert counter(fleet, "canary_failures") > before
-            with pytest.raises(EngineError, match=r"no server was ready .* version 3, which came by zmq"):
+            with pytest.raises(EngineError, match=r"no server was ready .* version 3, received by zmq"):
                 await sample(fleet)
             assert fleet.version == 1
             with pytest.raises(CanaryError):

@@ -41,7 +41,7 @@ def test_episodes_follow_the_plan_and_have_the_scores_that_the_algorithm_reads()
     assert episodes.version == 5
     assert {name: each.tolist() for name, each in episodes.extra.items()} == {"style": [1.0, 2.0, 3.0]}
     assert episodes.greedy is None
-    with pytest.raises(InvariantError, match=r"^t1: the algorithm reads the scores \['odd'\], and the labels have"):
+    with pytest.raises(InvariantError, match=r"^t1: the algorithm reads the scores \['odd'\], but the labels have"):
         build_episodes(plan, labels, CPU, needs=LabelNeeds(("odd", "style")))
 
 

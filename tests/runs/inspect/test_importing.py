@@ -96,7 +96,7 @@ ROWS: Mapping[str, tuple[Spoil, str]] = {
     ),
     "an id without a number": (given(id="t000000000.0.x"), "is no id"),
     "an id that is too long": (given(id="t" + "0" * 600 + ".0.0", group_id="t" + "0" * 600), "an id has 605 bytes"),
-    "a group without a number": (given(group_id="evil"), "no id"),
+    "a group without a number": (given(group_id="evil"), "evil"),
     "a group of an evaluation without a version": (given(group_id="ex-1", id="ex-1.0.0"), "invalid literal"),
     "an id twice": (lambda rows: rows[1].update(id=rows[0]["id"], member=0), "row 1 .* it comes twice"),
     "no group": (given(group_id=None), "row 0"),

@@ -73,7 +73,8 @@ class TextArenaGame:
         self._name = name
         self._game = textarena.make(name, **args)
         self._inner = self._game
-        # Without wrappers, which repeat the whole history in each observation: the conversation has it already.
+        # The wrappers are removed: they repeat the whole history in each observation, and the conversation has it
+        # already.
         while isinstance(self._inner, textarena.Wrapper):
             self._inner = self._inner.env
         self._own_action = textarena.ObservationType.PLAYER_ACTION

@@ -1,4 +1,5 @@
-"""Plays tasks of environments of verifiers 0.4 or 0.3, in a Python that has verifiers. It does not need asyncrl.
+"""Plays tasks of environments of verifiers 0.4 or 0.3, in a Python that has verifiers. This Python does not need
+asyncrl.
 
     PYTHON verifiers_agent tasks ENV_ID [--args JSON] [--split train] [--limit 1000]     writes tasks as JSON lines
     PYTHON verifiers_agent                                     plays episodes, as the program of `actor.agent_command`
@@ -84,7 +85,7 @@ class ClassicEnvironment:
         from verifiers.clients import OpenAIChatCompletionsClient
 
         self._faults.clear()
-        # No retries: a repeated request would be a second completion of the episode.
+        # The client must not retry: a repeated request would be a second completion of the episode.
         openai = AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0, timeout=None, http_client=self._http)
         output = await self._environment.run_rollout(task, OpenAIChatCompletionsClient(openai), MODEL, {})
         error = output.get("error")
@@ -328,7 +329,7 @@ def main() -> None:
     tasks.add_argument("--split", default="train")
     tasks.add_argument("--limit", type=int)
     given = parser.parse_args()
-    # Set before MCP sets up logging, which would log each request.
+    # This is set before MCP sets up logging, because MCP would log each request.
     logging.basicConfig(level=logging.WARNING)
     out = _own_stdout()
     if given.command is None:

@@ -46,7 +46,7 @@ class LocalTools:
 LOCAL_TOOLS: ContextVar[LocalTools] = ContextVar("local_tools")
 
 ENDS = ("context_length_exceeded", "turn_limit")
-"""Refusals of the endpoint that end a conversation. The conversation up to there is scored."""
+"""Refusals of the endpoint that end a conversation. The conversation up to that point is scored."""
 
 
 class ToolServer:

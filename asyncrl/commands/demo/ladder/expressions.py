@@ -72,7 +72,7 @@ class Nested:
         return "*" if "*" in operators else operators[0]
 
     def worked_out(self) -> list[Nested]:
-        """The expression, and the expression after each right step. The last one is a number."""
+        """The expression, and the expression after each right step. The last expression is a number."""
         steps, expression = [self], self
         while not expression.is_number:
             expression = expression.reduced(expression.right_operator())

@@ -102,7 +102,7 @@ def opening(expression: Nested, taken: Collection[str] = ()) -> list[Message]:
 
 
 def first_step(expression: Nested, rng: random.Random) -> str:
-    """A first operator: right or wrong with equal chance if the expression has both."""
+    """A first operator. If the expression has right and wrong operators, both kinds have the same chance."""
     operators = sorted(set(expression.workplace.operators))
     right = [each for each in operators if expression.reduced(each).value() == expression.value()]
     wrong = [each for each in operators if each not in right]

@@ -1,4 +1,5 @@
-"""The ladder's tools: a calculator that remembers the expression, the same with delays, and one that undoes a step."""
+"""The ladder's tools: a calculator that remembers the expression, the same calculator with delays, and a tool that
+undoes a step."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ def demonstration(expression: Nested, rng: random.Random, with_undo: bool) -> li
 def drawn_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[Tensor, Tensor]:
     """Draw demonstrations, with one tool or with two: token ids int64[B, T], and a mask bool[B, T] of tokens to learn.
 
-    Short expressions are more frequent. All tokens are learned, also tool results: they teach the policy to copy, for
-    which its own turns are too few tokens.
+    Short expressions are more frequent. All tokens are learned. Tool results are learned, too, because they teach the
+    policy to copy, and its own turns have too few tokens for that.
     """
     with_undo = rng.random() < 0.5
     counts = [min(rng.choice(OPERATIONS), rng.choice(OPERATIONS)) for _ in range(BATCH)]

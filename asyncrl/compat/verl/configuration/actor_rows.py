@@ -202,8 +202,8 @@ ROWS = (
         "0 trains all weights. The adapters are merged into the weights that are pushed.",
         _lora,
     ),
-    used(f"{MODEL}.lora_alpha", "`model.lora.alpha`", 16, "The same."),
-    used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same; a single name becomes a list."),
+    used(f"{MODEL}.lora_alpha", "`model.lora.alpha`", 16, "The same value."),
+    used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same value; one name becomes a list."),
     used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "Rank, alpha and targets are read from the folder."),
     none(MODEL, "exclude_modules lora.*", "`model.lora.targets` names all layers that get adapters."),
     made(
@@ -238,10 +238,10 @@ ROWS = (
         f"{ACTOR}.ppo_micro_batch_size_per_gpu",
         "`learner.micro_tokens`",
         None,
-        "This number times `max_prompt_length + max_response_length`. With `use_dynamic_bsz` it is not used.",
+        "This number times `max_prompt_length + max_response_length`. It is not used with `use_dynamic_bsz`.",
         _micro_tokens,
     ),
-    used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "True takes `ppo_max_token_len_per_gpu`."),
+    used(f"{ACTOR}.use_dynamic_bsz", "`learner.micro_tokens`", False, "True means `ppo_max_token_len_per_gpu`."),
     used(f"{ACTOR}.ppo_max_token_len_per_gpu", "`learner.micro_tokens`", 16384, "Used with `use_dynamic_bsz`."),
     none(ACTOR, "ppo_micro_batch_size", "Use `ppo_micro_batch_size_per_gpu`."),
     made(
@@ -260,7 +260,7 @@ ROWS = (
         f"{OPTIM}.lr_warmup_steps",
         "`learner.warmup_steps`",
         -1,
-        "The same, but at most the number of training steps.",
+        "The same value, but at most the number of training steps.",
         _warmup,
     ),
     used(
@@ -312,7 +312,7 @@ ROWS = (
         "ulysses_sequence_parallel_size entropy_from_logits_with_chunking entropy_from_logits_chunk_size "
         "entropy_checkpointing use_no_sync_for_gradient_accumulation pad_to_length pad_to_length_bucket forward_only "
         "strategy qat.* turbo_config.* mixed_precision.*",
-        "Weights are sharded over all ranks; with `learner.replicas`, over the ranks of each replica. Sequence "
+        "Weights are sharded over all ranks, or with `learner.replicas` over the ranks of each replica. Sequence "
         "parallelism is read from `actor.ulysses_sequence_parallel_size`. " + LEARNERS_OWN,
     ),
     none(

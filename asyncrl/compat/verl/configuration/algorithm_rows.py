@@ -37,9 +37,9 @@ MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 
 FILTER = "algorithm.filter_groups"
 OF_FUNCTION = ("acc", "score")
-"""Metrics of filtered groups that exclude the penalty on long responses."""
+"""Metrics for filtering groups that exclude the penalty on long responses."""
 OF_BATCH = ("seq_reward", "seq_final_reward")
-"""Metrics of filtered groups that include the penalty."""
+"""Metrics for filtering groups that include the penalty."""
 
 
 def part(name: str, **params: Any) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _weighs_tokens(source: VerlConfig) -> bool:
 
 
 def _clips(source: VerlConfig) -> tuple[float, float]:
-    """The lower and the upper clip: `clip_ratio` for a side that is not given."""
+    """The lower and the upper clip. A side that is not given is `clip_ratio`."""
     both = source[f"{ACTOR}.clip_ratio"]
     low, high = (source[f"{ACTOR}.clip_ratio_{side}"] for side in ("low", "high"))
     return (both if low is None else low), (both if high is None else high)
@@ -237,7 +237,7 @@ def _rejections(source: VerlConfig) -> Iterator[dict[str, Any]]:
         low, high = _bounds(threshold.strip())
         span = over.replace("seq", "sequence")
         if form == "k1":
-            # verl bounds -log(ratio) by the logarithms of these ratios.
+            # verl bounds -log(ratio) by the logarithms of the two thresholds.
             bounds = {"low": math.log(low or 1 / high), "high": math.log(high)}
             yield part("reject", by="k1", over=span, **bounds)
         else:
@@ -338,7 +338,7 @@ ROWS = (
         f"{ACTOR}.loss_agg_mode",
         "`algorithm.aggregation`",
         "token-mean",
-        "The same. The losses `sapo` and `geo_mean` always use `seq-mean-token-mean`.",
+        "The same value. The losses `sapo` and `geo_mean` always use `seq-mean-token-mean`.",
         _aggregation,
     ),
     used(

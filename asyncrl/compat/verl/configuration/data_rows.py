@@ -88,13 +88,13 @@ ROWS = (
         PROMPT,
         "`data.max_prompt_length`, `actor.max_tokens`",
         512,
-        "The same; `actor.max_tokens` is prompt plus response.",
+        "The same value; `actor.max_tokens` is this value plus `max_response_length`.",
     ),
     made(
         RESPONSE,
         "`actor.max_tokens`, `actor.max_turn_tokens`, `engine.max_length`",
         512,
-        "A turn may have `max_response_length` tokens, a sequence `max_prompt_length + max_response_length`. Tool "
+        "A turn may have `max_response_length` tokens, and a sequence `max_prompt_length + max_response_length`. Tool "
         "results are part of the sequence, as in verl.",
         _lengths,
     ),
@@ -103,7 +103,7 @@ ROWS = (
     _column("data.prompt_key", "prompt"),
     _column("data.reward_fn_key", "data_source"),
     same("data.shuffle", "data.shuffle", True),
-    same("data.seed", "run.seed", None, "The same; it seeds the whole run."),
+    same("data.seed", "run.seed", None, "The same value; it seeds the whole run."),
     made(
         "data.custom_cls.path",
         "`data.dataset`, `data.dataset_params`",

@@ -1,4 +1,6 @@
-"""References between the keys of a configuration: `${key}`, relative ones such as `${.key}`, `${oc.select:key,VALUE}`.
+"""References between the keys of a configuration.
+
+Their forms are `${key}`, `${.key}` (relative to the key's section), and `${oc.select:key,VALUE}` (with a default).
 
 The configuration may come from a stranger. References read only its own keys, and the size of their values is limited.
 OmegaConf's resolvers, such as `oc.env`, are never called.

@@ -170,11 +170,14 @@ def _outcome_model(source: VerlConfig) -> Iterator[Setting | str]:
 def _prm_rows() -> Iterator[Row]:
     """The rows of the keys whose counterpart has the same name."""
     differs = {
-        "prm_apply_sigmoid": "The same. If it and `use_logit_tanh` are false, `scoring.shaping.use_raw_logit` is true.",
-        "max_resp_len": "The same. It is also the limit of the penalty on long responses.",
+        "prm_apply_sigmoid": "The same value. If it and `use_logit_tanh` are false, `scoring.shaping.use_raw_logit` is "
+        "true.",
+        "max_resp_len": "The same value. It is also the limit of the penalty on long responses.",
     }
     for name in SHAPING:
-        yield used(f"{KWARGS}.{name}", f"`scoring.shaping.{name}`", DEFAULTS[name], differs.get(name, "The same."))
+        yield used(
+            f"{KWARGS}.{name}", f"`scoring.shaping.{name}`", DEFAULTS[name], differs.get(name, "The same value.")
+        )
 
 
 ROWS = (
@@ -227,9 +230,9 @@ ROWS = (
         f"{KWARGS}.prm_micro_batch_size",
         "`scoring.prm.micro_inputs`, `scoring.prm.micro_tokens`",
         DEFAULTS["prm_micro_batch_size"],
-        "`micro_inputs` is the same; `micro_tokens` is this times `max_prompt_length + max_response_length`.",
+        "`micro_inputs` is this number. `micro_tokens` is this number times `max_prompt_length + max_response_length`.",
     ),
-    used(f"{KWARGS}.dtype", "`scoring.prm.dtype`", DEFAULTS["dtype"], "The same."),
+    used(f"{KWARGS}.dtype", "`scoring.prm.dtype`", DEFAULTS["dtype"], "The same value."),
     used(
         f"{KWARGS}.device_map",
         "`scoring.prm.device`",
@@ -256,7 +259,7 @@ ROWS = (
         f"{MODEL}.enable",
         "`scoring.outcome_model.path`",
         False,
-        "A sequence classifier that scores whole episodes.",
+        "True: the sequence classifier at `model_path` scores whole episodes.",
         _outcome_model,
     ),
     used(f"{MODEL}.model_path", "`scoring.outcome_model.path`", None, "The model's folder or its name on the hub."),

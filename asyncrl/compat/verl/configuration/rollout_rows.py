@@ -172,7 +172,7 @@ ROWS = (
         f"{ROLLOUT}.name",
         "`engine.kind`",
         None,
-        "`sglang` and `vllm` become SGLang servers that the run starts, `hf` the embedded engine.",
+        "`sglang` and `vllm` become SGLang servers that the run starts, and `hf` becomes the embedded engine.",
         _engine,
     ),
     used(MEMBERS, "`learner.group_size`", 1, "The number of members of a group."),
@@ -184,7 +184,7 @@ ROWS = (
         "Training samples from the whole distribution, for which the learner computes log-probs.",
         _whole_distribution,
     ),
-    used(f"{ROLLOUT}.top_k", "", -1, "The same as for `top_p`."),
+    used(f"{ROLLOUT}.top_k", "", -1, "It is treated like `top_p`."),
     made(
         f"{ROLLOUT}.tensor_model_parallel_size",
         "`engine.server.tp_size`",
@@ -196,7 +196,7 @@ ROWS = (
         f"{ROLLOUT}.gpu_memory_utilization",
         "`engine.server.memory`",
         DEFAULT_MEMORY,
-        "verl's default 0.5 leaves the choice to SGLang, because a server has its GPUs to itself unless "
+        "The same value, but verl's default 0.5 leaves the choice to SGLang: a server has its GPUs to itself unless "
         "`cluster.colocated=true`.",
         _memory,
     ),
@@ -214,13 +214,16 @@ ROWS = (
         _turns,
     ),
     used(
-        f"{TURNS}.max_assistant_turns", "`actor.max_turns`", None, f"{UNBOUNDED_TURNS} if no number of turns is given."
+        f"{TURNS}.max_assistant_turns",
+        "`actor.max_turns`",
+        None,
+        f"It is {UNBOUNDED_TURNS} if no number of turns is given.",
     ),
     used(
         f"{TURNS}.max_user_turns",
         "`actor.max_user_turns`",
         None,
-        "The same, if there are interactions. It also becomes `actor.max_turns` if `max_assistant_turns` and "
+        "The same value, if there are interactions. It also becomes `actor.max_turns` if `max_assistant_turns` and "
         "`max_turns` are null.",
     ),
     used(f"{TURNS}.max_turns", "`actor.max_turns`", None, "An older name of `max_assistant_turns`."),
@@ -232,7 +235,7 @@ ROWS = (
     ),
     used(f"{TURNS}.max_tool_response_length", "`actor.max_tool_chars`", 256, "Both count characters."),
     used(f"{TURNS}.format", "`actor.tool_call_format`", "hermes", "A format that asyncrl lacks becomes `auto`."),
-    none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut."),
+    none(TURNS, "tool_response_truncate_side", "The middle of a long result is cut out."),
     none(TURNS, "max_parallel_calls", "All calls of a turn run at once."),
     used(
         f"{TURNS}.interaction_config_path",
@@ -257,7 +260,7 @@ ROWS = (
     used(f"{VALIDATION}.do_sample", "`learner.eval_attempts`", False, "A single attempt is always greedy."),
     used(f"{VALIDATION}.temperature", "`actor.temperature`", 0, "Evaluation uses `actor.temperature`."),
     used(f"{VALIDATION}.top_p", "", 1.0, "Evaluation samples from the whole distribution."),
-    used(f"{VALIDATION}.top_k", "", -1, "The same as for `top_p`."),
+    used(f"{VALIDATION}.top_k", "", -1, "It is treated like `top_p`."),
     none(
         ROLLOUT,
         "enforce_eager cudagraph_capture_sizes free_cache_engine data_parallel_size expert_parallel_size "
@@ -288,7 +291,7 @@ ROWS = (
         f"{ROLLOUT}.enable_rollout_routing_replay",
         "`engine.return_routed_experts`",
         False,
-        "True also with `actor.router_replay.mode=R3`.",
+        "It is also true if `actor.router_replay.mode` is `R3`.",
         _routed_experts,
     ),
     none(ROLLOUT, "agent.*", "`actor.agent` names an agent of yours (docs/agents.md)."),

@@ -35,7 +35,7 @@ class Row:
     alias_of: str = ""
 
 
-def same(there: str, here: str, default: Any, sentence: str = "The same.") -> Row:
+def same(there: str, here: str, default: Any, sentence: str = "The same value.") -> Row:
     """A row whose value is copied; null leaves asyncrl's default."""
 
     def copy(source: VerlConfig) -> Iterator[Setting | str]:
@@ -51,7 +51,7 @@ def made(there: str, here: str, default: Any, sentence: str, translate: Translat
 
 
 def used(there: str, here: str, default: Any, sentence: str) -> Row:
-    """A row that the function of another row reads."""
+    """A row for a key that the function of another row reads."""
     return Row((there,), here, sentence, None, {there: default})
 
 

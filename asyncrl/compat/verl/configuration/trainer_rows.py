@@ -119,7 +119,7 @@ ROWS = (
         DIR,
         "`run.dir`",
         "checkpoints/${trainer.project_name}/${trainer.experiment_name}",
-        "Copied if it is not verl's default, without the run's name at its end.",
+        "The folder, without the run's name at its end. verl's default is not copied.",
     ),
     made(
         "trainer.logger",
@@ -158,7 +158,7 @@ ROWS = (
         "A run cannot resume from verl's checkpoints; `asyncrl merge` turns a checkpoint into a folder for "
         "`model.path`.",
     ),
-    made("trainer.critic_warmup", "`critic.warmup_steps`", 0, "The same.", _warmup),
+    made("trainer.critic_warmup", "`critic.warmup_steps`", 0, "The same value.", _warmup),
     none(
         "trainer",
         "rollout_data_dir validation_data_dir log_val_generations",

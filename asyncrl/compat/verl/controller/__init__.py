@@ -1,4 +1,5 @@
-"""verl's single controller: a program calls the methods of W workers as if there were one. docs/verl.md explains it."""
+"""verl's single controller: a program calls the methods of W workers as if they were one worker. docs/verl.md explains
+it."""
 
 from asyncrl.compat.verl.controller.dispatch import make_nd_compute_dataproto_dispatch_fn
 from asyncrl.compat.verl.controller.futures import DataProtoFuture

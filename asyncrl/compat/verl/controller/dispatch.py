@@ -73,7 +73,8 @@ def as_returned(group: Workers, output: Any) -> Any:
 
 
 def one_each(group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Give worker i the element i of each argument, a list [W]. Raises DispatchError: a list has another length."""
+    """Give worker i the element i of each argument. Each argument is a list [W]. Raises DispatchError: a list has
+    another length."""
     return _lists(args, kwargs, group.world_size, "workers")
 
 
@@ -94,7 +95,7 @@ def divided_with_function(group: Workers, *args: Any, **kwargs: Any) -> Argument
 
 
 def over_mesh(mesh: str, group: Workers, *args: Any, **kwargs: Any) -> Arguments:
-    """Give the workers of data-parallel rank d the element d of each argument, a list [D].
+    """Give the workers of data-parallel rank d the element d of each argument. Each argument is a list [D].
 
     Raises DispatchError: a list has another length.
     """

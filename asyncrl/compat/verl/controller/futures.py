@@ -24,7 +24,7 @@ def _is_reference(value: Any) -> bool:
 
 
 def results(futures: Sequence[Any], what: str = "rank") -> list[Any]:
-    """The results of workers, in order. In errors a future is called `what` and its number, such as "rank 0".
+    """The results of workers, in order. Error messages name a future by `what` and its number, such as "rank 0".
 
     Raises WorkerError at the first failure, because the other workers may wait for the failed one.
     """

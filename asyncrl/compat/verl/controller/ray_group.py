@@ -142,7 +142,8 @@ class RayWorkerGroup(WorkerGroup):
         return len(self._workers)
 
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
-        # Batches are stored for this call only: later, another batch may have the same id(), or this one other rows.
+        # Batches are stored for this call only: later, another batch may have the same id(), or this batch may have
+        # other rows.
         self._stored = {}
         try:
             return super().execute_all(method_name, *args, **kwargs)

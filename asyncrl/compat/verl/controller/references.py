@@ -23,7 +23,7 @@ def ray_module() -> Any:
 
 
 def fetched(references: Sequence[Any], what: str) -> list[Any]:
-    """The results of references, in order. In errors a reference is called `what` and its number, such as "rank 0".
+    """The results of references, in order. Error messages name a reference by `what` and its number, such as "rank 0".
 
     Raises WorkerError at the first failure.
     """

@@ -1,4 +1,5 @@
-"""The base of all routes into a server: their view of the server, and buckets, each filled while another is sent."""
+"""The base of all routes into a server: their view of the server, and buckets, of which one is filled while another is
+sent."""
 
 from __future__ import annotations
 
@@ -70,8 +71,8 @@ class ServerEnd:
 class ServerRoute(ABC):
     """A route of weights into the server at `end`.
 
-    Both calls raise ServerRefusedError if the server takes no weights by this route, and WeightsError if the update
-    cannot be read or converted.
+    `prepare` and `send` raise ServerRefusedError if the server takes no weights by this route, and WeightsError if the
+    update cannot be read or converted.
     """
 
     def __init__(self, end: ServerEnd) -> None:
@@ -105,7 +106,7 @@ Filled = tuple[Bucket, torch.Tensor, Mapping[str, Any]]
 
 
 class BucketServerRoute(ServerRoute):
-    """Sends the tensors by buckets on `device`. The first bucket is filled before the server stops, and each later one
+    """Sends the tensors in buckets on `device`. The first bucket is filled before the server stops, and each later one
     while the bucket before it is sent."""
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int) -> None:
@@ -160,7 +161,7 @@ class _Prepared:
 async def bucketed(
     update: Update, buckets: Sequence[Bucket], device: torch.device, source: torch.device, all_labelled: bool = False
 ) -> AsyncGenerator[Filled, None]:
-    """Yield the tensors by `buckets` on `device`, filled from tensors on `source`, which is `device` or the CPU.
+    """Yield the filled `buckets` on `device`. They are filled from tensors on `source`, which is `device` or the CPU.
 
     A thread fills the next buffer while the last one is in use. The last bucket has the update's label, which names the
     weights once all are loaded. With `all_labelled` each bucket has the label, so that an answer shows if any part of

@@ -34,7 +34,7 @@ from asyncrl.weights.threads import OwnThreads
 FORGET_S = 5.0
 END_S = 5.0
 """Seconds that a reset waits for calls into torch. The calls end at once if the server has died or has dropped the
-group; otherwise by their own time limit, and with NCCL perhaps never."""
+group. If the server still has the group, they end by their own time limit, or with NCCL perhaps never."""
 
 
 @dataclass(slots=True)
@@ -88,7 +88,8 @@ class DistributedServerRoute(BucketServerRoute):
                         post = self.end.post("/update_weights_from_distributed", announced)
                         await self._together(post, self._threads.run(partial(_send, joined.group, flat, self.device)))
             except BaseException:
-                # Left at once: a server that waits for further tensors would not answer the end of the update.
+                # The group is left at once: a server that waits for further tensors would not answer the end of the
+                # update.
                 self._leave()
                 raise
 

@@ -5,7 +5,7 @@ its tensors. The server's unpickler accepts known names only, and this process h
 
 So the buffer is pickled as a call of torch's rebuild function. SGLang replaces this function in its servers by one that
 finds a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the
-server reads only attributes. SGLang 0.5.17 and 0.5.23 accept both.
+server reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
 
 Torch counts the processes that use a buffer, and keeps its memory until each has opened its handle and dropped the
 buffer. A server does so when its copies are done. So the actor drops a buffer once the server has answered.
@@ -80,7 +80,8 @@ class IpcServerRoute(BucketServerRoute):
         return buckets
 
     async def source(self, update: Update) -> torch.device:
-        # Twice, because a version is kept for servers that join late, while the next version needs memory too.
+        # The weights count twice: a version is kept for servers that join late, while the next version needs memory
+        # too.
         needed = _together(self.plan(update)) + self._reserve_bytes + 2 * update.nbytes
         source = self.device if update.is_on(self.device) or self._room() >= needed else CPU
         if source != self._source:
@@ -88,7 +89,7 @@ class IpcServerRoute(BucketServerRoute):
             where = "on the GPU" if source == self.device else "in host memory, since the GPU has no room for them"
             logger.info("versions for %s are kept %s", self.end.url, where)
             if source == CPU:
-                # GPU memory is short, and the copy of the last version is no longer used.
+                # GPU memory is short, so this process returns the copy of the last version, which is no longer used.
                 give_back_memory()
         return source
 
@@ -102,7 +103,7 @@ class IpcServerRoute(BucketServerRoute):
             async with self.end.updating(), aclosing(self.buckets(update)) as made:
                 async for bucket, flat, body in made:
                     with shared(flat, self.end.ranks) as buffers:
-                        # Otherwise the traceback of an error would keep the buffer.
+                        # Without `del`, the traceback of an error would keep the buffer.
                         del flat
                         request = {**body, "serialized_named_tensors": handles_of(bucket, buffers)}
                         await self.end.post("/update_weights_from_tensor", request)

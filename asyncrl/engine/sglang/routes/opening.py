@@ -12,7 +12,8 @@ from asyncrl.engine.sglang.routes.ipc import IpcServerRoute
 from asyncrl.weights.routes import AUTO, INTO_SERVERS, ServerFacts, choose
 
 GPU_BUCKET_BYTES = 512 << 20
-"""A request for a bucket costs a server some milliseconds, in which a GPU copies about this much."""
+"""The size of buckets. A request for a bucket costs a server some milliseconds, in which a GPU copies about this
+much."""
 
 GPU_RESERVE_BYTES = 4 << 30
 """The memory of a server's GPU that `auto` leaves free for its activations."""

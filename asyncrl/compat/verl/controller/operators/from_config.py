@@ -1,6 +1,6 @@
 """The operators that take a run's configuration: verl's workers, the feed of prompts, and the algorithm.
 
-Each class passes plain values to its base class, and functions that open a model or an engine in the worker's process.
+Each class gives its base class plain values, and functions that open a model or an engine in the worker's process.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class PromptFeed(TaskPrompts):
 
     `step` is the number of learner steps whose tasks are skipped, for a program that resumes.
 
-    Raises ConfigError: `data.band` or `data.demonstration` is set, which need a replay. Raises DataError: the tasks
+    Raises ConfigError: `data.band` or `data.demonstration` is set, and both need a replay. Raises DataError: the tasks
     cannot be used.
     """
 

@@ -51,8 +51,8 @@ def trajectories_of(data: DataProto) -> list[Trajectory]:
 def labels_of(data: DataProto) -> list[Labels]:
     """The labels of the batch's trajectories.
 
-    A reward is the sum of a row's token_level_rewards; if the batch has none, of its token_level_scores. Raises
-    DataProtoError: the batch has no token_level_scores.
+    A reward is the sum of a row's token_level_rewards, or of its token_level_scores if the batch has no
+    token_level_rewards. Raises DataProtoError: the batch has no token_level_scores.
     """
     require(
         data.batch is not None and "token_level_scores" in data.batch,

@@ -34,7 +34,7 @@ class RolloutLimits:
 
 @dataclass(frozen=True, slots=True)
 class FailedEpisode:
-    """A group member whose attempts all failed. `reason` is that of the last attempt."""
+    """A group member whose attempts all failed. `reason` says why the last attempt failed."""
 
     group_id: str
     member: int
