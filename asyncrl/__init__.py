@@ -1,3 +1,22 @@
 """asyncrl: asynchronous off-policy reinforcement learning of tool-calling language models."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncrl.commands.from_python import RunView as Run
+    from asyncrl.commands.from_python import train
+
 __version__ = "0.1.0"
+
+__all__ = ["Run", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    """A name of commands/from_python.py, which is imported at its first use: `import asyncrl` stays light."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module("asyncrl.commands.from_python")
+    return module.RunView if name == "Run" else getattr(module, name)

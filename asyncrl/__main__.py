@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 
 import asyncrl
 from asyncrl.config.commands import COMMANDS, SLOW, show_role_help, usage
@@ -20,6 +21,10 @@ SHOWS = ("-h", "--help", "-c", "--cfg", "--plan")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (None: `sys.argv`), and return its exit status."""
+    return exit_status(partial(_main, argv), "asyncrl")
+
+
+def _main(argv: Sequence[str] | None) -> int:
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name == "replay" and rest and _is_subcommand(rest[0]):
         name = "inspect"

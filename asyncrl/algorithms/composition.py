@@ -62,6 +62,13 @@ class Composition:
         return LabelNeeds(tuple(sorted(names - {*SCORES_OF_ALL})), self.advantage.needs_unit_steps)
 
     @property
+    def may_read_steps(self) -> bool:
+        """True if the advantage reads step scores, or a part from outside of this package may do so."""
+        parts = (*self.rewards, self.advantage, self.loss, *self.corrections, *self.streams)
+        own = __name__.partition(".")[0]
+        return self.advantage.needs_steps or any(type(part).__module__.partition(".")[0] != own for part in parts)
+
+    @property
     def rule_names(self) -> list[str]:
         """The corrections' names in metrics, in order. A repeated name gets a number, as in `reject_2`."""
         names = [rule.name for rule in self.corrections]

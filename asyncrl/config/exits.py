@@ -5,6 +5,8 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import os
+import select
 import sys
 from collections.abc import Callable
 
@@ -26,6 +28,8 @@ EXIT_HOPELESS = 3
 EXIT_STOPPED = 130
 """The status of a process that was stopped before it was done."""
 MAX_LINE_CHARS = 2_000
+STANDARD_OUTPUT = 1
+"""A file descriptor."""
 
 
 def end_quickly() -> None:
@@ -42,19 +46,35 @@ def usage_or_failure(error: Exception) -> int:
 def exit_status(run: Callable[[], int | None], name: str) -> int:
     """Run a command and return its exit status. Expected errors print no traceback.
 
-    Ctrl-C and StoppedError give EXIT_STOPPED without a message, RunOverError gives 0. For any other AsyncrlError and
-    for an OSError the message goes to stderr, and each of its lines begins with `name`.
+    Ctrl-C and StoppedError give EXIT_STOPPED without a message, RunOverError gives 0, and so does a reader of the
+    output that has enough, as in `| head`. For any other AsyncrlError and for an OSError the message goes to stderr,
+    and each of its lines begins with `name`.
     """
     try:
-        return run() or 0
+        status = run() or 0
+        sys.stdout.flush()
+        return status
     except (KeyboardInterrupt, StoppedError):
         return EXIT_STOPPED
     except RunOverError as error:
         logging.getLogger(command_name()).info("%s", error)
         return 0
     except (AsyncrlError, OSError) as error:
+        if isinstance(error, BrokenPipeError) and _reader_has_enough():
+            return 0
         from asyncrl.text import cut  # Imported late: it loads a library, and `--help` must be fast.
 
         lines = masked_text(str(error)).splitlines() or [repr(error)]
         sys.stderr.write("".join(f"{name}: {cut(line, MAX_LINE_CHARS)}\n" for line in lines))
         return EXIT_HOPELESS if isinstance(error, TooManyFailuresError) else usage_or_failure(error)
+
+
+def _reader_has_enough() -> bool:
+    """True if the reader of standard output has closed it. Later writes go nowhere then, and raise no error."""
+    output = select.poll()
+    output.register(STANDARD_OUTPUT, 0)
+    if not output.poll(0):
+        return False
+    # Python flushes once more at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STANDARD_OUTPUT)
+    return True

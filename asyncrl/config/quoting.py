@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 NAME = re.compile(r"--[\w-]+")
 """An item that Hydra reads without quotes."""
@@ -19,6 +19,23 @@ def quoted(value: object) -> str:
     # Hydra reads a backslash literally unless it is in front of a quote.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", str(value)).replace("'", "\\'")
     return f"'{escaped}'"
+
+
+def as_word(key: str, value: object) -> str:
+    """A value of Python as the word `KEY=VALUE` of the command line. Mappings and lists may nest."""
+    return f"{key}={_nested(value)}"
+
+
+def _nested(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return str(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name}: {_nested(each)}" for name, each in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_nested, value)) + "]"
+    return quoted(value)
 
 
 def list_word(key: str, items: Sequence[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 from dataclasses import is_dataclass
 from functools import cache
 from typing import Any, get_args, get_origin
@@ -10,11 +11,15 @@ from typing import Any, get_args, get_origin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
 
+from asyncrl.config import other_words
 from asyncrl.config.files import GROUPS
 from asyncrl.config.keys import OPTIONS, SECTIONS, did_you_mean, option_of
 from asyncrl.config.option import Option
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.config.secrets import shown
+
+MISSPELT = 0.9
+"""The least similarity, as difflib counts it, of a misspelt key to the right one."""
 
 
 @cache
@@ -38,7 +43,7 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
         first = next(each for each in OPTIONS if each.startswith(f"{key}."))
         return {key: f"{said}: set one of the keys below it, such as {first}"}
     if option is None:
-        return {key: f"{said}: there is no such key{did_you_mean(key, [*OPTIONS, *SECTIONS, *GROUPS])}"}
+        return {key: f"{said}: there is no such key{_hint(key)}"}
     try:
         full = _in_full(option, value) if key in OPTIONS else value
         OmegaConf.update(config, key, full, merge=not is_dataclass(full), force_add=True)
@@ -47,6 +52,14 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
     except OmegaConfBaseException:
         return {key: f"{said}: it must be {option.allowed}"}
     return {}
+
+
+def _hint(key: str) -> str:
+    """The key that was meant: one with a letter or two too many, else the one for a word of another system."""
+    known = [*OPTIONS, *SECTIONS, *GROUPS]
+    if difflib.get_close_matches(key, known, 1, MISSPELT):
+        return did_you_mean(key, known)
+    return other_words.hint(key) or did_you_mean(key, known)
 
 
 def _in_full(option: Option, value: Any) -> Any:

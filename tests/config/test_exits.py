@@ -77,3 +77,29 @@ def test_the_end_of_a_command_collects_nothing_that_the_system_frees_anyway() ->
 
     assert ended("quickly") == (7, "")
     assert ended("usual") == (7, "collected")
+
+
+READ_BY_HEAD = """
+import sys
+from asyncrl.config.exits import exit_status
+
+def run():
+    for number in range(100_000):
+        print(number)
+
+sys.exit(exit_status(run, "asyncrl look"))
+"""
+
+
+def test_a_reader_that_has_enough_ends_a_command_without_a_message() -> None:
+    command = [sys.executable, "-c", READ_BY_HEAD]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == ("", 0)
+
+
+def test_a_connection_that_breaks_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ending(BrokenPipeError("the replay is lost"), capsys) == (EXIT_FAILURE, "asyncrl look: the replay is lost\n")

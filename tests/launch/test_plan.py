@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from asyncrl.config.schema import EngineConfig, ModelConfig, TrainConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.local import train
 from asyncrl.launch.plan import show_plan, without_option
+from asyncrl.launch.preflight.algorithm import check_algorithm
 
 POOLS = {"train": {"nodes": 2, "gpus": 8, "cpus": 64}, "memory": {"gpus": 0, "cpus": 16}, "rollout": {"gpus": 4}}
 
@@ -132,6 +134,7 @@ def test_a_learner_that_would_wait_for_hosts_that_nobody_starts_is_refused(launc
 def test_what_needs_a_gpu_is_refused_where_no_host_of_its_role_has_one(launcher: str) -> None:
     config = make_config(launcher, gpus=0, cpus=64)
     config.scoring.prm.path, config.scoring.prm.device, config.model.attention = "prm", "cuda", "flash_attention_2"
+    config.scoring.shaping.process_weight = 1.0
     config.scoring.outcome_model.path, config.scoring.outcome_model.device = "judge", "cuda:0"
     with pytest.raises(ConfigError) as refused:
         show_plan(config, "--plan=2")
@@ -151,8 +154,16 @@ def test_a_ray_cluster_on_which_nothing_would_start_is_refused() -> None:
         show_plan(config, "--plan=1")
 
 
+WORDS = ["model.path=m", "data.train=x"]
 NO_SCORE = "algorithm reads the scores {}, which nothing in scoring gives"
-NO_STEPS = "algorithm.advantage=process_grpo needs step scores: set scoring.prm.path"
+NO_STEPS = (
+    "algorithm.advantage=process_grpo needs step scores: set scoring.prm.path to a process reward model, "
+    "scoring.prm.family to a class of yours"
+)
+UNREAD = "scoring.prm.family=my.Steps: nothing reads its step scores. Give them a weight in the reward"
+UNREAD_STEPS = (
+    "scoring.shaping.prm_aggregation=per_step: algorithm.advantage=grpo does not read the steps that scoring.prm.path"
+)
 
 
 @pytest.mark.parametrize(
@@ -169,13 +180,40 @@ NO_STEPS = "algorithm.advantage=process_grpo needs step scores: set scoring.prm.
 def test_an_algorithm_that_cannot_be_is_refused_by_the_plan_and_by_a_start_before_anything_else(
     word: str, reason: str, tmp_path: Path
 ) -> None:
-    config = read(["model.path=m", "data.train=x", "scoring.rule=exact_number", word], names_missing_data=False)
+    config = read([*WORDS, "scoring.rule=exact_number", word], names_missing_data=False)
     config.run.dir = str(tmp_path)
     with pytest.raises(ConfigError, match=reason):
         show_plan(config, "--plan=many")  # An option that a plan would refuse later.
     with pytest.raises(ConfigError, match=reason):
         train(config, threading.Event())
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["scoring.prm.family=my.Steps"], UNREAD),
+        (["scoring.prm.path=prm", "scoring.shaping.prm_aggregation=per_step"], UNREAD_STEPS),
+    ],
+)
+def test_step_scores_that_nothing_reads_are_refused_with_the_ways_to_use_them(words: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        check_algorithm(read([*WORDS, *words], names_missing_data=False))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["scoring.shaping.process_weight=0.5"],
+        ["scoring.shadow=true"],
+        ["algorithm=process_grpo", "scoring.shaping.prm_aggregation=per_step"],
+        ["algorithm.stream=[rl, {name: ce, params: {score: process}}]"],
+        ["scoring.shaping.prm_aggregation=best_of_n", "algorithm.reward=[best_of_n]"],
+        ["algorithm.advantage=tests.algorithms.my_parts.Centred"],
+    ],
+)
+def test_step_scores_that_something_reads_are_taken(words: list[str]) -> None:
+    check_algorithm(read([*WORDS, "scoring.prm.path=prm", *words], names_missing_data=False))
 
 
 def test_a_plan_takes_an_algorithm_that_reads_step_scores_with_what_gives_them() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import secrets
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -16,6 +17,7 @@ from asyncrl.config.schema import ActorConfig
 from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.machine.ports import LOOK_S, TakenPort
+from asyncrl.network.proxies import reach_directly
 
 
 async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, images: bool) -> AgentPlayer:
@@ -23,12 +25,16 @@ async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, im
 
     Agents that connect find the player's address in `folder`. Raises ConfigError: the agent cannot be used.
     """
+    environment = dict(actor.agent_environment)
+    for each in (os.environ, environment):
+        # An agent's HTTP client takes a proxy from the environment, and the proxy cannot reach this host's loopback.
+        reach_directly([actor.chat_api_host], each)
     where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
     if actor.agent is not None:
         agent = load_agent(actor.agent, actor.agent_options)
         player = AgentPlayer(agent, *where, getattr(agent, "counters", dict))
     elif actor.agent_command:
-        programs = AgentPrograms(actor.agent_command, actor.agent_environment, actor.agent_processes)
+        programs = AgentPrograms(actor.agent_command, environment, actor.agent_processes)
         stack.push_async_callback(programs.close)
         player = AgentPlayer(programs, *where, programs.counters)
     else:

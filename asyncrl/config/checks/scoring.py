@@ -68,7 +68,10 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
         if model.params and not model.is_configured:
             yield f"{key}.params {key}.path: the parameters need a model; give its folder, hub name or URL"
     if shaping.process_weight and not scoring.prm.is_configured:
-        yield "scoring.shaping.process_weight scoring.prm.path: step scores need a process reward model; name one"
+        yield (
+            "scoring.shaping.process_weight scoring.prm.path: step scores need a process reward model; name one, or "
+            "set scoring.prm.family to a class of yours (my_module.MyScorer)"
+        )
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
         yield (
             "scoring.shadow scoring.shaping.outcome_weight: no score would be left to train on; give the outcome a "

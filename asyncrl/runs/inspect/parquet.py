@@ -85,6 +85,12 @@ def export_run(
     return rows
 
 
+def trajectory_table(stored: StoredRun, states: Collection[str] = (), decode: Decode | None = None) -> pa.Table:
+    """The trajectories of a run in memory, with the columns of an exported one. See `export_run` for the arguments."""
+    groups = _row_groups(stored, states, lambda _: None, GROUP_TOKENS)
+    return pa.Table.from_batches((trajectory_batch(each, decode) for each in groups), TRAJECTORIES)
+
+
 def _row_groups(
     stored: StoredRun, states: Collection[str], progress: Progress, group_tokens: int
 ) -> Iterator[list[StoredTrajectory]]:

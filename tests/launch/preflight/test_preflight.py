@@ -107,6 +107,7 @@ def test_models_that_are_missing_or_too_short_are_named_with_their_keys(
     ]
     (tmp_path / "empty").mkdir()
     config.model.path, config.critic.path, config.scoring.prm.path = f"{tmp_path}/none", f"{tmp_path}/empty", "./none"
+    config.scoring.shaping.process_weight = 1.0
     assert refusals(config) == [
         f"model.path={tmp_path}/none: there is no such folder",
         f"critic.path={tmp_path}/empty: the folder has no config.json: name the folder of a model",

@@ -1,0 +1,21 @@
+"""The way past an HTTP proxy of the environment, for addresses that a proxy cannot reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+
+PROXIES = ("http_proxy", "https_proxy", "all_proxy")
+EXCEPTIONS = ("no_proxy", "NO_PROXY")
+"""Variables with the hosts that clients reach directly. Where both are set, a client may read either."""
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def reach_directly(hosts: Iterable[str], environment: MutableMapping[str, str]) -> None:
+    """Have HTTP clients with this environment reach loopback and `hosts` without its proxy. Nothing changes if it
+    names none."""
+    if not any(name.lower() in PROXIES and value for name, value in environment.items()):
+        return
+    listed = dict.fromkeys(
+        each.strip() for name in EXCEPTIONS for each in environment.get(name, "").split(",") if each.strip()
+    )
+    environment.update(dict.fromkeys(EXCEPTIONS, ",".join(dict.fromkeys((*listed, *LOOPBACK, *hosts)))))
