@@ -38,8 +38,8 @@ class OpenedEngine:
     """An engine that is ready.
 
     `expected` has names and shapes of the tensors of an update. All `keepers` must run while the engine is used; a
-    keeper returns only by cancellation, or raises the error that ends the actor. `respond` returns once the part of the
-    engine in this process has made progress.
+    keeper returns only by cancellation, or raises the error that ends the actor. `respond` shows that an engine in this
+    process is alive: it returns once the engine's thread has finished its current pass. For a fleet it returns at once.
     """
 
     engine: Engine
@@ -135,7 +135,8 @@ def server_opener(
 
 
 def _marks(policy: Any) -> Sequence[int]:
-    """The placeholders of images and videos. Servers would take sampled placeholders for images of the request."""
+    """The placeholder tokens of images and videos. If the policy itself samples one, a server would count it as an
+    image of the prompt that continues the turn (see `PartialTurn`)."""
     shape = vision_shape(policy) if sees_images(policy) else None
     return () if shape is None else [mark for mark in (shape.image_token, shape.video_token) if mark is not None]
 

@@ -78,8 +78,8 @@ class Checkpointing:
             self.saved = self.progress.step
 
     def save_prepared(self) -> None:
-        """Begin a checkpoint of the models that the last `checkpoints.prepare` found. A pass over them may be
-        running."""
+        """Begin a checkpoint of the tensors that the last `checkpoints.prepare` found. A helper thread may call this
+        during a forward or backward pass, as long as no weight has changed since `prepare`."""
         self.checkpoints.save_prepared(self._whole_progress())
 
     def _whole_progress(self) -> Progress:

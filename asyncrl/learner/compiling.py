@@ -17,8 +17,8 @@ from asyncrl.machine.long_work import unmeasured_work
 logger = logging.getLogger(__name__)
 
 FEWEST, MOST = 64, 8192
-"""Layers are compiled for passes of at least `FEWEST` tokens, and of at most `MOST` on each rank that computes a part.
-Kernels for more tokens are the same."""
+"""Layers are compiled for passes of `FEWEST` to `MOST` tokens. If several ranks divide the tokens of a pass, `MOST` is
+the limit of each rank's part. Kernels for more tokens are the same."""
 
 
 def compile_passes(

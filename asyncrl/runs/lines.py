@@ -1,8 +1,8 @@
-"""Files of JSON lines of any length that may grow meanwhile. A row is a line with a JSON object.
+"""Reads files of JSON lines, which may be large and may grow while they are read. A row is a line with a JSON object.
 
 A last line that is still being written, and lines that are no rows, are left out. A path that is no regular file, such
-as a pipe, counts as no file. A file is read at a few positions only, so the cost depends on the wanted rows. Rows are
-in the order of their `time`, so bisection finds the rows of any time.
+as a pipe, counts as no file. The newest rows, the rows of a time, and samples of a large file are read without the rest
+of the file. Rows are in the order of their `time`, so bisection finds the rows of any time.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class TextArenaGame:
     """A game of textarena for one or several players. The policy is the player `player` of `players`.
 
     `opponent`, MODULE:NAME, plays all other players. It is a function that returns a player's action for the text that
-    the player reads, or a class of such functions.
+    the player reads, or a class whose objects can be called in this way. Each game makes an object of its own.
     """
 
     def __init__(self, name: str, opponent: str | None = None, player: int = 0, players: int = 1, **args: Any) -> None:
