@@ -20,9 +20,11 @@ Process: TypeAlias = Generator[simpy.Event, Any, None]
 
 
 class SimulatedEngines:
-    """A number of `count` engines, which may be a fraction. `version` is the policy version that they serve. `idle_s`
-    are the seconds without a request, and `request_s` the summed seconds of all requests, both as means over the
-    engines."""
+    """The engines of one replay shard. Shards share the engines equally, so `count` may be a fraction.
+
+    `version` is the policy version that the engines serve. `idle_s` are the seconds without a request, and `request_s`
+    the summed seconds of all requests, both as means over the engines.
+    """
 
     def __init__(self, environment: simpy.Environment, count: float, rates: Rates) -> None:
         self.version = 0

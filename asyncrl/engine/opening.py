@@ -38,8 +38,8 @@ class OpenedEngine:
     """An engine that is ready.
 
     `expected` has names and shapes of the tensors of an update. All `keepers` must run while the engine is used; a
-    keeper returns only by cancellation, or raises the error that ends the actor. `respond` shows that an engine in this
-    process is alive: it returns once the engine's thread has finished its current pass. For a fleet it returns at once.
+    keeper returns only by cancellation, or raises the error that ends the actor. `respond` shows that the engine is not
+    stuck: it returns when the embedded engine has finished its current pass, and at once for a fleet.
     """
 
     engine: Engine
@@ -62,7 +62,8 @@ class ServerSettings:
 class ServersSettings:
     """The settings of a fleet's servers that are not in the section `engine`.
 
-    - The actor `name` of `run` writes into `folders` the folders that servers load, and into `logs` the servers' logs.
+    - The actor `name` of `run` puts the weights that its servers load into the directory `folders`. The servers' logs
+      go into the directory `logs`.
     - Servers that the actor starts sample with `seed`. With a `gpu_lock` they share their GPUs with the learner.
     """
 
@@ -135,8 +136,8 @@ def server_opener(
 
 
 def _marks(policy: Any) -> Sequence[int]:
-    """The placeholder tokens of images and videos. If the policy itself samples one, a server would count it as an
-    image of the prompt that continues the turn (see `PartialTurn`)."""
+    """The placeholder tokens of images and videos. A server expects an image for each placeholder in a prompt, even if
+    the policy sampled the placeholder."""
     shape = vision_shape(policy) if sees_images(policy) else None
     return () if shape is None else [mark for mark in (shape.image_token, shape.video_token) if mark is not None]
 

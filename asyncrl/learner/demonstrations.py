@@ -94,8 +94,8 @@ class DemonstrationFeed:
     def batch_of_step(
         self, position: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
     ) -> ImitationBatch | None:
-        """Build the demonstrations that a step of `updates` updates trains with its episodes. Returns None if the
-        weight of their loss is 0."""
+        """Build the batch of demonstrations that a step trains in addition to its episodes. Each of the step's
+        `updates` gets an equal share. Returns None if the weight of their loss is 0."""
         weight = sft_weight(sft, step, learner.total_steps)
         if weight <= 0:
             return None

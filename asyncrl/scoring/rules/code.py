@@ -51,9 +51,10 @@ def code(
     """`passed` is the share of tests that pass. `score` is this share with `partial`; else it is 1 if all pass, or 0.
 
     The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that are
-    not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the tests failed because they pass a
-    value that is not data to an object of the program. Either the tests always do this, or this program returned an
-    object instead of data.
+    not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the asserts failed because they
+    passed something other than data, such as a function, to an object of the program (`result.sort(key=len)`). The
+    fault may be in the asserts, which do so with every program. Or it is in this program, which returned an object of
+    its own where the asserts expect data.
 
     In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So only the
     time during which programs ran counts. If the waiting takes until the deadline, the sandbox has failed.
