@@ -90,7 +90,8 @@ class Trainable(Generic[M]):
         """The latest norms. They include gradients that were too large, so that the limit adapts if gradients stay
         larger."""
         self.copied: torch.cuda.Event | None = None
-        """The GPU event at the end of a checkpoint's copy. The next update changes no weight or moment before it."""
+        """The GPU event at the end of a checkpoint's copy of weights and moments. An update waits for this event before
+        it changes them."""
         self._optimizers = list(_optimizers(module, config.optimizer))
         self._states_on_host = config.optimizer_on_host
         self.configure(lr, config)
@@ -168,8 +169,8 @@ class Trainable(Generic[M]):
         return self._config.reshard is None
 
     def exchange_bytes(self, exchange: Exchange) -> int:
-        """Return the most bytes of device memory that unsharded weights and gradients take. Those that are unsharded
-        only while their layer is computed do not count."""
+        """Return the most bytes of device memory that unsharded weights and gradients take. Layers that are gathered
+        only while they run are not counted."""
         apart = {each for module in self.module.modules() for each in _gathered_by_itself(module)}
         parameters = [each for each in self.module.parameters() if each not in apart]
         if exchange.once:
