@@ -1,4 +1,4 @@
-"""Publishing the policy: version v has the weights after v * `publish_every` steps."""
+"""Publishes the policy. Version v has the weights after v * `publish_every` steps, but at most after the last step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank's part in a run: it loads the models, trains, and exports them."""
+"""Runs one rank of the learner: loads the models, trains them, and exports them."""
 
 from __future__ import annotations
 

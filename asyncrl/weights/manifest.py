@@ -70,7 +70,8 @@ def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
 class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A change of `count` elements in one tensor, which is given by its index.
 
-    `gap` is the width of a gap in bytes, or WHOLE. `nbytes` is the patch's share of the payload.
+    `gap` is the number of bytes in which the patch stores the gap between two changed elements, or WHOLE if the whole
+    tensor travels. `nbytes` is the number of bytes that the patch has in the payload.
     """
 
     tensor: Size
@@ -102,8 +103,8 @@ class DeltaHeader(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tensors of `version`, in the order in which they travel.
 
-    If there are `deltas`, they are sent instead. Applied in order to the receiver's version, they make the tensors. An
-    engine must repeat the `canary`, if there is one, before it serves the version.
+    If there are `deltas`, they are sent instead of the tensors. Applied in order to the receiver's version, they make
+    the tensors. An engine must repeat the `canary`, if there is one, before it serves the version.
 
     Raises ValueError: two tensors have one name, or the deltas are larger than the tensors.
     """
@@ -207,7 +208,8 @@ def take_snapshot(
     each: Map = map,
     canary: Canary | None = None,
 ) -> WeightSnapshot:
-    """Take a snapshot, which shares the memory of contiguous tensors. `each` maps the computation of checksums."""
+    """Take a snapshot, which shares the memory of contiguous tensors. `each` is the `map` that
+    computes the checksums."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)
