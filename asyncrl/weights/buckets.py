@@ -43,8 +43,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredBucket:
-    """A bucket and its buffer `flat`. A buffer on the CPU is never used again, so tensors may stay in it. The next
-    bucket overwrites a buffer on a GPU."""
+    """A bucket and its buffer `flat`. A buffer on the CPU is never overwritten, so its tensors may be kept. A
+    buffer on a GPU is overwritten by the next bucket."""
 
     bucket: Bucket
     flat: torch.Tensor

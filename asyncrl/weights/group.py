@@ -23,7 +23,7 @@ from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 AT_ONCE = 2
-"""The most broadcasts that a rank has begun and not finished. A broadcast has as many times the usual time limit."""
+"""The most broadcasts that a rank has begun and not finished. Each has this many times the usual time."""
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +87,10 @@ class BroadcastCall(msgspec.Struct, frozen=True):
 
 
 class WeightGroup:
-    """Rank `rank` of `size` in the group `name` of a store. `address` is this machine's address. `begin`,
-    `transferred` and `finish` raise UnavailableError if another rank is silent for `timeout_s` or has ended. The group
-    cannot be used after such an error. `hung` is a call into torch that did not return in time. `backend` makes torch's
-    process group.
+    """Rank `rank` of `size` in the group `name` of a store. `address` is this machine's address. Raises
+    UnavailableError: the group cannot be formed. `begin`, `transferred` and `finish` raise it if another rank is silent
+    for `timeout_s` or has ended, and the group cannot be used afterwards. `hung` is a call into torch that did not
+    return in time. `backend` makes torch's process group.
     """
 
     def __init__(

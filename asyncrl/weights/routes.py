@@ -108,7 +108,7 @@ class Route(Generic[Facts]):
     - `name`: the name of the route. `why`: the reason to take it.
     - `missing` returns a need of the route that is not met, or "".
     - `risk` returns the reason why `auto` avoids the route although it works, or "".
-    - `always`: the route is served even if another route is configured, and is then tried last.
+    - `always`: the route is served even if another route is configured, and is tried last.
     """
 
     name: str

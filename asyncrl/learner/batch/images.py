@@ -43,8 +43,8 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """Return `ids` int64[U] with a distinct negative number for each feature, since all placeholders have the same
-        id."""
+        """Return `ids` int64[U] with a distinct negative number in place of each placeholder. Placeholders of different
+        features have the same id."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:

@@ -59,8 +59,8 @@ class KeptChoice:
 def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> KeptChoice:
     """Choose the group with the best episode, the group with the worst, and random groups, at most `groups` in total.
 
-    A group is too large if `groups` of its size do not fit into a step's share of `max_bytes`. A tie for the best or
-    the worst is broken at random.
+    A group is too large if `groups` groups of its size do not fit into a step's share of `max_bytes`. A tie for the
+    best or the worst is broken at random.
     """
     largest = LARGEST_STEP * max_bytes / max(1, groups)
     found: dict[str, list[int]] = {}

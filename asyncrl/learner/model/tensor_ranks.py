@@ -142,7 +142,7 @@ class _Found:
 
     @property
     def heads(self) -> int:
-        """The number of heads that attend, or of neurons."""
+        """The number of query heads, or of neurons."""
         return self.last.in_features // self.width
 
     def check(self, size: int) -> None:
