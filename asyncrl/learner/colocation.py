@@ -1,4 +1,4 @@
-"""GPUs that the learner and servers use in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
+"""Lets the learner and servers use the same GPUs in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
 
 While the learner has the GPUs, its models, gradients and moments are on them. Otherwise they are in host memory, and
 must not be read.
@@ -96,7 +96,8 @@ class SharedGpus:
         return True
 
     def _wait(self, gives_up: Callable[[], bool]) -> None:
-        """Wait for the servers on rank 0. The other ranks wait for rank 0 in `together`."""
+        """Wait until the servers have freed the GPUs, on rank 0 alone. The other ranks wait for rank 0 in
+        `together`."""
         assert self._lock is not None
         if self._ranks.rank != 0:
             return

@@ -98,7 +98,8 @@ class _Parts:
     stack: ExitStack
 
     def learner(self) -> Learner:
-        """Make all parts, and resume from the newest checkpoint. Raises CheckpointError: it cannot be used."""
+        """Make all parts, and resume from the newest checkpoint. Raises CheckpointError: this checkpoint cannot be
+        used."""
         settings, ranks = self.settings, self.connections.ranks
         learner, replay = settings.learner, self.connections.replay
         policy = self.trainer.policy.module

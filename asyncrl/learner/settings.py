@@ -85,7 +85,7 @@ class RunSettings:
     """The settings of a whole run.
 
     - `folder`: the folder of the run.
-    - `gpu_locks`: the folder of the locks on GPUs that servers share, or None if they share no GPUs.
+    - `gpu_locks`: the folder of the locks of the GPUs that the learner shares with servers. None: it shares none.
     - `largest_episode`: the most tokens of an episode. They must fit into one pass, with all branches of the episode.
     - `bucket_bytes`: the size of the buckets in which weights are published.
     - `canary`: the settings of the canaries of versions, or None for no canaries.

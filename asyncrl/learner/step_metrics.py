@@ -101,7 +101,7 @@ def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMetrics:
-    """The metrics of a trained step, whose clock still runs until it is reported.
+    """The metrics of a step. The clock of its `phases` runs until the step is reported.
 
     - `learned`: the metrics that do not depend on the clock.
     - `tokens`: the number of trained tokens.

@@ -1,4 +1,4 @@
-"""A stop of the learner: the finished steps are saved before the process ends.
+"""Saves the finished steps when the learner is asked to stop, before the process ends.
 
 In two cases finished steps are not saved, and the next start trains them again. Between the first update and the end of
 a step with several updates, the weights belong to no finished step. Steps since the newest version are not saved

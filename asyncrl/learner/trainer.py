@@ -143,7 +143,7 @@ class Trainer:
     ) -> StepResult:
         """Make one update for each minibatch, which also learns its part of the demonstrations of `imitation`.
 
-        `seen` float32[N], if given, gets the log-probs of the policy that its passes compute. In the critic's warm-up
+        `seen` float32[N], if given, gets the log-probs that the policy computes in its passes. In the critic's warm-up
         the policy does not change, and there must be no `imitation`.
         """
         # The host waits for the GPU once an update, and in a pass only if the algorithm drops tokens.

@@ -142,7 +142,7 @@ def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Pat
 
 
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
-    """Return the count, the width of gaps and the bytes of a patch between unsigned integers of the same width.
+    """Return the number of changes, the width of gaps and the bytes of a patch. `old` and `new` are unsigned integers.
 
     Needs memory for the bytes, their planes, and 4 bytes for each change.
     """

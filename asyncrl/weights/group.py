@@ -23,7 +23,7 @@ from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 AT_ONCE = 2
-"""The most broadcasts that a rank has begun and not finished. Each has this many times the usual time."""
+"""The most broadcasts that a rank has begun and not finished. Each may take this many times `timeout_s`."""
 
 logger = logging.getLogger(__name__)
 

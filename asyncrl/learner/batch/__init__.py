@@ -1,4 +1,4 @@
-"""Batches: from a recorded plan to the packed forward passes of one rank.
+"""Turns a recorded plan into a batch, and a batch into the packed forward passes of one rank.
 
 It keeps its part of two promises in docs/concepts.md:
 

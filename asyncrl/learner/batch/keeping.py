@@ -48,8 +48,12 @@ some for the turns."""
 
 @dataclass(frozen=True, slots=True)
 class KeptChoice:
-    """The kept episodes of a plan: `members` has their indices, group by group. `why` maps an index to the reasons for
-    keeping the episode. `left_out` counts groups that are too large to be kept."""
+    """The choice of a plan's episodes to keep.
+
+    - `members`: the indices of the kept episodes in the plan, group by group.
+    - `why`: the reasons to keep an episode, by its index.
+    - `left_out`: the number of groups that are too large to be kept.
+    """
 
     members: Sequence[int] = ()
     why: Mapping[int, Sequence[str]] = field(default_factory=dict)

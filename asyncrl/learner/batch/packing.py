@@ -1,4 +1,4 @@
-"""Packed sequences: a model computes several in one forward pass, without padding between them."""
+"""Packs sequences, so that a model computes several in one forward pass, without padding between them."""
 
 from __future__ import annotations
 

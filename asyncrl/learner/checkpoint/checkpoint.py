@@ -135,8 +135,8 @@ class Checkpoints:
 
     def prepare(self, models: Models) -> None:
         """Find the tensors for `save_prepared`, and begin to get memory for them. Call this after each step."""
-        # The tensors change only when an optimiser gets the moments of a parameter, at its first update. Finding them
-        # in each step would keep a GPU waiting for milliseconds.
+        # New tensors appear only when an optimiser makes moments for a parameter, at the parameter's first update.
+        # Finding tensors in each step would keep a GPU waiting for milliseconds.
         if self._moved != _moved(models):
             self._find(models)
         self._copy.changed()

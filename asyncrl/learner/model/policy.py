@@ -233,7 +233,8 @@ def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length
 
 def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool = True) -> StoredModel:
     """Open the causal language model that `config` names, for sequences of at most `length` tokens. `with_head`: see
-    `open_model`. Raises ConfigError: the model cannot be loaded, or encodes positions of shorter sequences differently.
+    `open_model`. Raises ConfigError: the model cannot be loaded, or sequences of that length change how it encodes
+    positions.
     """
     if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")

@@ -180,7 +180,7 @@ class _Found:
 
 
 class _Block:
-    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or of all tokens."""
+    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or [1, U, D] of all."""
 
     tokens: _Tokens
 

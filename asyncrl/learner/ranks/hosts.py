@@ -77,8 +77,8 @@ class HostSettings:
 def open_host(settings: HostSettings, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
     """Open this host's end of the connections between all hosts.
 
-    Raises ConfigError: its keys or its network interface are missing, or host 0 cannot listen at its address, which is
-    taken or belongs to another machine. Raises StoppedError.
+    Raises ConfigError: this host's keys or its network interface are missing, or host 0 cannot listen at its address,
+    which is taken or belongs to another machine. Raises StoppedError.
     """
     return OtherHost(settings, timeouts) if settings.node else FirstHost(settings, timeouts, stop)
 

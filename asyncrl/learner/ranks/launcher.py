@@ -73,7 +73,7 @@ class Timeouts:
     silence: float = 40.0
     """The time without a heartbeat after which a rank counts as hung."""
     stuck: float = 1800.0
-    """The time without progress of its main thread after which a rank counts as hung."""
+    """The time without progress of a rank's main thread, after which the rank counts as hung."""
     others: float = 5.0
     """The time that other ranks have to end by themselves after one has failed: another rank may have the true
     reason."""
