@@ -73,8 +73,8 @@ class DemonstrationFeed:
         self._flops = flops
 
     def resume(self, progress: Progress) -> None:
-        """Continue from a checkpoint. Raises CheckpointError: the demonstrations have changed since the run
-        trained some of them."""
+        """Continue from a checkpoint. Raises CheckpointError: the demonstrations have changed since the run trained
+        some of them."""
         if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
             raise CheckpointError(
                 f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have "

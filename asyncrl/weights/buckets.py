@@ -43,8 +43,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredBucket:
-    """A bucket and its buffer `flat`. A buffer on the CPU is never overwritten, so its tensors may be kept. A
-    buffer on a GPU is overwritten by the next bucket."""
+    """A bucket and its buffer `flat`. A buffer on the CPU is never overwritten, so its tensors may be kept. A buffer
+    on a GPU is overwritten by the next bucket."""
 
     bucket: Bucket
     flat: torch.Tensor

@@ -209,8 +209,8 @@ def take_snapshot(
     each: Map = map,
     canary: Canary | None = None,
 ) -> WeightSnapshot:
-    """Take a snapshot, which shares the memory of contiguous tensors. `each` is the `map` that computes
-    the checksums."""
+    """Take a snapshot, which shares the memory of contiguous tensors. `each` is the `map` that computes the
+    checksums."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)

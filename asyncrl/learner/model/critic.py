@@ -22,8 +22,8 @@ from asyncrl.modelling.routers import route_in_float32
 
 
 class Critic(nn.Module):
-    """Computes values of packed tokens by a Hugging Face decoder and a linear `head`. Without a `head`, makes one
-    that begins at zero."""
+    """Computes values of packed tokens by a Hugging Face decoder and a linear `head`. Without a `head`, makes one that
+    begins at zero."""
 
     activations: Activations
     """The activations that the layers keep for the backward pass. `load_critic` sets them."""
