@@ -16,6 +16,6 @@ Files in reading order:
 - `run.py` and `models.py`: load the models and build the loop from the settings in `settings.py`.
 - `from_config.py`: the only file here that reads the whole configuration.
 
-The folders are `ranks/`, `batch/`, `model/` and `checkpoint/`: each imports only from the folders before it. Metrics
-and logs may change freely. All ranks must call collectives in the same order.
+The folders are `ranks/`, `batch/`, `model/` and `checkpoint/`: each imports only from the folders before it. You may
+change metrics and logs freely. All ranks must call collectives in the same order.
 """

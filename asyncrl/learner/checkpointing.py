@@ -20,7 +20,7 @@ def resume(
     checkpoints: Checkpoints, trainer: Trainer, history: SettingsHistory, demonstrations: DemonstrationFeed | None
 ) -> Progress:
     """Load the newest checkpoint, if there is one, into the models, the algorithm and the demonstrations. Raises
-    CheckpointError: it cannot be used."""
+    CheckpointError: the checkpoint cannot be used."""
     progress = checkpoints.restore(trainer.models) or Progress()
     # The saved state belongs to the algorithm of the last trained step.
     trainer.configure(history.at(max(0, progress.step - 1)))
@@ -45,7 +45,7 @@ class Checkpointing:
     every: int
     total_steps: int
     saved: int = field(init=False)
-    """The steps in the newest checkpoint, which may not be complete yet."""
+    """The number of steps in the newest checkpoint. Its files might not be complete yet."""
 
     def __post_init__(self) -> None:
         self.saved = self.progress.step

@@ -1,7 +1,7 @@
-"""GPUs that the learner and servers use in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
+"""Lets the learner and servers use the same GPUs in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
 
 While the learner has the GPUs, its models, gradients and moments are on them. Otherwise they are in host memory, and
-may not be read.
+must not be read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.02
 NOTICE_S = 60.0
 STOPPED_S = 60.0
-"""Seconds that a learner which is asked to stop waits for the GPUs, which it needs to save finished steps."""
+"""The most seconds that a stopped learner waits for the GPUs. It needs them to save the finished steps."""
 
 
 class SharedGpus:
@@ -39,7 +39,7 @@ class SharedGpus:
         self._lock = lock
         self._stop = stop
         self.has_gpus = lock is None
-        """True if the models are on the GPUs. It changes only while this thread holds `stopping.lock`."""
+        """True if the models are on the GPUs. A thread that changes this holds `stopping.lock`."""
         self._host = OnHost(ranks.device)
 
     def close(self) -> None:
@@ -96,7 +96,8 @@ class SharedGpus:
         return True
 
     def _wait(self, gives_up: Callable[[], bool]) -> None:
-        """Wait for the servers on rank 0. The other ranks wait for rank 0 in `together`."""
+        """Wait until the servers have freed the GPUs, on rank 0 alone. The other ranks wait for rank 0 in
+        `together`."""
         assert self._lock is not None
         if self._ranks.rank != 0:
             return

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 FEWEST, MOST = 64, 8192
 """Layers are compiled for passes of `FEWEST` to `MOST` tokens. If several ranks divide the tokens of a pass, `MOST` is
-the limit of each rank's part. Kernels for more tokens are the same."""
+the limit of each rank's part. Longer passes run the kernels for `MOST` tokens."""
 
 
 def compile_passes(
@@ -30,9 +30,8 @@ def compile_passes(
     gradients even if the algorithm needs none. All ranks call this. Gradients are dropped. Raises StoppedError on all
     ranks: the trainer's `stop` was set.
     """
-    # Compiling at the first pass of a kind would hold up that step for seconds. The kinds are passes whose sequences
-    # share prefixes, passes without gradients, and ranges of sizes: kernels for few tokens differ from kernels for
-    # many.
+    # Passes of different kinds need different kernels, and compiling them in a step would hold up that step for
+    # seconds. Passes differ in kind if only one has shared prefixes or gradients, or if one has far more tokens.
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
         logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")

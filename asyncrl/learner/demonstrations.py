@@ -1,6 +1,6 @@
 """Chooses the demonstrations that a step learns, and builds this rank's part of them.
 
-The demonstrations are trained in the order of a permutation for each epoch, which depends on the run's seed alone. A
+Each epoch trains the demonstrations in an order of its own, which depends only on the run's seed and the epoch. A
 checkpoint keeps the position in this order. A step's demonstrations depend only on the position at which the step
 begins. These properties are tested:
 - Every demonstration comes once an epoch, and a step begins after the last demonstration of the step before.
@@ -47,7 +47,7 @@ class DemonstrationOrder:
         self._permutation = lru_cache(maxsize=2)(self._make)
 
     def at(self, position: int) -> int:
-        """Return the demonstration at a position, which is counted over all epochs."""
+        """Return the index of the demonstration at a position. Positions are counted over all epochs."""
         epoch, within = divmod(position, self._count)
         return int(self._permutation(epoch)[within])
 
@@ -73,8 +73,8 @@ class DemonstrationFeed:
         self._flops = flops
 
     def resume(self, progress: Progress) -> None:
-        """Continue from a checkpoint. Raises CheckpointError: the demonstrations are not the ones that the checkpoint
-        counts."""
+        """Continue from a checkpoint. Raises CheckpointError: the demonstrations have changed since the run trained
+        some of them."""
         if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
             raise CheckpointError(
                 f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have "
@@ -106,11 +106,11 @@ class DemonstrationFeed:
         return self.build(members, learner, updates, weight)
 
     def next(self, position: int, count: int) -> list[int]:
-        """Return `count` demonstrations, the first of which is at a position."""
+        """Return the indices of `count` demonstrations, from a position on."""
         return [self._order.at(each) for each in range(position, position + count)]
 
     def _next_tokens(self, position: int, tokens: int) -> list[int]:
-        """Return the fewest next demonstrations that together have `tokens` tokens to learn."""
+        """Return the indices of demonstrations from a position on: as few as have at least `tokens` tokens to learn."""
         found: list[int] = []
         while tokens > 0:
             found.append(self._order.at(position + len(found)))

@@ -1,4 +1,4 @@
-"""Evaluating: the replay evaluates a version on held-out tasks, and its result is logged at the step of the weights."""
+"""Has the replay evaluate versions on held-out tasks, and logs each result at the step of the evaluated weights."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Evaluating:
 
     def evaluate(self, steps: int) -> None:
         """Request an evaluation of the weights after `steps` steps if one is due, and log results that have arrived.
-        Waits for the results of the first and of the last weights. Raises StoppedError on every rank.
+        Before the first step, after the last, and always with `waits`, it waits until all results have arrived.
+        Raises StoppedError on every rank.
         """
         self.stop.together(self._evaluate, steps)
 

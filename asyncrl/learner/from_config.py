@@ -146,7 +146,7 @@ def run_settings(config: TrainConfig) -> RunSettings:
     """Return the settings of a whole run. Raises DataError: the run's demonstrations were not rendered."""
     actor, observe, folder = config.actor, config.observe, locations.run_dir(config.run)
     shown = config.algorithm.sft.path
-    # All sequences of an episode are in one pass.
+    # Such an episode may have several sequences, which must all fit into one pass.
     is_split = actor.played_by is not None or actor.history == "template"
     return RunSettings(
         folder=folder,

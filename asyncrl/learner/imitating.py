@@ -53,6 +53,7 @@ def imitation_nll(policy: Policy, passes: Iterator[ForwardPass]) -> Sums:
 
 
 def imitation_summary(total: dict[str, Tensor], imitation: ImitationBatch) -> dict[str, float]:
-    """Return the metrics of the demonstrations. Removes their sum from `total`, which has the sums over all ranks."""
+    """Return the metrics of the demonstrations. Removes the sum of their negative log-likelihood from `total`,
+    which has the sums over all ranks."""
     tokens = sum(imitation.tokens)
     return {"sft/loss": float(total.pop(NLL)) / tokens, "sft/tokens": float(tokens), "sft/weight": imitation.weight}

@@ -1,8 +1,8 @@
 """The learner's loop: the story of a step, from its plan to its metrics.
 
 Step k trains plan k under policy version k // publish_every; version 0 is published before step 0. The result of a step
-depends only on its plan, the weights before it and the run's seed. So a learner that resumes from a checkpoint, and is
-given the recorded plans again, repeats the lost steps exactly.
+depends only on its plan, the weights before the step and the run's seed. So a learner that resumes from a checkpoint,
+and is given the recorded plans again, repeats the lost steps exactly.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Learner:
         return self.ranks.any(bool(plan.skipped))
 
     def _train(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
-        """Fetch one plan and train it. Raises StepFailedError: it has failed in several starts of the learner."""
+        """Fetch one plan and train it. Raises StepFailedError: the step has failed in several starts of the learner."""
         with self.failures(plan.step):
             with phases("fetch"):
                 fetched = self.stop.together(self.fetcher.take, plan)

@@ -94,7 +94,7 @@ def fit_exchange(models: Sequence[Trainable[Any]], room: float) -> None:
 
 
 def tell_exchange(trainer: Trainer) -> None:
-    """Log when the ranks exchange weights and gradients on the CPU, where no memory is measured."""
+    """Log how often the ranks exchange weights and gradients, for a run on the CPU. Memory is not measured there."""
     if trainer.ranks.size > 1 and trainer.ranks.rank == 0:
         logger.info(
             "ranks exchange weights and gradients %s: on the CPU only learner.exchange and learner.reshard change that",
@@ -118,7 +118,7 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ran
 
 
 def _not_allocated_yet(trainer: Trainer) -> int:
-    """Return the bytes that training will add: moments, float32 gradients of the other models, and weights and
+    """Return the bytes that training will add: moments, float32 gradients of all models but the policy, and weights and
     gradients that the configuration leaves unsharded."""
     missing = 0
     for model in trainer.models.values():

@@ -58,7 +58,8 @@ def load_trainer(settings: RunSettings, history: SettingsHistory, ranks: Ranks, 
 
 
 def _load_implicit(models: ModelSettings, ranks: Ranks) -> Policy | None:
-    """Load the implicit process model, if the learner trains one. It starts as the policy unless it has a path."""
+    """Load the implicit process model, if the learner trains one. It starts with the policy's weights, unless
+    `implicit.path` names other weights."""
     own = models.implicit
     if not own.train:
         return None

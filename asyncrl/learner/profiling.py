@@ -1,4 +1,4 @@
-"""Records of chosen learner steps: traces, which Perfetto (https://ui.perfetto.dev) shows, and snapshots of a GPU's
+"""Records chosen learner steps: writes traces, which Perfetto (https://ui.perfetto.dev) shows, and snapshots of a GPU's
 memory (https://docs.pytorch.org/memory_viz)."""
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ ENTRIES = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """The settings of profiles: the `traced` steps, the steps whose GPU memory goes into `snapshots`, and the `folder`
-    of the files."""
+    """The settings of profiles.
+
+    - `traced`: the steps that get a trace.
+    - `snapshots`: the steps that get a snapshot of GPU memory.
+    - `folder`: the folder of the files.
+    """
 
     traced: Collection[int]
     snapshots: Collection[int]

@@ -1,4 +1,5 @@
-"""Publishing the policy: version v has the weights after v * `publish_every` steps."""
+"""Publishes the policy. Version v has the weights after v * `publish_every` steps, or those of the run's last step if
+the run has fewer steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reporting a step: its values are measured on all ranks, and logged once it has been published and saved."""
+"""Reports a step: measures its values on all ranks, and logs them at its end, after publishing and saving."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class TrainedStep:
 
 @dataclass(eq=False)
 class StepReports:
-    """Logs each step to `metrics` on rank 0. `peak` is the FLOP/s of a rank's device. None: it is not known."""
+    """Logs each step to `metrics` on rank 0. `peak` is the FLOP/s of a rank's device, or None if this is
+    unknown."""
 
     ranks: Ranks
     policy: Trainable[Policy]

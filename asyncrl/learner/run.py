@@ -1,4 +1,4 @@
-"""One rank's part in a run: it loads the models, trains, and exports them."""
+"""Runs one rank of the learner: loads the models, trains them, and exports them."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ class _Parts:
     stack: ExitStack
 
     def learner(self) -> Learner:
-        """Make all parts, and resume from the newest checkpoint. Raises CheckpointError: it cannot be used."""
+        """Make all parts, and resume from the newest checkpoint. Raises CheckpointError: this checkpoint cannot be
+        used."""
         settings, ranks = self.settings, self.connections.ranks
         learner, replay = settings.learner, self.connections.replay
         policy = self.trainer.policy.module

@@ -17,8 +17,13 @@ from asyncrl.learner.profiling import ProfileSettings
 
 @dataclass(frozen=True, slots=True)
 class StepSettings:
-    """The settings that one step is trained with: the sections `learner` and `algorithm`, the learning rates of the
-    other models, the weight of a shared critic's loss, and the number of first steps that train only the critic."""
+    """The settings that one step is trained with.
+
+    - `learner` and `algorithm`: these sections of the configuration.
+    - `critic_lr` and `implicit_lr`: the learning rates of the critic and of the implicit process model.
+    - `critic_weight`: the weight of the critic's loss, if the critic shares the policy's layers.
+    - `critic_warmup_steps`: the number of first steps that train only the critic.
+    """
 
     learner: LearnerConfig
     algorithm: AlgorithmConfig
@@ -34,8 +39,8 @@ class StepSettings:
 
 
 class SettingsHistory:
-    """The settings of every step of a run. `starts` has settings by the first step that they hold for, from step 0 on.
-    `changes` are the recorded changes of the configuration."""
+    """The settings of every step of a run. `starts` maps a step to the settings that hold from that step on, and begins
+    with step 0. `changes` are the recorded changes of the configuration."""
 
     def __init__(self, starts: Mapping[int, StepSettings], changes: Sequence[ConfigChange] = ()) -> None:
         self.starts = dict(sorted(starts.items()))
@@ -57,8 +62,14 @@ class SettingsHistory:
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """The settings of the models: the sections that name them, the seed of new adapters, the policy's temperature, and
-    the tokens of the longest episode and of the longest sequence of any kind."""
+    """The settings of the models.
+
+    - `policy`, `critic` and `implicit`: the sections of the configuration that name the models.
+    - `seed`: the seed of the first values of new adapters.
+    - `temperature`: the policy's temperature.
+    - `longest_episode`: the most tokens of a sequence of an episode.
+    - `longest`: the most tokens of any sequence, also of a demonstration.
+    """
 
     policy: ModelConfig
     critic: CriticConfig
@@ -73,12 +84,14 @@ class ModelSettings:
 class RunSettings:
     """The settings of a whole run.
 
-    - `folder` is the folder of the run. `gpu_locks` is the folder of the locks on GPUs that servers share. If it is
-      None, servers share no GPUs.
-    - `largest_episode` tokens must fit into one pass: a pass has all branches of an episode.
-    - Weights are published in buckets of `bucket_bytes`, with a canary if `canary` has its settings.
-    - Each step also trains `demonstrations`, if there are any.
-    - Lags are counted up to `max_lag`. With `uploads_model` the sinks of metrics get the exported model.
+    - `folder`: the folder of the run.
+    - `gpu_locks`: the folder of the locks of the GPUs that the learner shares with servers. None: it shares none.
+    - `largest_episode`: the most tokens of an episode. They must fit into one pass, with all branches of the episode.
+    - `bucket_bytes`: the size of the buckets in which weights are published.
+    - `canary`: the settings of the canaries of versions, or None for no canaries.
+    - `demonstrations`: these are trained in addition to episodes, if there are any.
+    - `max_lag`: lags are counted up to this number.
+    - `uploads_model`: the sinks of metrics get the exported model.
     """
 
     folder: Path

@@ -33,8 +33,8 @@ TRACK = "steps"
 
 
 class Phases:
-    """The seconds of one learner step by phase. `begin` gets the name of each phase when it begins. `spans` records
-    each phase of `step` with the same `clock`."""
+    """The seconds of one learner step by phase. `begin` is called with the name of each phase at its start. `spans`
+    records each phase of `step` with the same `clock`."""
 
     def __init__(
         self,
@@ -101,10 +101,12 @@ def use_values(use: Tensor, seconds: Mapping[str, float], peak: float | None) ->
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepMetrics:
-    """The metrics of a trained step, whose clock still runs until it is reported.
+    """The metrics of a step. The clock of its `phases` runs until the step is reported.
 
-    `learned` are all metrics but the times, and `histograms` show the distribution of some. `tokens` counts the trained
-    tokens, and `used` is the sum of `use_of_rank`.
+    - `learned`: the metrics that do not depend on the clock.
+    - `tokens`: the number of trained tokens.
+    - `used`: the sum of `use_of_rank` over the ranks. None: the step trained nothing.
+    - `histograms`: the distributions of some metrics.
     """
 
     step: int

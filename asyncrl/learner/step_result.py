@@ -20,16 +20,18 @@ Sums = dict[str, Tensor]
 
 @dataclass(slots=True)
 class StepResult:
-    """The result of one learner step, the same on every rank: the mean loss of its updates, the gradient norms of the
-    updates that did not overflow, and the metrics of the algorithm and the critic."""
+    """The result of one learner step, the same on every rank."""
 
     loss: float = 0.0
+    """The mean loss of the updates."""
     norms: list[float] = field(default_factory=list)
+    """The gradient norms of the policy's updates that did not overflow."""
     too_large: int = 0
     """The number of updates of any model that were left out because the gradient was too large."""
     overflowed: int = 0
     """The number of updates of any model that were left out because the gradient overflowed float16."""
     summary: dict[str, float] = field(default_factory=dict)
+    """The metrics of the algorithm and of the models, by their names."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
     """The number of tokens in each bin of the raw and of the corrected importance weights, by their names."""
 
@@ -64,7 +66,7 @@ def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Call
     The ranks of a context group have the same `output` and loss, and each adds the gradient of its own tokens.
     """
     if not len(rows):
-        # The gradient of a dummy is 0: the backward pass only takes part in the collectives of the other ranks.
+        # A pass without rows adds a gradient of 0. It only takes part in the collectives of the other ranks.
         (output.sum() * 0).backward()
         return {}
     value, sums = loss()

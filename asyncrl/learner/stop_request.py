@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class StopRequest:
-    """A request to stop, which `event` signals to one of the ranks."""
+    """A request to stop. `event` is set if this rank got the request."""
 
     ranks: Ranks
     event: threading.Event

@@ -1,4 +1,4 @@
-"""A stop of the learner: the finished steps are saved before the process ends.
+"""Saves the finished steps when the learner is asked to stop, before the process ends.
 
 In two cases finished steps are not saved, and the next start trains them again. Between the first update and the end of
 a step with several updates, the weights belong to no finished step. Steps since the newest version are not saved
@@ -29,7 +29,7 @@ class SavesSteps(Protocol):
         """Begin a checkpoint."""
 
     def save_prepared(self) -> None:
-        """Begin a checkpoint of the models as `checkpoints.prepare` saw them, while a pass over them may be running."""
+        """Begin a checkpoint of the models as `checkpoints.prepare` found them. The main thread may be in a pass."""
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class StopCheckpoint:
     report: Callable[[], None]
     publish_every: int
     weights_are_whole: bool = True
-    """Set to False from the first of several updates of a step to the end of the step."""
+    """False while the weights may belong to no finished step."""
 
     @contextmanager
     def saving_finished_steps(self) -> Iterator[None]:
@@ -55,7 +55,7 @@ class StopCheckpoint:
         try:
             yield
         except StoppedError:
-            # All ranks must act alike, and a rank in the middle of a pass can only do this.
+            # All ranks must save alike, and a rank in the middle of a pass can save only in this way.
             if self.ranks.stopping.is_abrupt:
                 self._save_within_pass()
             else:

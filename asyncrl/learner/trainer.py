@@ -1,8 +1,8 @@
 """The learner's math: forward passes, losses, gradients and updates of one rank's part of a batch.
 
-Losses are divided by counts over the global minibatch, so gradients only add up. Gradients accumulate over the passes,
-and FSDP's mean over the ranks is turned back into a sum. Any split into passes and ranks therefore gives the same
-update, to rounding.
+Losses are divided by counts over the global minibatch, so the gradients of its parts can be added. They accumulate over
+the passes, and FSDP's mean over the ranks is turned back into a sum. Any split into passes and ranks therefore gives
+the same update, to rounding.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Trainer:
     ) -> StepResult:
         """Make one update for each minibatch, which also learns its part of the demonstrations of `imitation`.
 
-        `seen` float32[N], if given, gets the log-probs of the policy that its passes compute. In the critic's warm-up
+        `seen` float32[N], if given, gets the log-probs that the policy computes in its passes. In the critic's warm-up
         the policy does not change, and there must be no `imitation`.
         """
         # The host waits for the GPU once an update, and in a pass only if the algorithm drops tokens.
@@ -274,7 +274,7 @@ class Trainer:
         return result
 
     def imitation_loss(self, imitation: ImitationBatch) -> float:
-        """Return the sum of the negative log-likelihood over the tokens of `imitation` that all ranks learn."""
+        """Return the negative log-likelihood of `imitation`, as the sum over the learned tokens of all ranks."""
         passes = [members for update in imitation.passes for members in update]
         sums = imitation_nll(self.policy.module, self._passes(imitation.batch, passes))
         return float(self.ranks.merge(sums)[NLL])

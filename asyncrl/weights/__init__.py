@@ -2,7 +2,7 @@
 
 It keeps promise 9 of docs/concepts.md: a weight update is all or nothing, and a version never moves backwards.
 
-- Every tensor is covered and has a checksum: manifest.py.
+- The manifest of a version covers every tensor, with a checksum: manifest.py.
 - An engine gets a version only once all of it has arrived: receiver.py, and folders.py for the disk route.
 - An engine serves a version only if it repeats the learner's log-probs: canary.py.
 - Back-pressure (promise 7): a receiver pulls chunks with a bounded number of requests: transfers.py.
@@ -13,5 +13,5 @@ and distributed_route.py, folders.py and disk_route.py. delta.py makes pushes sm
 of routes.
 
 You may add a route, change the encoding of deltas, buckets, threads and limits. Ask before you change the manifest or
-the protocol in transfers.py: learner and engines of one run must have the same.
+the protocol in transfers.py: the learner and the engines of a run must use the same ones.
 """

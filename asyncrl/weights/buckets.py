@@ -11,8 +11,8 @@ from asyncrl.weights.manifest import DTYPES, TensorSpec, as_tensor, new_bytes
 
 ALIGNMENT = 64
 TIGHT = 1
-"""The alignment of buckets without gaps. Their tensors must come from the widest dtype to the narrowest, so that views
-are aligned."""
+"""The alignment of buckets without gaps. Their tensors must be sorted from the widest dtype to the narrowest, so that
+views are aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Bucket:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatheredBucket:
-    """A bucket and its buffer. On the CPU the receiver may keep the buffer. On a GPU the next bucket overwrites it."""
+    """A bucket and its buffer `flat`. A buffer on the CPU is never overwritten, so its tensors may be kept. A buffer
+    on a GPU is overwritten by the next bucket."""
 
     bucket: Bucket
     flat: torch.Tensor

@@ -4,14 +4,15 @@ Every engine that takes the version must repeat them before it serves the versio
 cause: a route, a tensor's name or a kernel. The tokens depend only on the run's seed, so all versions of a run have the
 same tokens.
 
-The statistic is the mean absolute difference over the sequence. Learner and engine round differently, which may change
-a single token much. A wrong tensor changes nearly all tokens.
+The statistic is the mean absolute difference of the log-probs over the sequence. Learner and engine round differently,
+which may change a single token much. A wrong tensor changes nearly all tokens.
 
 Rounding changes a log-prob in proportion to the logits, and these differ from model to model. So the limit is a share
 of the spread (standard deviation) of the learner's own log-probs over the sequence. docs/weights.md has measurements.
 
-Weights that differ by less than the limit pass. But an engine that kept its old weights answers with the same bits as
-before. That is found as soon as the learner's own log-probs have moved by `STALE_SHARE` of the limit.
+Weights pass if the difference is below the limit. An engine that kept its old weights may pass, too, but it answers
+with the same bits as before. The check refuses this once the learner's own log-probs have moved by `STALE_SHARE` of the
+limit.
 """
 
 from __future__ import annotations

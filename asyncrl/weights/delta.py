@@ -1,8 +1,8 @@
 """Deltas: the changes between two versions of the weights, bit for bit, in far fewer bytes than the weights.
 
 A tensor that changed in few places is patched. A patch has the gaps between changed elements, in the narrowest unsigned
-integers, and the differences of new and old elements. These are unsigned integers modulo 2^bits, so every bit pattern
-(nan payloads, -0.0) is restored exactly.
+integers, and the differences of new and old elements. Elements are subtracted as unsigned integers modulo 2^bits, so
+every bit pattern (nan payloads, -0.0) is restored exactly.
 
 Gaps and differences are split into byte planes, most of which are nearly constant, and compressed with zstd. A tensor
 that changed in many places travels whole. The manifest of the result has the checksums.
@@ -74,7 +74,7 @@ def same_layout(old: Manifest, new: Manifest) -> bool:
 
 
 def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
-    """Compute the delta from `old` to `new`; `each` maps the work over tensors.
+    """Compute the delta from `old` to `new`. `each` is the `map` that does the work on each tensor.
 
     Raises WeightsError: their tensors differ in names, shapes or types.
     """
@@ -100,7 +100,8 @@ def apply(
 ) -> dict[str, torch.Tensor]:
     """Make the tensors of `target` by a chain of deltas from `base`, the tensors of `held`.
 
-    `each` maps the work over tensors. Large tensors that do not change are shared with `base`, which is not modified.
+    `each` is the `map` that does the work on each tensor. Large tensors that do not change are shared with `base`,
+    which is not modified.
 
     Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
     WireError: a delta is malformed.
@@ -141,7 +142,7 @@ def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Pat
 
 
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
-    """Return the count, the width of gaps and the bytes of a patch between unsigned integers of the same width.
+    """Return the number of changes, the width of gaps and the bytes of a patch. `old` and `new` are unsigned integers.
 
     Needs memory for the bytes, their planes, and 4 bytes for each change.
     """
@@ -163,8 +164,8 @@ def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
 
 
 def _find(old: Elements, new: Elements) -> tuple[deque[tuple[int, NDArray[np.uint32]]], int, int]:
-    """Find the elements that differ. Returns the start of each block with the positions in it, the count of all, and
-    the widest gap. If they are too many for a patch, they are only counted.
+    """Find the elements that differ. Returns their positions, block by block with the block's start, then their count,
+    and the widest gap between two of them. If they are too many for a patch, only the count is right.
     """
     found: deque[tuple[int, NDArray[np.uint32]]] = deque()
     count, widest, last = 0, 0, -1

@@ -17,7 +17,8 @@ POLLS = 10
 
 class DiskRoute:
     """Fetches the newest folder of `run` under `directory` (see folders.py): its tensors if `read`, else the folder.
-    Every method raises UnavailableError if no learner of the run writes there, or a folder was removed meanwhile.
+    `newer_than` and `fetch` raise UnavailableError if no learner of the run writes there, or a folder was removed
+    meanwhile.
     """
 
     name = "disk"

@@ -30,9 +30,9 @@ _CALL = msgspec.msgpack.Decoder(BroadcastCall)
 class DistributedRoute:
     """Receives, on `device`, the broadcasts that the publisher at the other end of `requests` announces.
 
-    Every method raises UnavailableError if the learner is silent for `timeout_s`, began a push without this engine, or
-    another rank failed; ExcludedError if this engine can never take part; WireError if the answer is malformed.
-    `make_group` makes the group of each push.
+    `newer_than` and `fetch` raise UnavailableError if the learner is silent for `timeout_s` or began a push without
+    this engine, or if another rank failed. They raise ExcludedError if this engine can never take part, and WireError
+    if an answer is malformed. `make_group` makes the group of each push.
     """
 
     name = "distributed"

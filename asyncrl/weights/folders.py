@@ -1,7 +1,8 @@
-"""Versions as ordinary Hugging Face folders: `vNNNNNNNN` in a directory of their run. They appear and vanish whole.
+"""Writes versions as Hugging Face folders, reads them and removes them: `vNNNNNNNN` in a directory of their run.
 
-A folder has `model.safetensors`, the files of `write_config` and `weights.json` (the manifest with its checksums).
-While it is written or removed it has a hidden name. Only the run's own directory is read and changed.
+A folder has `model.safetensors`, the files that `write_config` writes, and `weights.json` (the manifest with its
+checksums). While it is written or removed it has a hidden name, so it appears and vanishes whole. Only the run's own
+directory is read and changed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ logger = logging.getLogger(__name__)
 class Folder:
     """A version in a folder, whose tensors are read on demand.
 
-    Both methods raise UnavailableError if the folder was removed or cannot be read, WeightsError if it is damaged.
+    `read` and `check` raise UnavailableError if the folder was removed or cannot be read, WeightsError if it is
+    damaged.
     """
 
     path: Path
@@ -77,7 +79,7 @@ Weights = Mapping[str, torch.Tensor] | Folder
 
 
 def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:
-    """Return the tensors, which are read from a folder now. Raises the errors of `Folder.read`."""
+    """Return the tensors of a version. Reads them now if they are in a folder. Raises the errors of `Folder.read`."""
     return weights.read() if isinstance(weights, Folder) else weights
 
 
@@ -138,8 +140,8 @@ def write_folder(
 
 
 def link_folder(folder: Folder, directory: Path) -> Folder:
-    """Make the same version under `directory`, which stays when `folder` is removed. Raises OSError. The new folder has
-    hard links to the files, or copies if the file system has no links.
+    """Make a second folder of the same version under `directory`. It stays when `folder` is removed. It has hard links
+    to the files, or copies if the file system has no links. Raises OSError.
     """
 
     def link(partial: Path) -> None:
@@ -186,7 +188,7 @@ def remove_older(directory: Path, spared: Collection[Path] = ()) -> None:
 class FolderWriter:
     """Writes the versions of `run` under `parent` in its own thread, and removes versions of an earlier learner.
 
-    A version is left out if a newer one comes before it is written. A version that cannot be written is logged and
+    A version is left out if a newer one comes before its writing begins. A version that cannot be written is logged and
     counted.
 
     Raises OSError: the directory cannot be written.

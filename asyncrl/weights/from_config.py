@@ -64,7 +64,8 @@ def _stored(model: ModelConfig) -> StoredTensors | None:
 
 
 def _receiving_device(settings: RouteSettings) -> torch.device:
-    """Return the device on which an actor receives weights: an embedded engine's device, else host memory."""
+    """Return the device on which an actor receives weights: the GPU of an embedded engine, or the last GPU if the
+    learner broadcasts to an actor with servers. In all other cases it is host memory."""
     if settings.engine == "embedded" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if settings.to_engines == "distributed" and torch.cuda.is_available():

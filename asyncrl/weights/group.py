@@ -23,7 +23,7 @@ from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 AT_ONCE = 2
-"""The most broadcasts that a rank has begun and not finished. Their time limit allows for this many."""
+"""The most broadcasts that a rank has begun and not finished. Each may take this many times `timeout_s`."""
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,9 @@ def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, a
 class BroadcastCall(msgspec.Struct, frozen=True):
     """A call to an engine to take part in a broadcast.
 
-    It has the tensors without checksums, their `counts` by bucket, the address of the store and the engine's rank.
+    - `manifest`: the tensors without checksums. `counts`: the number of tensors in each bucket.
+    - `host` and `port`: the address of the learner's store. `group`: the name of the group in that store.
+    - `rank`: the engine's rank among the `size` ranks of the group.
     """
 
     manifest: Manifest
@@ -85,9 +87,10 @@ class BroadcastCall(msgspec.Struct, frozen=True):
 
 
 class WeightGroup:
-    """Rank `rank` of `size` in the group `name` of a store. `address` is this machine's address. Every method raises
-    UnavailableError if another rank is silent for `timeout_s` or has ended, and the group cannot be used again. `hung`
-    is a call into torch that did not return in time. `backend` makes torch's process group.
+    """Rank `rank` of `size` in the group `name` of a store. `address` is this machine's address. Raises
+    UnavailableError: the group cannot be formed. `begin`, `transferred` and `finish` raise it if another rank is silent
+    for `timeout_s` or has ended, and the group cannot be used afterwards. `hung` is a call into torch that did not
+    return in time. `backend` makes torch's process group.
     """
 
     def __init__(

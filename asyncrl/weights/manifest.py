@@ -24,7 +24,8 @@ from asyncrl.weights.canary import Canary
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
-"""A limit for a manifest with its deltas: 90 bytes a tensor, and a mixture has up to a hundred thousand tensors."""
+"""A limit for a manifest with its deltas. A tensor takes 90 bytes, and a mixture has up to a hundred thousand
+tensors."""
 
 WHOLE = 0
 
@@ -70,7 +71,8 @@ def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
 class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A change of `count` elements in one tensor, which is given by its index.
 
-    `gap` is the width of a gap in bytes, or WHOLE. `nbytes` is the patch's share of the payload.
+    `gap` is the number of bytes in which the patch stores the gap between two changed elements, or WHOLE if the whole
+    tensor travels. `nbytes` is the number of bytes that the patch has in the payload.
     """
 
     tensor: Size
@@ -102,8 +104,8 @@ class DeltaHeader(msgspec.Struct, frozen=True):
 class Manifest(msgspec.Struct, frozen=True, omit_defaults=True):
     """The tensors of `version`, in the order in which they travel.
 
-    If there are `deltas`, they are sent instead. Applied in order to the receiver's version, they make the tensors. An
-    engine must repeat the `canary`, if there is one, before it serves the version.
+    If there are `deltas`, they are sent instead of the tensors. Applied in order to the receiver's version, they make
+    the tensors. An engine must repeat the `canary`, if there is one, before it serves the version.
 
     Raises ValueError: two tensors have one name, or the deltas are larger than the tensors.
     """
@@ -207,7 +209,8 @@ def take_snapshot(
     each: Map = map,
     canary: Canary | None = None,
 ) -> WeightSnapshot:
-    """Take a snapshot, which shares the memory of contiguous tensors. `each` maps the computation of checksums."""
+    """Take a snapshot, which shares the memory of contiguous tensors. `each` is the `map` that computes the
+    checksums."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)

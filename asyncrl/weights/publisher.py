@@ -1,6 +1,6 @@
 """A push: the learner gives one version, bucket by bucket, to every route by which engines may get it.
 
-Each version is copied to host memory, from which the server and the folders take it. A route that fails does not delay
+Each version is copied to host memory, from which the server and the folders take it. A route that fails does not stop
 the other routes, and no route waits for an engine longer than weights.timeout_s.
 """
 

@@ -2,7 +2,7 @@
 
 This holds for every route:
 
-- The manifest covers exactly the engine's tensors before the first byte is taken.
+- Before the first byte is taken, the manifest is checked: it must cover exactly the engine's tensors.
 - The engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right.
 - A version never moves backwards. After a failure the engine stays at its version; the failure is logged and counted.
 - After a failure the next route is tried at once. After the last route, the first is tried again after a wait.

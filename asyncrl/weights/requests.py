@@ -1,4 +1,4 @@
-"""An engine's requests to the publisher's socket, answered in their order."""
+"""Sends an engine's requests to the publisher, which answers them in their order."""
 
 from __future__ import annotations
 

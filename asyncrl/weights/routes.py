@@ -37,9 +37,9 @@ Facts = TypeVar("Facts")
 class RouteSettings:
     """The configuration of routes, the same in all processes of a run.
 
-    `to_engines` is `weights.channel`, `into_servers` is the option of that name, `engine` is `engine.kind`.
-    `on_loopback`: only processes on the learner's own machine can reach the learner. The disk route has its folders in
-    `folder`.
+    - `to_engines`, `into_servers` and `engine`: the options weights.channel, weights.into_servers and engine.kind.
+    - `on_loopback`: only processes on the learner's own machine can reach the learner.
+    - `folder`: the place of the disk route's folders.
     """
 
     to_engines: str = AUTO
@@ -71,9 +71,11 @@ class EngineFacts:
 class ServerFacts:
     """The facts about a server and this machine that decide on a route into the server.
 
-    `here`: this process can see the server's process, which is in the same container. `gpus`: the numbers of the
-    server's GPUs, none on the CPU. `same_gpus`: the server and this process number GPUs in the same way. `visible`: the
-    number of GPUs that this process sees. `taken`: GPUs of this machine that have a server.
+    - `here`: this process and the server's process are in the same container, and can see each other.
+    - `gpus`: the numbers of the server's GPUs, none on the CPU.
+    - `same_gpus`: the server and this process number GPUs in the same way.
+    - `visible`: the number of GPUs that this process sees.
+    - `taken`: the numbers of this machine's GPUs that have a server.
     """
 
     here: bool = False
@@ -101,10 +103,12 @@ def _none(facts: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[Facts]):
-    """A row of the table: the name of a route and `why` it is taken.
+    """A row of the table.
 
-    `missing` returns a need of the route that is not met, and `risk` the reason why `auto` avoids a working route. Both
-    return "" if there is none. A route that is `always` served is tried last, even if another route is configured.
+    - `name`: the name of the route. `why`: the reason to take it.
+    - `missing` returns a need of the route that is not met, or "".
+    - `risk` returns the reason why `auto` avoids the route although it works, or "".
+    - `always`: the route is served even if another route is configured, and is tried last.
     """
 
     name: str

@@ -120,8 +120,8 @@ class WeightServer:
     def call(self, backend: str, describe: Describe, patience_s: float) -> Sequence[bytes]:
         """Call the receivers that asked to join a broadcast over `backend`, and return their identities.
 
-        Waits at most `patience_s` for receivers that asked a moment ago. `describe` makes the message from the list of
-        receivers, in this server's thread. Raises WeightsError: the publisher is closed.
+        Waits at most `patience_s` for receivers that asked a moment ago, and are about to ask again. `describe` makes
+        the message from the list of receivers, in this server's thread. Raises WeightsError: the publisher is closed.
         """
         deadline = time.monotonic() + patience_s
         while True:

@@ -1,4 +1,4 @@
-"""Frozen tensors that this host already has, in the weight files with which the run began.
+"""Reads frozen tensors from the weight files with which the run began, so that they need not travel.
 
 A tensor of a file is used only if it has the dtype and the checksum in the version's manifest. So files with other
 weights only cost the time to read them.

@@ -119,8 +119,8 @@ class Broadcasts:
 class Transfers:
     """The newest snapshot, the last `history` deltas, and the state of every receiver.
 
-    `broadcasts` is None for a learner that broadcasts nothing. `now` is a monotonic time in seconds, on the clock of
-    `spans`, which records each transfer that has ended.
+    `broadcasts` is None for a learner that broadcasts nothing. `spans` records each transfer that has ended. `now` is
+    always the time in seconds on the monotonic clock of `spans`.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ class ZmqRoute:
     version comes without deltas, a tensor travels only if its checksum differs from the last version and from the files
     of `stored`. `received` counts bytes of weights.
 
-    Every method raises UnavailableError if the publisher is silent for too long, and WireError if it refuses or its
-    answer is malformed. After such an error, call `reset` before the next call.
+    `newer_than` and `fetch` raise UnavailableError if the publisher is silent for too long, and WireError if it refuses
+    or its answer is malformed. After such an error, call `reset` before the next call.
     """
 
     name = "zmq"

@@ -1,4 +1,4 @@
-"""Batches: from a recorded plan to the packed forward passes of one rank.
+"""Turns a recorded plan into a batch, and a batch into the packed forward passes of one rank.
 
 It keeps its part of two promises in docs/concepts.md:
 
@@ -13,6 +13,6 @@ Files in reading order:
 - `schedule.py`, `bins.py`, `bundles.py`: assign sequences to ranks and passes.
 - `prefixes.py` and `images.py`: shared prompts and images. `keeping.py`: episodes that are kept for people.
 
-The schedule and the choice of kept episodes may change freely. Changes of `packing.py` must pass the parity tests in
-tests/learner.
+You may change the schedule and the choice of kept episodes freely. Changes of `packing.py` must pass the parity tests
+in tests/learner.
 """

@@ -1,4 +1,4 @@
-"""The images of packed forward passes.
+"""Puts images into packed forward passes.
 
 A pass encodes every image once, also if several of its sequences show it. The image's features are copied to all its
 placeholder tokens, and the backward pass adds up their gradients.
@@ -43,8 +43,8 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """Return `ids` int64[U] with a distinct negative number for each feature, since all placeholders have the same
-        id."""
+        """Return `ids` int64[U] with a negative number at each placeholder, which is distinct for each feature. In
+        `ids` all placeholders have the same id, as if all images were equal."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:

@@ -48,8 +48,12 @@ some for the turns."""
 
 @dataclass(frozen=True, slots=True)
 class KeptChoice:
-    """The kept episodes of a plan: `members` has their indices, group by group. `why` maps an index to the reasons for
-    keeping the episode. `left_out` counts groups that are too large to be kept."""
+    """The choice of a plan's episodes to keep.
+
+    - `members`: the indices of the kept episodes in the plan, group by group.
+    - `why`: the reasons to keep an episode, by its index.
+    - `left_out`: the number of groups that are too large to be kept.
+    """
 
     members: Sequence[int] = ()
     why: Mapping[int, Sequence[str]] = field(default_factory=dict)
@@ -59,8 +63,8 @@ class KeptChoice:
 def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: int, seed: int) -> KeptChoice:
     """Choose the group with the best episode, the group with the worst, and random groups, at most `groups` in total.
 
-    A group is too large if `groups` of its size do not fit into a step's share of `max_bytes`. A tie for the best or
-    the worst is broken at random.
+    A group is too large if `groups` groups of its size do not fit into a step's share of `max_bytes`. A tie for the
+    best or the worst is broken at random.
     """
     largest = LARGEST_STEP * max_bytes / max(1, groups)
     found: dict[str, list[int]] = {}

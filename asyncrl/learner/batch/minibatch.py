@@ -21,9 +21,13 @@ class Minibatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImitationBatch:
-    """The demonstrations of a step. `batch` has this rank's tokens. `passes` has this rank's passes for each update,
-    and `tokens` has the number of tokens that all ranks together learn in each update. `weight` is the weight of the
-    loss, and `count` the number of demonstrations.
+    """The demonstrations of a step.
+
+    - `batch`: this rank's tokens.
+    - `passes`: this rank's passes, for each update.
+    - `tokens`: the number of tokens that all ranks together learn, for each update.
+    - `weight`: the weight of the loss.
+    - `count`: the number of demonstrations.
     """
 
     batch: LocalBatch

@@ -1,4 +1,4 @@
-"""Packed sequences: a model computes several in one forward pass, without padding between them."""
+"""Packs sequences, so that a model computes several in one forward pass, without padding between them."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class PackedSequences:
 class RankPart:
     """The part of a pass that a rank of `group` computes: the tokens in `rows`.
 
-    - `needed` int64[P]: the needed tokens that follow a token in `rows`, as indices among the M.
+    - `needed` int64[P]: the needed tokens that follow a token in `rows`, as indices in `PackedSequences.needed`.
     - `before` int64[P]: the token before each of them, as a row of the part.
     """
 
@@ -190,9 +190,13 @@ class RankPart:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ForwardPass:
-    """The sequences of a forward pass, the `rows` int64[N] of their tokens in the batch, and the `view`, which selects
-    the policy's tokens among the N. A pass without rows has a dummy sequence, so that this rank takes part in the
-    collectives of the other ranks."""
+    """A forward pass of a batch.
+
+    - `packed`: the sequences of the pass, with N tokens.
+    - `rows` int64[N]: the rows of these tokens in the batch. A pass without rows has a dummy sequence, so that this
+      rank takes part in the collectives of the other ranks.
+    - `view` selects the policy's tokens among the N.
+    """
 
     packed: PackedSequences
     rows: Tensor

@@ -1,4 +1,4 @@
-"""Prefixes that sequences of a forward pass share: the pass computes their tokens once.
+"""Finds prefixes that sequences of a forward pass share, so that the pass computes their tokens once.
 
 The members of a group share their prompt, and the branches of an episode share their first turns. A causal model gives
 a token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from

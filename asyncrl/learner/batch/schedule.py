@@ -37,7 +37,7 @@ COMPARED = 256
 """The most sequences of a minibatch for which several schedules are compared. With more sequences the first schedule is
 nearly ideal."""
 EVEN = 1.02
-"""Ranks whose costs are at most this much above the mean count as equal."""
+"""Ranks whose costs are at most this many times the mean count as equal."""
 PASS_SHARE = 1 / 64
 """The cost of a pass in addition to its sequences, as a share of the cost of `limit` average tokens."""
 

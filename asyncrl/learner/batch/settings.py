@@ -44,8 +44,14 @@ class BatchSettings:
 
 @dataclass(frozen=True, slots=True)
 class KeepSettings:
-    """The settings of the kept episodes: `groups` of each step and `evaluated` held-out episodes of each evaluation, in
-    at most `max_bytes`. `seed` decides the random groups. With `uploads` the sinks of metrics get the episodes, too."""
+    """The settings of the kept episodes.
+
+    - `groups`: the number of groups that are kept of each step.
+    - `evaluated`: the number of held-out episodes that are kept of each evaluation.
+    - `max_bytes`: the most bytes of all kept episodes of the run.
+    - `seed` decides which groups are chosen at random.
+    - `uploads`: the sinks of metrics get the episodes, too.
+    """
 
     groups: int
     evaluated: int

@@ -1,4 +1,4 @@
-"""Checkpoints. The number of ranks that read one may differ from the number that wrote it.
+"""Writes, restores and removes checkpoints. The number of ranks may change between writing and reading.
 
 A checkpoint holds the weights, the optimisers' state and the progress. Random numbers need no state, since every
 learner step seeds them. The state is copied to host memory while training continues, and only the next update waits for
@@ -135,8 +135,8 @@ class Checkpoints:
 
     def prepare(self, models: Models) -> None:
         """Find the tensors for `save_prepared`, and begin to get memory for them. Call this after each step."""
-        # The tensors change only when an optimiser gets the moments of a parameter, at its first update. Finding them
-        # in each step would keep a GPU waiting for milliseconds.
+        # New tensors appear only when an optimiser makes moments for a parameter, at the parameter's first update.
+        # Finding tensors in each step would keep a GPU waiting for milliseconds.
         if self._moved != _moved(models):
             self._find(models)
         self._copy.changed()
@@ -163,8 +163,9 @@ class Checkpoints:
             model.copied = copied
 
     def save_prepared(self, progress: Progress) -> torch.cuda.Event | None:
-        """Begin a checkpoint of the models that the last `prepare` found. A pass may be running, but no weight may have
-        changed since that `prepare`. If this returns an event, no weight may change before the event has happened."""
+        """Begin a checkpoint of the models that the last `prepare` found. A pass may be running, but call this only
+        if no weight has changed since that `prepare`. If this returns an event, the weights must not change before the
+        event has happened."""
         self.wait()
         files = CheckpointFiles(self._path(progress.step))
         identity = {"fingerprint": self._fingerprint, "base": self._base, "ranks": self._ranks.shards}

@@ -1,4 +1,4 @@
-"""The trained critic as a Hugging Face folder, which AutoModelForTokenClassification loads."""
+"""Exports the trained critic as a Hugging Face folder, which AutoModelForTokenClassification loads."""
 
 from __future__ import annotations
 

@@ -74,8 +74,8 @@ class CheckpointFiles:
         written = partial_name(path)
         written.write_text(json.dumps({"ranks": ranks.shards, "files": checksums}))
         sync(written)
-        # Once every rank has written its checksums, rank 0 renames the folder. So no rank may use the folder after
-        # this.
+        # Once every rank has written its checksums, rank 0 renames the folder. So this rank must not use the folder
+        # after this.
         written.replace(path)
 
     def _checksums(self, rank: int) -> Path:

@@ -1,5 +1,5 @@
-"""Weights and optimiser state on disk. The number of ranks that read the files may differ from the number that wrote
-them.
+"""Writes weights and optimiser state to disk, and reads them. The number of ranks may change between writing and
+reading.
 
 Every rank that holds a shard of the models' first copy writes its shards into a safetensors file of its own, without
 communication. The rows of a sharded tensor are concatenated from all files in the order of the ranks. A tensor that is
@@ -68,7 +68,7 @@ class HostCopy:
     @torch.no_grad()
     def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
         """Begin a copy of the found tensors, as they were at the last call of `changed`. It does not wait for a running
-        pass. On a GPU, the copy is whole once the returned event has happened, and the tensors may not change before
+        pass. On a GPU, the copy is whole once the returned event has happened, and the tensors must not change before
         that event."""
         if self._reserving is not None:
             self._reserving.result()

@@ -16,6 +16,6 @@ Files in reading order:
 - `router_balance.py`, `routing_replay.py`, `expert_ranks.py`: mixtures of experts.
 - `tensor_ranks.py` and `tensor_slices.py`: tensor parallelism. `lora.py`: adapters.
 
-A new optimizer or way to save memory may be added freely, with a parity test in tests/learner. Names and shapes of
+You may add an optimizer, or a way to save memory, with a parity test in tests/learner. Names and shapes of
 parameters are part of the checkpoints, so they need care.
 """

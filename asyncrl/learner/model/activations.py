@@ -1,4 +1,4 @@
-"""The share of a model's activations that its layers keep for the backward pass.
+"""Chooses which activations the layers of a model keep for the backward pass.
 
 A layer keeps only its input, or also the output of its attention, or everything. It computes the rest again in the
 backward pass.

@@ -22,8 +22,12 @@ from asyncrl.weights.canary import LENGTH, Canary, canary_tokens
 
 @dataclass(frozen=True, slots=True)
 class CanarySettings:
-    """The settings of a run's canaries: the seed of their tokens, the tokens of the longest episode, and the type in
-    which engines compute."""
+    """The settings of a run's canaries.
+
+    - `seed`: the seed of their tokens.
+    - `max_tokens`: the most tokens of a sequence of an episode.
+    - `dtype`: the type in which engines compute.
+    """
 
     seed: int
     max_tokens: int

@@ -22,8 +22,8 @@ from asyncrl.modelling.routers import route_in_float32
 
 
 class Critic(nn.Module):
-    """Computes values of packed tokens by a Hugging Face decoder and a linear `head`. Without a head it makes one of
-    zeros."""
+    """Computes values of packed tokens by a Hugging Face decoder and a linear `head`. Without a `head`, makes one that
+    begins at zero."""
 
     activations: Activations
     """The activations that the layers keep for the backward pass. `load_critic` sets them."""
@@ -38,8 +38,8 @@ class Critic(nn.Module):
             nn.init.zeros_(self.head.bias)
 
     def forward(self, packed: PackedSequences) -> Tensor:
-        """Return values float32[N]. At each needed token it is the value of the state in which the token was sampled,
-        and 0 elsewhere."""
+        """Return values float32[N]: the value of the state in which each needed token was sampled, and 0 for the other
+        tokens."""
         states = hidden_states(self.decoder, packed)[packed.sources]
         return packed.spread(values_of(self.head, states))
 

@@ -1,4 +1,4 @@
-"""Loading a Hugging Face model shard by shard.
+"""Loads a Hugging Face model shard by shard.
 
 The model is built without weights and sharded, and then each rank reads its rows from the safetensors files. Host
 memory never holds more than the rank's shard and one part (see modelling/weight_format.py): one tensor, or the tensors

@@ -35,7 +35,7 @@ PREFIX = "base_model.model."
 """The beginning of the names of all tensors in peft's files."""
 _ONLY = "only linear layers other than the head get one"
 _OF_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
-"""Names of layers that peft takes for stacked experts in any mixture of experts."""
+"""The names of layers that peft treats as stacked experts in any mixture of experts."""
 _MAY_DIFFER = frozenset(
     {
         *("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "lora_dropout", "init_lora_weights"),

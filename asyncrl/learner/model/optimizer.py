@@ -1,4 +1,4 @@
-"""A trained model: it turns gradients into updates, with the learning rate of a schedule.
+"""Turns the gradients of a model into updates, with the learning rate of a schedule.
 
 An update depends only on the gradient, the optimizer's moments, the configuration and the learner step. So a resumed
 run needs no state of the schedule.

@@ -26,7 +26,7 @@ from asyncrl.modelling.packed_attention import EXTRAS, PACKED
 from asyncrl.modelling.vision import VisionShape, decoder_attention
 
 LONGEST_PROBE = 256
-"""The largest attention window, in tokens, that is checked with sequences longer than the window."""
+"""Attention windows of at most this many tokens are checked with sequences that are longer than the window."""
 
 
 def attend_packed(

@@ -120,8 +120,8 @@ class Policy(nn.Module):
         return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
 
     def with_values(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the results of `forward`, and values float32[N] from the same pass, for a policy with a value head. At
-        each needed token it is the value of the state in which the token was sampled, and 0 elsewhere."""
+        """Return the results of `forward`, and values float32[N] from the same pass, for a policy with a value head.
+        The values are those of the states in which needed tokens were sampled, and 0 for other tokens."""
         assert self.value_head is not None
         states = self._states(packed)
         values = packed.spread(values_of(self.value_head, states))
@@ -233,7 +233,8 @@ def load_reference(config: ModelConfig, temperature: float, ranks: Ranks, length
 
 def open_decoder(config: ModelConfig, ranks: Ranks, length: int, with_head: bool = True) -> StoredModel:
     """Open the causal language model that `config` names, for sequences of at most `length` tokens. `with_head`: see
-    `open_model`. Raises ConfigError: the model cannot be loaded, or encodes positions of shorter sequences differently.
+    `open_model`. Raises ConfigError: the model cannot be loaded, or sequences of that length change how it encodes
+    positions.
     """
     if config.attention not in ("auto", "sdpa") and ranks.device.type == "cpu":
         raise ConfigError(f"model.attention={config.attention}: training with it needs a GPU; use auto")

@@ -3,9 +3,10 @@
 Tokens are counted by sequence: a prefix that several sequences share counts once for each sequence, and padding does
 not count. The counts are sums over passes and ranks, divided at the end.
 
-The loss follows the Switch Transformer (Fedus et al., 2021), with several experts for each token as in transformers. In
-a layer of E experts it is E sum_e f_e P_e. Here f_e is the share of the minibatch's tokens that go to expert e, and P_e
-is the mean probability of expert e over these tokens. The loss is the mean over the layers.
+The loss follows the Switch Transformer (Fedus et al., 2021), with several experts for each token, as the package
+transformers has it. In a layer of E experts the loss is E sum_e f_e P_e. Here f_e is the share of the minibatch's
+tokens that go to expert e, and P_e is the mean probability of expert e over these tokens. The loss is the mean over the
+layers.
 
 The f_e are constants, which additional passes compute before the passes that train. The rest is a sum over tokens, so
 any split into passes and ranks gives the same gradient. A layer adds this gradient to the gradient of its router in its

@@ -1,4 +1,4 @@
-"""Optimizer states that stay in the memory of the host (learner.optimizer_on_host). An update copies one part of them
+"""Keeps optimizer states in the memory of the host (learner.optimizer_on_host). An update copies one part of the states
 after the other to the device."""
 
 from __future__ import annotations

@@ -142,7 +142,7 @@ class _Found:
 
     @property
     def heads(self) -> int:
-        """The number of heads that attend, or of neurons."""
+        """The number of query heads, or of neurons."""
         return self.last.in_features // self.width
 
     def check(self, size: int) -> None:
@@ -180,7 +180,7 @@ class _Found:
 
 
 class _Block:
-    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or of all tokens."""
+    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or [1, U, D] of all."""
 
     tokens: _Tokens
 

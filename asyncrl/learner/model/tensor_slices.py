@@ -26,7 +26,7 @@ from asyncrl.modelling.context import process_group
 
 
 class Slices(NamedTuple):
-    """The division of a matrix of `rows` rows over the ranks of a copy.
+    """The division of a matrix of `rows` rows over the ranks that hold one copy of the model.
 
     - In a computation rank r has bounds[2t] to bounds[2t + 1] of dimension `dim`, with t = r % (len(bounds) / 2).
     - This rank is number `shard` of `shards`. A gradient is divided by `ranks`.
@@ -121,9 +121,12 @@ _product.register_autograd(_back, setup_context=_save)
 
 
 class _Plan(NamedTuple):
-    """The exchange of rows by which a rank gets its slice. `sent` has the part of its own rows for each rank, as a
-    slice of the dimension. `received` has the number of rows from each rank. `moves` is false if every rank already has
-    its slice."""
+    """The exchange of rows by which a rank gets its slice.
+
+    - `sent`: the part of this rank's rows that each rank gets, as a slice of the divided dimension.
+    - `received`: the number of rows that come from each rank.
+    - `moves` is false if every rank already has its slice.
+    """
 
     sent: tuple[slice, ...]
     received: tuple[int, ...]

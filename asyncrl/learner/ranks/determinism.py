@@ -1,4 +1,4 @@
-"""Training that repeats bit for bit on the same GPUs (`learner.deterministic`). On the CPU training always repeats."""
+"""Makes training repeat bit for bit on the same GPUs (`learner.deterministic`). On the CPU training always repeats."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ VARIABLES = {
 
 def be_deterministic(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let torch use only kernels that repeat their result. An operation without such a kernel raises RuntimeError with
-    its name. Call this before the first work on a GPU. Variables that are already set keep their values. Attention then
-    takes the flash kernel even if cuDNN's is faster, since cuDNN has no deterministic backward pass.
+    its name. Call this before the first work on a GPU. Variables that are already set keep their values. Attention
+    afterwards takes the flash kernel even if cuDNN's is faster, since cuDNN has no deterministic backward pass.
     """
     from torch._inductor import config as compiler
 

@@ -77,8 +77,8 @@ class HostSettings:
 def open_host(settings: HostSettings, timeouts: Timeouts, stop: threading.Event) -> FirstHost | OtherHost:
     """Open this host's end of the connections between all hosts.
 
-    Raises ConfigError: its keys or its network interface are missing, or host 0 cannot listen at its address, which is
-    taken or belongs to another machine. Raises StoppedError.
+    Raises ConfigError: this host's keys or its network interface are missing, or host 0 cannot listen at its address,
+    which is taken or belongs to another machine. Raises StoppedError.
     """
     return OtherHost(settings, timeouts) if settings.node else FirstHost(settings, timeouts, stop)
 
@@ -127,7 +127,7 @@ class FirstHost:
         self._thread.start()
 
     def meet(self, stop: threading.Event) -> Meeting:
-        """Wait for all hosts. Raises StoppedError; ConfigError: they cannot train together. Its message has every
+        """Wait for all hosts. Raises StoppedError; ConfigError: the hosts cannot train together. The message has every
         reason."""
         shown: list[int] = []
         while True:
@@ -304,7 +304,7 @@ class OtherHost:
     def meet(self, stop: threading.Event) -> Meeting:
         """Join, and wait for all hosts.
 
-        Raises StoppedError; ConfigError: they cannot train together. Its message has every reason. Raises RanksError:
+        Raises StoppedError; ConfigError: the hosts cannot train together, and the message has every reason; RanksError:
         host 0 has not answered for longer than the limits `start` and `stuck`.
         """
         process, joined, absent = uuid.uuid4().hex, Joined("", "", False, []), Throttled(logger, "waiting for hosts")

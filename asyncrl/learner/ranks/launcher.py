@@ -73,7 +73,7 @@ class Timeouts:
     silence: float = 40.0
     """The time without a heartbeat after which a rank counts as hung."""
     stuck: float = 1800.0
-    """The time without progress of its main thread after which a rank counts as hung."""
+    """The time without progress of a rank's main thread, after which the rank counts as hung."""
     others: float = 5.0
     """The time that other ranks have to end by themselves after one has failed: another rank may have the true
     reason."""
@@ -93,9 +93,12 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The meeting of `size` ranks. The ranks of this host begin with number `first`. The ranks of one machine meet at
-    the file `place`. Several hosts meet at `place`, the address of the first host, in a named `round`, over a network
-    `interface`.
+    """The meeting of `size` ranks.
+
+    - `first`: the number of this host's first rank.
+    - `place`: the file in which the ranks of one machine meet. For several hosts, the address of the first host.
+    - `round`: for several hosts, the name of this start of all ranks. Else empty.
+    - `interface`: for several hosts, the network interface between them. Else empty.
     """
 
     first: int
@@ -224,7 +227,7 @@ class _Rank:
 
     @property
     def silent_s(self) -> float:
-        """Seconds without a heartbeat, from the first one to the end of the process."""
+        """Seconds since the last heartbeat. It is 0 before the first heartbeat, and after the end of the process."""
         return 0.0 if self._state is None or self.status is not None else self._silent
 
     def check_heartbeat(self) -> None:

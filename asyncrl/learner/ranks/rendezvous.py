@@ -25,9 +25,13 @@ MAX_MESSAGE_BYTES = 1 << 20
 
 
 class Join(msgspec.Struct, frozen=True, tag=True):
-    """A host joins. `process` is new at each start of the launcher. `sees_folder`: the host found the file that the
-    first host wrote for `round` into the run's folder, and wrote its own file. `settings` are the digests that all
-    hosts must share."""
+    """A host joins.
+
+    - `process`: a random name, which is new at each start of the host's launcher.
+    - `settings`: the digests that all hosts must share.
+    - `sees_folder`: the host found the file that the first host wrote for `round` into the run's folder, and wrote its
+      own file.
+    """
 
     node: int
     process: str
@@ -37,7 +41,12 @@ class Join(msgspec.Struct, frozen=True, tag=True):
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """The first host's answer. `refused` is the reason why the hosts cannot start, if any; `begun`: all have joined."""
+    """The first host's answer.
+
+    - `refused`: the reason why the hosts cannot start, or "".
+    - `begun`: all hosts have joined.
+    - `absent`: the hosts that have not joined yet.
+    """
 
     round: str
     refused: str
@@ -64,8 +73,12 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The first host's verdict on all ranks: `stop` asks them to stop, and `over` is the reason to end them at once, if
-    there is one. `final`: another start would fail, too."""
+    """The first host's verdict on all ranks.
+
+    - `stop`: the ranks are asked to stop.
+    - `over`: the reason to end the ranks at once, or "".
+    - `final`: another start would fail, too.
+    """
 
     stop: bool
     over: str
