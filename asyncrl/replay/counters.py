@@ -72,9 +72,14 @@ def unreported(tx: Transaction, steps: int) -> dict[str, int]:
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     """The number of all trajectories that were accepted for training, by state.
 
-    `lost` counts live trajectories without readable data, and accepted ones without a record. `trained_twice` counts
-    the plans of a trajectory beyond `uses`. `largest_lag` is the largest lag of a planned trajectory. Skipped plans do
-    not count."""
+    - `lost`: trajectories without readable data although their state is not final, and accepted trajectories without a
+      record
+    - `trained_twice`: the sum over trajectories of the plans beyond `uses`
+    - `planned`: the trajectories in plans
+    - `largest_lag`: the largest lag of a planned trajectory
+
+    Skipped plans do not count.
+    """
     states: Counter[str] = Counter()
     lost = 0
     for key, record in tx.items("trajectories", TrajectoryRecord):
