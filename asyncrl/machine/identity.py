@@ -1,4 +1,4 @@
-"""The identity of a process. Its process id may be used again after its end."""
+"""Identifies a process, even if another process gets the same process id later."""
 
 from __future__ import annotations
 
