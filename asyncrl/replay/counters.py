@@ -1,4 +1,4 @@
-"""The replay's counters, the sizes of its tables, and an audit for tests."""
+"""Reports the replay's counters and the sizes of its tables, and audits the store."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ ADVICE = (
 
 
 class FailureLimit:
-    """Counts the failures of one `kind`, a name for messages. `clock` gives monotonic seconds."""
+    """Counts the failures of one kind, which messages call `kind`. `clock` gives monotonic seconds."""
 
     def __init__(self, kind: str, clock: Callable[[], float], max_share: float | None = None) -> None:
         self._kind = kind

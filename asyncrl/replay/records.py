@@ -1,4 +1,4 @@
-"""The records of the store, and the states that a trajectory passes through."""
+"""Defines the records of the store, and the states that a trajectory passes through."""
 
 from __future__ import annotations
 
@@ -166,8 +166,11 @@ class GroupRecord(Record):
 
 
 class ReadyGroup(Struct, array_like=True):
-    """A complete and labelled group that may be trained. `oldest` is the oldest version of its tokens, and `spread` the
-    standard deviation of its members' rewards."""
+    """A complete and labelled group that may be trained.
+
+    - `oldest`: the oldest version of its tokens
+    - `spread`: the standard deviation of its members' rewards
+    """
 
     name: str
     oldest: int
