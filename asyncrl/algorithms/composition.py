@@ -1,4 +1,4 @@
-"""The parts of one algorithm, and the data that they need."""
+"""Holds the parts of one algorithm, and tells which data they need."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ This package keeps five of the promises in docs/concepts.md:
 - 1, exactly once: `store.py` (each change is one transaction), `server.py` (no answer before the commit), `link.py`
   (requests are repeated until they are answered), `leases.py`.
 - 2, bounded age: `admission.py` computes the bound, and `planning.py` evicts groups that are too old.
-- 3, same batch after a crash: `planning.py` records a plan before it hands it out.
+- 3, same batch after a crash: `planning.py` records each plan before the learner gets the plan.
 - 4, a failure is never a reward of zero: `dead_letters.py`, `failure_limit.py`, `backoff.py`.
 - 5, groups are whole: `groups.py`, and `units.py` for groups that are scored as a whole.
 

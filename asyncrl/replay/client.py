@@ -109,8 +109,8 @@ class ReplayClient:
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         """Deliver a trajectory. Returns "stored" once it is durable, "duplicate", or "late" (counted, but not kept).
-        `images` has all images of the trajectory by digest. They are sent if the replay lacks one. Raises RefusedError;
-        WireError: the trajectory cannot be encoded."""
+        `images` has all images of the trajectory by digest. If the replay lacks one of them, all are sent. Raises
+        RefusedError; WireError: the trajectory cannot be encoded."""
         [outcome] = self.put_all([trajectory], images)
         if isinstance(outcome, str):
             return outcome

@@ -47,8 +47,8 @@ def counters(tx: Transaction) -> dict[str, int]:
 
 
 def _other_members(tx: Transaction) -> int:
-    """The number of waiting trajectories that the table `waiting` does not count. It counts a group that is scored
-    whole as one."""
+    """The number of waiting trajectories that the table `waiting` does not count. A group that is scored whole is one
+    entry of this table."""
     groups = [GroupRecord.load(tx, name) for name in tx.queue("waiting", str, GROUP_KIND)]
     return sum(len(group.attempts) - 1 for group in groups if group is not None)
 

@@ -1,8 +1,8 @@
 """Gives unlabelled trajectories to scorers, and takes their labels.
 
-A trajectory gets the kinds of scores that its task needs one after another. One lease covers all next kinds that the
-scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any other
-scorer, or from an earlier start of the same scorer, count as late.
+One after another, a trajectory gets the kinds of scores that its task needs. One lease covers as many of the next kinds
+as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any
+other scorer, or from an earlier start of the same scorer, count as late.
 
 `units` defines which trajectories are scored together.
 """
