@@ -68,8 +68,12 @@ def holds_secrets(name: str) -> bool:
 def masked(value: Any, name: str = "") -> Any:
     """A copy of a plain value named `name`, with secrets masked.
 
-    Secrets are values whose names are those of secrets, all values of environments and headers, and passwords in
-    addresses. Tokens in the form of a known service are secrets, too.
+    These are secrets:
+
+    - values with the name of a secret
+    - all values of environments and headers
+    - passwords in addresses
+    - tokens in the form of a known service
     """
     if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
         return hidden(value)

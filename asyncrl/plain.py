@@ -12,8 +12,8 @@ _UNCHANGEABLE = frozenset({str, int, float, bool, NoneType, bytes})
 
 
 def copied(value: T) -> T:
-    """A deep copy. For plain values it is faster than `copy.deepcopy`. The arguments of a call take only
-    microseconds."""
+    """A deep copy. For plain values this is faster than `copy.deepcopy`: a copy of the arguments of a tool call takes
+    only microseconds."""
     made: Any = value
     kind = type(made)
     if kind in _UNCHANGEABLE:

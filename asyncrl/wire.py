@@ -105,10 +105,12 @@ _NO_LISTS = bytes(set(range(256)) - _LISTS)
 
 
 class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
-    """One message. `sequence` pairs a reply with its request. `frames` are the received frames of a decoded message.
+    """One message.
 
-    `content` is the body. In a message to send, it is a mapping of plain values or a typed struct. In a received
-    message, it is packed bytes. `body` reads packed bytes as plain values, `read` as a type.
+    - `sequence`: pairs a reply with its request.
+    - `content`: the body. In a message to send, it is a mapping of plain values or a typed struct. In a received
+      message, it is packed bytes, which `body` reads as plain values, and `read` as a type.
+    - `frames`: the received frames of a decoded message.
     """
 
     kind: str

@@ -26,8 +26,10 @@ class Aggregation(Part):
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
         """This micro-batch's part of the aggregate, a float64 scalar.
 
-        losses float[M] of the kept tokens, in segments by sequence; lengths int64[R], the sequences' policy tokens
-        before any rejection; totals of the global minibatch, with group_tokens int64[R] of the pass's sequences.
+        - `losses` float[M]: the losses of the kept tokens
+        - `sequences`: the segments of these tokens by sequence
+        - `lengths` int64[R]: the number of each sequence's policy tokens before any rejection
+        - `totals`: the counts over the global minibatch. Its `group_tokens` int64[R] are for the sequences of this pass
         """
 
 

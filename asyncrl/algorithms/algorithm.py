@@ -94,9 +94,9 @@ class Algorithm:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """This micro-batch's part of the loss, a float64 scalar, and additive float64 sums for `summary`.
 
-        logprobs float[N] with gradient, which is exactly 0 on every token that is masked or dropped; entropy float[N],
-        likewise. `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a
-        tensor is missing.
+        logprobs float[N] and entropy float[N] have a gradient. The gradient of the loss is exactly 0 on every masked
+        token, and on every dropped token that no loss stream trains. `tokens` are whole sequences, as `prepare`
+        returned them. Raises InvariantError: shapes differ, or a tensor is missing.
         """
         return loss_of_pass(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
 

@@ -30,15 +30,21 @@ class MissingScoreError(InvariantError):
 class Episodes:
     """Facts about the S sequences of the global batch in plan order, the same on every rank.
 
-    group int64[S], dense index of the sequence's group; reward float32[S], the shaped reward; outcome float32[S], the
-    verifier's score; lengths int64[S], policy tokens; extra has the named scores float32[S] that parts read
-    (`Part.reads`). demonstrated bool[S] marks the demonstrations; None: the batch has none. greedy bool[S] marks the
-    members that were sampled greedily as a baseline. version is the learner's policy version. priority float32[S] are
-    the importance weights of a sampler that prefers some groups.
+    - `group` int64[S]: the index of the sequence's group, counted from 0 without gaps
+    - `reward` float32[S]: the shaped reward
+    - `outcome` float32[S]: the verifier's score
+    - `lengths` int64[S]: the number of policy tokens
+    - `extra`: the named scores float32[S] that parts read (`Part.reads`)
+    - `greedy` bool[S]: true for members that were sampled greedily as a baseline
+    - `demonstrated` bool[S]: true for demonstrations. None: the batch has none
+    - `version`: the learner's policy version
+    - `priority` float32[S]: the importance weights of a sampler that prefers some groups
 
-    The batch has K process scores (0 without a process model), ordered by sequence and step: step_scores float32[K];
-    step_sequence int64[K], the sequence of each step; step_end int64[K], the exclusive end of the step's span among the
-    sequence's tokens.
+    The batch has K process scores (K = 0 without a process model), ordered by sequence and step:
+
+    - `step_scores` float32[K]: the scores
+    - `step_sequence` int64[K]: the sequence of each step
+    - `step_end` int64[K]: the exclusive end of the step's span among the sequence's tokens
     """
 
     group: Tensor
@@ -100,21 +106,37 @@ class Centres:
 class Tokens:
     """N packed tokens. In every tensor [N], entry t belongs to token t, as predicted from the tokens before it.
 
-    sequence int64[N]; position int64[N], the token's index in its own sequence, counting up by one; mask bool[N];
-    behaviour float32[N], the log-prob when sampled; versions int64[N]; restricted bool[N], true if a grammar restricted
-    the token (see restricted_tokens.py; None: no token was restricted); demonstrated bool[N], true on the tokens of
-    demonstrations (see demonstrations.py; None: there are none). Set during training: proximal float32[N], log-prob at
-    the start of the learner step; reference float32[N]; values float32[N], the critic's value of the state before token
-    t; implicit float32[N], log(pi_phi / pi_ref) of an implicit process model; collisions float32[N], the sum over the
-    vocabulary of pi_prox^2, the probability that two draws of the token are the same.
+    - `sequence` int64[N]: the index of the token's sequence in the global batch
+    - `position` int64[N]: the token's index in its own sequence, counting up by one
+    - `mask` bool[N]: true on policy tokens
+    - `behaviour` float32[N]: the log-prob when the token was sampled
+    - `versions` int64[N]: the version that sampled the token
+    - `restricted` bool[N]: true if a grammar restricted the token (see restricted_tokens.py). None: no token was
+      restricted
+    - `demonstrated` bool[N]: true on the tokens of demonstrations (see demonstrations.py). None: there are none
 
-    `Algorithm.prepare` adds advantages float32[N]; returns float32[N], the critic's target; weights float32[N],
-    importance weights; rejected int32[N], bit k set where the k-th correction drops the token; selected bool[N], the
-    tokens that the loss treats specially; lag int64[N], the learner's version minus the token's; streams float32[N, K],
-    the token's weight in each of the K weight streams.
+    The learner sets these during training:
 
-    It also adds `centres`, the means of the advantages and returns of the whole batch. `view` is `PolicyTokens.of` of
-    these tokens, if it was computed in advance so that the host need not wait for the GPU.
+    - `proximal` float32[N]: the log-prob at the start of the learner step
+    - `reference` float32[N]: the log-prob under the reference policy
+    - `values` float32[N]: the critic's value of the state before token t
+    - `implicit` float32[N]: log(pi_phi / pi_ref) of an implicit process model
+    - `collisions` float32[N]: the sum over the vocabulary of pi_prox^2, the probability that two draws of the token are
+      the same
+
+    `Algorithm.prepare` adds these:
+
+    - `advantages` float32[N]
+    - `returns` float32[N]: the critic's targets
+    - `weights` float32[N]: importance weights
+    - `rejected` int32[N]: bit k is set where the k-th correction drops the token
+    - `selected` bool[N]: the tokens that the loss treats specially
+    - `lag` int64[N]: the learner's version minus the token's
+    - `streams` float32[N, K]: the token's weight in each of the K weight streams
+    - `centres`: the means of the advantages and returns of the whole batch
+
+    `view` is `PolicyTokens.of` of these tokens, if it was computed in advance so that the host need not wait for the
+    GPU.
     """
 
     sequence: Tensor

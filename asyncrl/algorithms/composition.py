@@ -1,4 +1,4 @@
-"""The parts of one algorithm, and the data that they need."""
+"""Holds the parts of one algorithm, and tells which data they need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Composition:
 
     @property
     def compared(self) -> str:
-        """The name of a score: a group whose members all have the same value of it teaches nothing."""
+        """The name of the score by which members of a group are compared. A group of equal scores teaches nothing."""
         return next((rule.score for rule in self.corrections if isinstance(rule, ZeroVariance)), "reward")
 
     def shaped(self, episodes: Episodes) -> Episodes:

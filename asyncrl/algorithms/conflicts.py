@@ -1,4 +1,4 @@
-"""Conflicts of parts with each other and with the run. Each message has the key, its value and the fix."""
+"""Finds conflicts of parts with each other and with the run. Each message has the key, its value and the fix."""
 
 from __future__ import annotations
 

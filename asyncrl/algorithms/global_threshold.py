@@ -1,4 +1,5 @@
-"""Thresholds over the values of the whole batch, such as the top k: exact, and the same for any number of ranks.
+"""Finds exact thresholds over the values of the whole batch, such as the threshold of the k largest values. They are
+the same for any number of ranks.
 
 The threshold is found by counting, without a sort over ranks. float32 values are ranked by their bits. Three
 successively finer histograms of 2,048 bins are summed over the ranks. They give the exact value at which a condition on

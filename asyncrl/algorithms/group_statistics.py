@@ -1,4 +1,5 @@
-"""Statistics of scores within their groups, in float64. The tensors are small: one number per sequence or step."""
+"""Computes statistics of scores within their groups, in float64. The tensors are small: one number per sequence or
+step."""
 
 from __future__ import annotations
 

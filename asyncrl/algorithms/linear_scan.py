@@ -1,4 +1,4 @@
-"""Discounted sums from the last token to the first over packed sequences, without a loop over tokens."""
+"""Computes discounted sums from the last token to the first over packed sequences, without a loop over tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log-ratios of two policies: the bound that keeps them finite, and the spans over which a ratio is taken."""
+"""Bounds log-ratios of two policies, so that ratios stay finite, and combines them over spans of tokens."""
 
 from __future__ import annotations
 

@@ -62,10 +62,13 @@ class PackedTokens(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PolicyTokens:
-    """M selected tokens of N packed tokens, in order; index int64[M]: their positions among the N tokens.
+    """M selected tokens of N packed tokens, in order.
 
-    sequences: the M tokens' segments by sequence; owner int64[R]: the sequences' indices in the global batch; starts
-    int64[R]: the first of the N tokens of each sequence.
+    - `index` int64[M]: the positions of the M tokens among the N tokens
+    - `sequences`: the segments of the M tokens by sequence
+    - `owner` int64[R]: the indices of the sequences in the global batch
+    - `starts` int64[R]: the position among the N tokens at which each sequence begins
+    - `packed`: N
     """
 
     index: Tensor

@@ -1,7 +1,7 @@
 """The sources of the proximal policy's log-probs, and the times at which parts need them.
 
 `recompute` runs an extra forward pass before the updates. `training` takes them, detached, from the forward pass of the
-update itself, which is exact with one update per step. `behaviour` uses the behaviour log-probs.
+update itself. This is exact with one update per step. `behaviour` uses the behaviour log-probs.
 
 `interpolate` and `interpolate_linear` estimate them in the forward pass from the age of each token. `auto` becomes
 `training` if that is sufficient, and `recompute` otherwise.

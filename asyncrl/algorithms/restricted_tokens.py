@@ -1,4 +1,5 @@
-"""Tokens that were sampled under a grammar that excluded much of the policy's probability.
+"""Takes tokens out of the policy's losses if a grammar excluded much of the policy's probability when they were
+sampled.
 
 If a grammar allows only the tokens A of the vocabulary, the behaviour policy is mu(a) = pi_b(a) / Z_b on A and 0
 elsewhere. The mass Z_b is the sum of pi_b over A. The learner computes log-probs of pi_theta without the grammar. So

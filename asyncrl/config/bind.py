@@ -1,4 +1,4 @@
-"""The addresses that a process may listen on. Loopback is always allowed. Any other address needs keys or
+"""Checks the address at which a process will listen. Loopback is always allowed. Any other address needs keys or
 network.insecure=true."""
 
 from __future__ import annotations

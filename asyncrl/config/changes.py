@@ -142,8 +142,8 @@ class ConfigHistory:
     def at(self, step: int) -> TrainConfig:
         """The configuration with which a learner trains `step`.
 
-        A key has the value that the run recorded for this step. But if the run never recorded the value of this key in
-        `config`, that value applies to every step. So a run can be trained again with other values.
+        A key has the value that the run recorded for this step. An exception is a key whose value in `config` was never
+        recorded by the run: this value applies to every step. So a run can be trained again with other values.
         """
         changes = [each for each in self.changes if each.key.startswith(STEP_SECTIONS)]
         if not changes:

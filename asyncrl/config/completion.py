@@ -14,7 +14,7 @@ from asyncrl.config.files import GROUPS, choices
 from asyncrl.config.keys import OPTIONS
 
 SCRIPTS = {
-    # bash starts a new word after "=", so it must get only the text after it.
+    # bash starts a new word after "=", so its completions must begin after the "=".
     "bash": """_asyncrl() {
     local line=${COMP_LINE:0:COMP_POINT} before
     local current=${line##*[[:space:]]}

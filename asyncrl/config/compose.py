@@ -102,8 +102,12 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
 
 
 class _OfFiles(NamedTuple):
-    """The configuration that files alone make, with the line of `_overruled_engine` and a line for each value that
-    cannot be used."""
+    """The configuration that files alone make.
+
+    - `config`: the configuration
+    - `overruled`: the error line of `_overruled_engine` by its key, if there is one
+    - `wrong`: an error line for each value that cannot be used
+    """
 
     config: DictConfig
     overruled: dict[str, str]

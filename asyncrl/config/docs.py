@@ -1,4 +1,4 @@
-"""docs/configuration.md, generated from the schemas: `python -m asyncrl.config.docs FILE`."""
+"""Generates docs/configuration.md from the schema: `python -m asyncrl.config.docs FILE`."""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ def usage_or_failure(error: Exception) -> int:
 def exit_status(run: Callable[[], int | None], name: str) -> int:
     """Run a command and return its exit status. Expected errors print no traceback.
 
-    Ctrl-C and StoppedError give EXIT_STOPPED without a message, RunOverError gives 0, and so does a reader of the
-    output that has enough, as in `| head`. For any other AsyncrlError and for an OSError the message goes to stderr,
-    and each of its lines begins with `name`.
+    Ctrl-C and StoppedError give EXIT_STOPPED without a message. RunOverError gives 0, and so does an output that its
+    reader has closed, as `| head` does. For any other AsyncrlError and for an OSError the message goes to stderr, and
+    each of its lines begins with `name`.
     """
     try:
         status = run() or 0

@@ -1,4 +1,5 @@
-"""The configuration files: a folder for each group. A run chooses one file of each group by its name."""
+"""Finds the configuration files. Each group of files has a folder, and a run chooses one file of each group by its
+name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files that a run chooses, one of each group: shipped files by name, a user's files by name or path.
+"""Finds the files that a run chooses, one of each group: shipped files by name, a user's files by name or path.
 
 Hydra finds the shipped files itself. A user's file is read and checked here, with the files in its `defaults`, and
 stored in Hydra's memory. So it can be in any folder, and needs no line `# @package`.
@@ -34,8 +34,11 @@ PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
 
 class GroupFiles:
-    """`folder` holds further files by name, such as experiment/NAME.yaml. `wrong` gets a line for each mistake in a
-    chosen file. `others` is true once a chosen file is not a shipped one.
+    """The files that a run has chosen.
+
+    - `folder`: has further files by name, such as experiment/NAME.yaml
+    - `wrong`: gets a line for each mistake in a chosen file
+    - `others`: true once a file is chosen that is not shipped
 
     Raises ConfigError: the folder does not exist.
     """

@@ -1,4 +1,4 @@
-"""Objects that a configuration names by their dotted path."""
+"""Imports the objects that a configuration names by their dotted path."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from asyncrl.errors import ConfigError
 
 
 def imported(path: str, setting: str, form: str = "module.function") -> Any:
-    """The object at `path` (module.attribute). Error messages quote `setting`, the option with its value such as
-    `scoring.rule=a.b`, and `form`, the expected form of the path.
+    """The object at `path` (module.attribute). Error messages quote `setting` and `form`.
+
+    - `setting`: the option with its value, such as `scoring.rule=a.b`
+    - `form`: the expected form of the path
 
     Raises ConfigError: the object cannot be imported.
     """

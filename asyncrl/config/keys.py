@@ -1,4 +1,4 @@
-"""All keys of the configuration, collected from the schema."""
+"""Collects all keys of the configuration from the schema."""
 
 from __future__ import annotations
 

@@ -30,11 +30,12 @@ def option(
 ) -> Any:
     """A dataclass field.
 
-    default: `...` if the caller must give a value. Each instance gets its own copy of a list, a mapping or a part.
-    within: an interval such as "(0, inf]". choices: the allowed texts. Both apply to each value of a list or mapping.
-    fixed: the reason why a resumed run must keep the value; empty: the value may change. secret: the values that are
-    masked (`config/secrets.py`): all, only entries with a secret's name (`named`), or none. `None` means `named`. An
-    option whose own name looks like a secret's must set `secret`.
+    - `default`: `...` if the caller must give a value. Each instance gets its own copy of a list, a mapping or a part.
+    - `within`: an interval such as "(0, inf]". It applies to each value of a list or mapping.
+    - `choices`: the allowed texts, also for each value of a list or mapping.
+    - `fixed`: the reason why a resumed run must keep the value. If it is empty, the value may change.
+    - `secret`: the values that are masked (`config/secrets.py`): all, only entries with a secret's name (`named`), or
+      none. `None` means `named`. An option whose own name looks like a secret's must set `secret`.
     """
     metadata = {
         "meaning": meaning,
@@ -52,7 +53,7 @@ def option(
 
 @dataclass(frozen=True)
 class Option:
-    """One declared option. `type` leaves out None: `optional` tells if None is allowed."""
+    """One declared option. `type` leaves out None: `optional` tells whether None is allowed."""
 
     name: str
     type: Any

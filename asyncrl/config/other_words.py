@@ -1,4 +1,5 @@
-"""The words of TRL, verl, prime-rl, OpenRLHF and slime for keys of ours, so that a refusal names the key.
+"""Translates words of TRL, verl, prime-rl, OpenRLHF and slime into keys of asyncrl, so that the refusal of such a word
+can name the key.
 
 Only the last part of a key counts: `actor_rollout_ref.rollout.n` and `n` are the same word. A word with one meaning in
 one system and another in the next has both keys.
@@ -220,7 +221,7 @@ KEYS: Mapping[str, str] = {
     "context_parallel_size": "learner.context_ranks",
     "expert_model_parallel_size": "learner.expert_ranks",
 }
-"""Our key or keys, as a question shows them, by the word of another system."""
+"""Our key or keys for each word of another system, in the form that a message shows."""
 
 WITHOUT = {
     "top_p": "the correction needs the log-probs of the whole distribution, so actors sample from all of it",
@@ -234,10 +235,11 @@ WITHOUT = {
     "use_vllm": "write engine=vllm, engine=sglang or engine=embedded",
     "sync_ref_model": "the reference of the KL is always the model that the run began with",
 }
-"""The reason why there is no key, and the way to get it, by the word of another system."""
+"""A text for each word of another system that has no key here. It tells why there is no key, or how to get the same
+effect."""
 
 _SAME = {"top_k": "top_p", "min_p": "top_p", "presence_penalty": "repetition_penalty"}
-"""Words with the reason of another word."""
+"""Words that have the same text as another word."""
 
 
 def hint(key: str) -> str:

@@ -1,4 +1,4 @@
-"""Silences loggers that warn while heavy libraries are imported, so that it must happen before."""
+"""Silences loggers that warn while heavy libraries are imported. This must happen before the imports."""
 
 from __future__ import annotations
 

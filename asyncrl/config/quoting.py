@@ -1,4 +1,4 @@
-"""Values as words of the command line: quoted for Hydra, then for the shell."""
+"""Writes values as words of the command line: quoted for Hydra, then for the shell."""
 
 from __future__ import annotations
 

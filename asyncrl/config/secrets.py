@@ -1,4 +1,4 @@
-"""The secrets of a configuration: keys of services, tokens and passwords.
+"""Masks the secrets of a configuration: keys of services, tokens and passwords.
 
 The field `secret` of an option tells which of its values are secrets. Only config.yaml in the run's folder contains
 secrets, since the roles read it. If it contains any, only its owner can read it. Everything that is printed, logged,

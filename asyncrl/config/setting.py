@@ -29,7 +29,7 @@ def _typed_once() -> DictConfig:
 
 def typed_defaults() -> DictConfig:
     """A new configuration with the schema's types and defaults. It is a copy of a cached one, because a copy takes a
-    sixth of the time."""
+    sixth of the time of a new one."""
     return copy.deepcopy(_typed_once())
 
 
@@ -55,7 +55,8 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
 
 
 def _hint(key: str) -> str:
-    """The key that was meant: one with a letter or two too many, else the one for a word of another system."""
+    """A text with the key that was meant: a key with almost the same spelling, or else our key for a word of another
+    system."""
     known = [*OPTIONS, *SECTIONS, *GROUPS]
     if difflib.get_close_matches(key, known, 1, MISSPELT):
         return did_you_mean(key, known)

@@ -106,8 +106,9 @@ class Activity:
 
 class Heartbeat:
     """Renews the file at `path` as long as `activity` advances or waits. The process counts as hung `hang_s` seconds
-    after the file was last renewed. If `still_s` is longer, the main thread may make no progress for `still_s`. `show`
-    writes the stacks of all threads STACKS_S before the process counts as hung."""
+    after the file was last renewed. If `still_s` is longer than `hang_s`, the process counts as hung only after the
+    main thread has made no progress for `still_s`. `show` writes the stacks of all threads STACKS_S before the process
+    counts as hung."""
 
     def __init__(
         self,
@@ -221,7 +222,7 @@ class Pulse:
 
     def is_lost(self, limit_s: float) -> bool:
         """True if there was no heartbeat for `limit_s` seconds, or, before the first one, for at least `START_S`. Call
-        this often: at most `LONGEST_LOOK_S` between two calls count."""
+        this often: of the time between two calls, at most `LONGEST_LOOK_S` counts."""
         now, seen = self._clock(), self._changed()
         self._silent_s += min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now

@@ -1,6 +1,7 @@
 """The present work of a process: the phase of its main thread, and long work with the remaining time.
 
-The process writes it to the file ROLE.doing, next to its heartbeat, for views of the run. Nothing else depends on it.
+The process writes these to the file ROLE.doing, next to its heartbeat, for views of the run. Nothing else depends on
+this file.
 """
 
 from __future__ import annotations
@@ -16,9 +17,14 @@ SUFFIX = ".doing"
 
 
 class Doing(msgspec.Struct, frozen=True):
-    """The `phase` of the main thread, which began at `since`, in seconds since 1970. `work` is long work, such as
-    "loading the model: 12 of 30 GB, 20 s left", or empty. `silent` names a part of the process, such as a rank of the
-    learner, that has sent no heartbeat since `silent_since`, or is empty."""
+    """The present work of a process. Times are in seconds since 1970.
+
+    - `phase`: the phase of the main thread
+    - `since`: the time at which the phase began
+    - `work`: long work, such as "loading the model: 12 of 30 GB, 20 s left", or empty
+    - `silent`: a part of the process that sends no heartbeats, such as a rank of the learner, or empty
+    - `silent_since`: the time of the last heartbeat of that part
+    """
 
     phase: str
     since: float

@@ -1,5 +1,5 @@
-"""The use of the GPUs that this process sees, by all processes, as the driver (NVML) reports it. Reading it needs no
-CUDA context, which would take memory."""
+"""Reads from the driver (NVML) how much all processes use the GPUs that this process sees. This needs no CUDA context,
+which would take memory."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from asyncrl.machine.numa import BY_ADDRESS, GPU_VARIABLE, ORDER_VARIABLE, visib
 
 
 class GpuUse(NamedTuple):
-    """`taken` is the bytes that all processes take on all GPUs together. `utilisation` is the share of recent time in
-    which kernels ran, as a mean over the GPUs. None: the driver does not report it, as for a part of a GPU (MIG)."""
+    """The use of GPUs by all processes.
+
+    - `taken`: the bytes that are taken on all GPUs together
+    - `utilisation`: the share of recent time in which kernels ran, as a mean over the GPUs. None: the driver does not
+      report it, as for a part of a GPU (MIG)
+    """
 
     taken: int
     utilisation: float | None

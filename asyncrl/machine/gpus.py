@@ -1,4 +1,4 @@
-"""The NVIDIA GPUs of this host, as their driver describes them."""
+"""Lists the NVIDIA GPUs of this host, as their driver describes them."""
 
 from __future__ import annotations
 

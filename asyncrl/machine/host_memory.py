@@ -1,7 +1,7 @@
-"""Host memory for the contents of a GPU.
+"""Keeps contents of a GPU in the host's memory.
 
 `OnHost` moves contents to the host for a while, so that other processes can use the GPU's memory. It empties the
-storages of the tensors in place, so views, shards and optimizers of these tensors need no change. The tensors may not
+storages of the tensors in place, so views, shards and optimizers of these tensors need no change. The tensors must not
 be read until the contents are back.
 
 `pinned` allocates memory for a copy, such as a checkpoint.
@@ -21,7 +21,8 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 28
-"""The size of pinned pieces: a power of two, since torch rounds pinned memory up to one."""
+"""The size of pinned pieces. It is a power of two, since torch rounds the size of pinned memory up to a power of
+two."""
 
 
 PORTABLE = 1

@@ -1,4 +1,4 @@
-"""The identity of a process. Its process id may be used again after its end."""
+"""Identifies a process, even if another process gets the same process id later."""
 
 from __future__ import annotations
 
@@ -17,8 +17,13 @@ _STATE, _THREADS, _BEGAN = 0, 17, 19
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """A process: its `pid`, the `kernel` that gave the pid, and the time at which the process `began`. Another boot of
-    the machine and another namespace of process ids count as another kernel."""
+    """A process.
+
+    - `kernel`: the kernel that gave the pid. Another boot of the machine and another namespace of process ids count as
+      another kernel
+    - `pid`: the process id
+    - `began`: the time at which the process began
+    """
 
     kernel: str
     pid: int

@@ -1,6 +1,7 @@
-"""Progress of work that may take long: a bar on a terminal, or a line every LINE_S seconds elsewhere.
+"""Shows the progress of work that may take long: a bar on a terminal, or a line every LINE_S seconds elsewhere.
 
-It shows the remaining time if the amount is known, or else the elapsed time. Work of less than LINE_S writes no line.
+Bar and line show the remaining time if the amount of work is known, or else the elapsed time. Work of less than LINE_S
+writes no line.
 """
 
 from __future__ import annotations
@@ -29,8 +30,12 @@ LINE_S = 10.0
 
 
 class LongWork:
-    """Work at `what`, such as "loading the model", of a `total` in `unit`. The total is not known if it is 0 or
-    infinite. `clock` gives seconds."""
+    """Work that may take long, and its progress.
+
+    - `what`: the work, such as "loading the model"
+    - `total`: the amount of work in `unit`. It is not known if it is 0 or infinite
+    - `clock`: gives seconds
+    """
 
     def __init__(self, what: str, total: float, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._what, self._unit, self._clock = what, unit, clock
@@ -108,8 +113,8 @@ def unmeasured_work(
     every_s: float = LINE_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[None]:
-    """Show progress of a block that works at `what` and reports none. A thread writes the elapsed time every `every_s`
-    seconds."""
+    """Show that a block works at `what`, although the block reports no progress. A thread writes the elapsed time every
+    `every_s` seconds."""
     began, ended = clock(), threading.Event()
     before = activity.work if activity is not None else ""
 

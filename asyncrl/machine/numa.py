@@ -1,4 +1,4 @@
-"""The CPUs that are near to a GPU.
+"""Finds the CPUs that are near to a GPU.
 
 On a machine of several NUMA nodes, each GPU is attached to one node. Memory that a CPU of another node touched first
 reaches the GPU more slowly. Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its

@@ -1,4 +1,4 @@
-"""The processor time and the memory of this process and of its children."""
+"""Measures the processor time and the memory of this process and of its children."""
 
 from __future__ import annotations
 

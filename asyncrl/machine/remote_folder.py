@@ -1,4 +1,4 @@
-"""Folders of remote stores, such as s3://bucket/model: copied to this host once, atomically.
+"""Copies folders of remote stores, such as s3://bucket/model, to this host: each folder once, and atomically.
 
 - A process that needs a folder locks the place of its copy on this host. Other processes wait, and then find the copy.
 - Files are copied one by one into a hidden folder, which is renamed after the last file. After a kill the next process

@@ -109,7 +109,7 @@ class HttpServer:
         return connection in self._strangers
 
     def begin(self, connection: _Connection) -> None:
-        """Record that a request with a key is being answered, which has no time limit."""
+        """Record that the answer to a request with a key begins. This answer has no time limit."""
         self._stop_limit(connection)
         if connection in self._strangers:
             del self._strangers[connection]

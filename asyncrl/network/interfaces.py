@@ -1,4 +1,4 @@
-"""The network interfaces of this machine, for connections without ZeroMQ."""
+"""Finds the network interfaces of this machine, for connections without ZeroMQ."""
 
 from __future__ import annotations
 

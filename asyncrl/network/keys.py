@@ -1,4 +1,5 @@
-"""CURVE keys as files: the identity of this side, the server that it trusts, and the clients that a server accepts.
+"""Makes and reads CURVE keys as files: the secret of this side, the server that it trusts, and the clients that a
+server accepts.
 
 A folder of keys, `network.keys`, holds
 

@@ -1,4 +1,5 @@
-"""Listening sockets. Each has a gate, which accepts clients whose keys are in a list and counts failed handshakes.
+"""Opens listening sockets. Each has a gate, which accepts clients whose keys are in a list and counts failed
+handshakes.
 
 The gate answers libzmq's authentication requests (ZAP, RFC 27). A handshake fails if the client has no keys, keys for
 another server or keys that are not in the list, or does not speak ZeroMQ.
@@ -35,10 +36,13 @@ FAILED = {
 
 
 class Listener:
-    """`socket` is a ROUTER that is bound to `endpoint`. A message to an unknown client raises ZMQError. If `keys` is
-    None, every client is accepted. A context can have only one listener with keys. A peer that sends a frame of more
-    than `max_message_bytes` is cut off. The gate runs in its own thread until `close`. Raises UnavailableError: the
-    address is taken or not this machine's.
+    """A listening socket with its gate, which runs in its own thread until `close`.
+
+    - `socket`: a ROUTER that is bound to `endpoint`. A message to an unknown client raises ZMQError.
+    - `keys`: if None, every client is accepted. A context can have only one listener with keys.
+    - `max_message_bytes`: a peer that sends a larger frame is cut off.
+
+    Raises UnavailableError: the address is taken or not this machine's.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The way past an HTTP proxy of the environment, for addresses that a proxy cannot reach."""
+"""Lets HTTP clients go past the proxy that their environment names, to addresses that a proxy cannot reach."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def reach_directly(hosts: Iterable[str], environment: MutableMapping[str, str]) -> None:
-    """Have HTTP clients with this environment reach loopback and `hosts` without its proxy. Nothing changes if it
-    names none."""
+    """Have HTTP clients with this environment reach loopback and `hosts` without its proxy. Nothing changes if the
+    environment names no proxy."""
     if not any(name.lower() in PROXIES and value for name, value in environment.items()):
         return
     listed = dict.fromkeys(

@@ -1,4 +1,4 @@
-"""GET requests to the public internet, for URLs that are not trusted: a task, a page or the policy wrote them.
+"""Sends GET requests to the public internet. The URLs are not trusted: a task, a page or the policy wrote them.
 
 No URL, name server or page can change these rules:
 

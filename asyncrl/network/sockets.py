@@ -26,8 +26,8 @@ AnySocket = TypeVar("AnySocket", bound=zmq.Socket[Any])
 def connect(
     context: zmq.Context[AnySocket], endpoint: str, keys: ClientKeys | None, max_message_bytes: int = ANY_SIZE
 ) -> AnySocket:
-    """Return a DEALER that connects to `endpoint` once a server listens there. With keys it connects only to their
-    server."""
+    """Return a DEALER that connects to `endpoint` once a server listens there. With `keys`, it connects only to the
+    server that they name."""
     socket = context.socket(zmq.DEALER)
     socket.linger = 0
     socket.maxmsgsize = max_message_bytes

@@ -1,4 +1,4 @@
-"""Log lines about events that clients cause, at a bounded rate, so that they cannot fill the disk."""
+"""Logs events at a bounded rate, so that the clients that cause these events cannot fill the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ MAX_DISTINCT = 32
 
 @dataclass
 class Throttled:
-    """Lines of one kind: the first `burst` at once, then one every `every_s` seconds with the number of lines left out.
+    """Lines of one kind.
+
+    - `what`: the start of each line
+    - `burst`: the number of lines that may be written at once
+    - `every_s`: the time after which a further line may be written. It has the number of lines left out
 
     Only one thread may use it. `clock` gives monotonic seconds.
     """
@@ -79,7 +83,7 @@ class ErrorLogger:
 
 @dataclass
 class _Repeated:
-    """A kind of error that was logged: when its next line is `due`, and the `count` of errors since the last line."""
+    """A kind of error that was logged. Its next line is due at `due`, and `count` errors came since the last line."""
 
     due: float
     interval_s: float = FIRST_COUNT_S

@@ -5,12 +5,12 @@ This package keeps five of the promises in docs/concepts.md:
 - 1, exactly once: `store.py` (each change is one transaction), `server.py` (no answer before the commit), `link.py`
   (requests are repeated until they are answered), `leases.py`.
 - 2, bounded age: `admission.py` computes the bound, and `planning.py` evicts groups that are too old.
-- 3, same batch after a crash: `planning.py` records a plan before it hands it out.
+- 3, same batch after a crash: `planning.py` records each plan before the learner gets the plan.
 - 4, a failure is never a reward of zero: `dead_letters.py`, `failure_limit.py`, `backoff.py`.
 - 5, groups are whole: `groups.py`, and `units.py` for groups that are scored as a whole.
 
-It also has a part of promise 7, back-pressure: `admission.py`, `pacing.py`, the credits of `link.py`, and the bounds of
-`server.py`.
+It also keeps a part of promise 7, back-pressure: `admission.py`, `pacing.py`, the credits of `link.py`, and the bounds
+of `server.py`.
 
 In reading order: `admission.py`, `protocol.py`, `service.py` (what each request does), `tickets.py`, `labelling.py`,
 `groups.py`, `planning.py`, `sampling.py`, then `store.py`, `transaction.py` and `records.py`, then `server.py`,

@@ -16,7 +16,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """The limit on started trajectories. `per_version` is B, `uses` is R, and `oversample` is at least 1."""
+    """The limit on started trajectories.
+
+    - `max_lag`: the largest allowed age of trained data, in versions
+    - `per_version`: B
+    - `uses`: R
+    - `oversample`: 1, plus the share of a batch that is added for refused groups
+    """
 
     max_lag: int
     per_version: int

@@ -1,7 +1,7 @@
 """A helper thread that runs one call at a time.
 
-The replay server hands over each batch of requests and its result. Futures of the standard library would take more
-processor time for this than a small request itself takes. Two queues take a third of that time.
+The replay server passes each batch of requests to this thread, and gets the result back. Futures of the standard
+library would take more processor time for this than a small request itself takes. Two queues take a third of that time.
 """
 
 from __future__ import annotations

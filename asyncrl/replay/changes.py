@@ -1,4 +1,4 @@
-"""The run's configuration in the store: the newest values, and every change with the first step that uses it."""
+"""Keeps the run's configuration in the store: the newest values, and every change with the first step that uses it."""
 
 from __future__ import annotations
 

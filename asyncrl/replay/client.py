@@ -66,11 +66,15 @@ RENEWALS_PER_LEASE = 4
 class ReplayClient:
     """One connection of `worker` to the replay at `endpoint`.
 
-    `incarnation` identifies one start of a worker. When a worker starts again, the work of its older incarnation goes
-    to other workers. `stop` ends waits with StoppedError. After `give_up_s`, if set, a wait ends with UnavailableError.
-    `keys` come from network.keys. `run` is sent with every request, and the replay of another run refuses it. Without
-    `run`, the replay answers only read requests. A request without an answer for `retry_s` is sent again. `spans`
-    records the offset of the replay's clock.
+    - `incarnation`: identifies one start of the worker. When the worker starts again, the work of its older incarnation
+      goes to other workers.
+    - `stop`: ends waits with StoppedError.
+    - `give_up_s`: if set, a wait ends with UnavailableError after this time.
+    - `keys`: from network.keys.
+    - `run`: sent with every request. The replay of another run refuses the request. Without `run`, the replay answers
+      only read requests.
+    - `retry_s`: a request without an answer for this time is sent again.
+    - `spans`: records the offset of the replay's clock.
     """
 
     def __init__(
@@ -105,8 +109,8 @@ class ReplayClient:
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         """Deliver a trajectory. Returns "stored" once it is durable, "duplicate", or "late" (counted, but not kept).
-        `images` has all images of the trajectory by digest. They are sent if the replay lacks one. Raises RefusedError;
-        WireError: the trajectory cannot be encoded."""
+        `images` has all images of the trajectory by digest. If the replay lacks one of them, all are sent. Raises
+        RefusedError; WireError: the trajectory cannot be encoded."""
         [outcome] = self.put_all([trajectory], images)
         if isinstance(outcome, str):
             return outcome
@@ -183,7 +187,7 @@ class ReplayClient:
         self._send_all([(protocol.PutGroupLabels(self._worker, self._incarnation), frames)])
 
     def scoring_failed(self, trajectory_id: str, reason: str) -> None:
-        """Report that a scoring failed, with the reason: of a trajectory, or of its group if that was leased whole."""
+        """Report that the scoring of a trajectory failed, or the scoring of its group if the group was leased whole."""
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, _for_good(reason)))
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:

@@ -11,7 +11,7 @@ PROBE_S = 2.0
 
 
 class ClockProbe:
-    """The requests of a client for the time of the replay at `endpoint`. They are sent together with other requests, so
+    """Asks the replay at `endpoint` for its time. These requests are sent together with a client's other requests, so
     that no caller waits for them. If `spans` record nothing, no request is ever due."""
 
     def __init__(self, endpoint: str, spans: Spans) -> None:

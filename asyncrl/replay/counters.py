@@ -1,4 +1,4 @@
-"""The replay's counters, the sizes of its tables, and an audit for tests."""
+"""Reports the replay's counters and the sizes of its tables, and audits the store."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def counters(tx: Transaction) -> dict[str, int]:
 
 
 def _other_members(tx: Transaction) -> int:
-    """The number of waiting trajectories that the table `waiting` does not count. It counts a group that is scored
-    whole as one."""
+    """The number of waiting trajectories that the table `waiting` does not count. A group that is scored whole is one
+    entry of this table."""
     groups = [GroupRecord.load(tx, name) for name in tx.queue("waiting", str, GROUP_KIND)]
     return sum(len(group.attempts) - 1 for group in groups if group is not None)
 
@@ -72,9 +72,14 @@ def unreported(tx: Transaction, steps: int) -> dict[str, int]:
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     """The number of all trajectories that were accepted for training, by state.
 
-    `lost` counts live trajectories without readable data, and accepted ones without a record. `trained_twice` counts
-    the plans of a trajectory beyond `uses`. `largest_lag` is the largest lag of a planned trajectory. Skipped plans do
-    not count."""
+    - `lost`: trajectories without readable data although their state is not final, and accepted trajectories without a
+      record
+    - `trained_twice`: the sum over trajectories of the plans beyond `uses`
+    - `planned`: the trajectories in plans
+    - `largest_lag`: the largest lag of a planned trajectory
+
+    Skipped plans do not count.
+    """
     states: Counter[str] = Counter()
     lost = 0
     for key, record in tx.items("trajectories", TrajectoryRecord):

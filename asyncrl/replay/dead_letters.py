@@ -1,4 +1,4 @@
-"""Dead letters: failed attempts, each with its reason and with its episode if that was stored."""
+"""Keeps dead letters: failed attempts, each with its reason, and with its episode if the episode was stored."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The end of a run whose roles were started by hand: the learner reports that the run is done, and the replay tells
-every worker.
+"""Ends a run whose roles were started by hand: the learner reports that the run is done, and the replay tells every
+worker.
 
 The end is not stored. If a learner sends a request after the end, for example after a restart with more steps, the run
 continues.

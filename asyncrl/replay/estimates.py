@@ -1,4 +1,4 @@
-"""pass@k, best@k and maj@k: exact expectations over all equally likely subsets of k of a task's n attempts.
+"""Computes pass@k, best@k and maj@k: exact expectations over all equally likely subsets of k of a task's n attempts.
 
 verl instead takes 1000 random samples of k attempts with replacement. Its pass@k and best@k are lower, since a sample
 may contain an attempt twice.

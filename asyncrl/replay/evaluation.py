@@ -96,7 +96,7 @@ def _forget_samples(tx: Transaction) -> None:
 def result(tx: Transaction, version: int, attempts: int) -> dict[str, Any] | None:
     """The result of an evaluation with `attempts` attempts per task. `None` while it is incomplete. `outcome` and
     `reward` are means over the scored attempts. `accuracy` is the share of scored attempts with an outcome of at least
-    1. `sources` has a Tally for each data source, and `sample` the ids of the kept episodes."""
+    1. `sources` has a Tally for each data source. `sample` has the ids of the kept episodes."""
     evaluation = EvaluationRecord.load(tx, version)
     if evaluation is None or evaluation.done < evaluation.total:
         return None

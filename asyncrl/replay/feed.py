@@ -2,8 +2,8 @@
 
 The feed goes through every data source in epochs, each shuffled by the run's seed. With weights, a random draw first
 chooses the source. With several shards, shard i feeds the rows whose number modulo the number of shards is i, so that
-one shard knows all attempts at a task. A difficulty band skips tasks that the policy solves too often or too rarely, by
-their running success rate, and tries them again every `revisit` epochs.
+one shard knows all attempts at a task. A difficulty band skips tasks whose running success rate is too high or too low,
+and tries them again every `revisit` epochs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The images in trajectories. The members of a group mostly share images, so the store keeps each image once per group.
+"""Stores the images of trajectories. The members of a group mostly share images, so the store keeps each image once per
+group.
 
 The key of an image is its group and its SHA-256. The image is stored with the first trajectory that contains it, and
 deleted with the last one, in the same transaction as the trajectory. So a kill leaves no trajectory without its images,

@@ -1,8 +1,8 @@
 """Gives unlabelled trajectories to scorers, and takes their labels.
 
-A trajectory gets the kinds of scores that its task needs one after another. One lease covers all next kinds that the
-scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any other
-scorer, or from an earlier start of the same scorer, count as late.
+One after another, a trajectory gets the kinds of scores that its task needs. One lease covers as many of the next kinds
+as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any
+other scorer, or from an earlier start of the same scorer, count as late.
 
 `units` defines which trajectories are scored together.
 """
@@ -129,8 +129,8 @@ class Labelling:
     def _lease_unit(
         self, tx: Transaction, request: LeaseTrajectories, unit: Unit
     ) -> tuple[list[LeasedTask], list[Buffer]] | None:
-        """Lease a unit. `None` if the unit is given up because its attempts are used up, or if one of its trajectories
-        is given up because its data is damaged."""
+        """Lease a unit. `None` if the unit is empty, or is given up because its attempts are used up, or if one of its
+        trajectories is given up because its data is damaged."""
         if not unit:
             return None
         if attempts(unit) >= self._settings.max_attempts:
@@ -251,8 +251,8 @@ class Labelling:
                 self._complete(tx, record.group, group)
 
     def _end_lease(self, tx: Transaction, request: WorkerRequest, name: str) -> Unit:
-        """End the lease of a trajectory and of its unit. Returns the unit, or nothing if the scorer has lost the lease,
-        for example to its own restart."""
+        """End the lease of a trajectory and of its unit. Returns the unit. It is empty if the scorer has lost the
+        lease, for example to its own restart."""
         worker = request.worker
         if not self._scorers.holds(tx, worker, request.incarnation):
             return []

@@ -1,4 +1,4 @@
-"""The orderly end of a worker: the replay learns of it, and gives the worker's work to other workers at once."""
+"""Tells the replay that a worker ends, so that the replay gives the worker's work to other workers at once."""
 
 from __future__ import annotations
 

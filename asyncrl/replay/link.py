@@ -123,8 +123,8 @@ class ReplayLink:
 
     def _round(self, messages: Mapping[int, list[Buffer]], credits: int, started: float) -> dict[int, Answer]:
         """Send each message once, as credits allow, and return the answers. The round ends when all messages are
-        answered, or when the replay is busy and all sent messages are answered. It also ends with a new connection, on
-        which old answers cannot arrive."""
+        answered, or when the replay is busy and all sent messages are answered. It also ends when a new connection is
+        made, since old answers cannot arrive on that."""
         unsent, away, found = deque(messages.items()), dict[int, int](), dict[int, Answer]()
         if self._probe.is_due():
             number = self._next_number()

@@ -6,8 +6,8 @@ admitted and not planned yet. With B trajectories per step:
 
 - if the learner waits for a batch: `ahead` grows by B / 2 at once, and again after every AGAIN_S seconds of the same
   wait, up to the age bound;
-- if it did not wait, and more trajectories than the spare batches are complete: `ahead` falls by the surplus / (max_lag
-  + 1), but not below the trajectories of one version.
+- if the learner did not wait, and the complete trajectories exceed the spare batches: `ahead` falls by the surplus /
+  (max_lag + 1), but not below the trajectories of one version.
 
 So `ahead` adapts to the number of episodes that keeps the learner busy, whether episodes are long or short. It rises
 faster than it falls, since an idle learner costs more than data that are one version older. Pacing never changes the
@@ -30,8 +30,13 @@ AGAIN_S = 10.0
 
 
 class PaceRecord(Record):
-    """The state of pacing. `most` is the age bound's limit on `ahead` when the record was saved. `waited` is the newest
-    step for whose batch the learner had to wait, or -1. `rises` counts how often `ahead` grew during that wait."""
+    """The state of pacing.
+
+    - `ahead`: the limit that pacing adapts
+    - `most`: the age bound's limit on `ahead` when the record was saved
+    - `waited`: the newest step for whose batch the learner had to wait, or -1
+    - `rises`: the number of times that `ahead` grew during that wait
+    """
 
     table: ClassVar[str] = "meta"
     ahead: float

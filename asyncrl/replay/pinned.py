@@ -1,5 +1,5 @@
-"""Values that must not change during the life of a store, since its rows, groups and ids depend on them. The most
-important ones are the tasks: stored groups refer to them by row number."""
+"""Checks that some values do not change during the life of a store, since its rows, groups and ids depend on them. The
+most important ones are the tasks: stored groups refer to tasks by row number."""
 
 from __future__ import annotations
 

@@ -56,8 +56,8 @@ class LearnerWaits:
         self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
 
     def asked(self, found: bool, missing: Callable[[], str]) -> None:
-        """Note a request for a plan, and if a plan was `found`. `missing` returns the cause, and is called if a wait
-        begins."""
+        """Note a request for a plan, and whether a plan was `found`. `missing` returns the cause of a wait. It is
+        called only if a wait begins."""
         if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()
             self._began = self._spans.clock()
@@ -201,7 +201,8 @@ class Planning:
             record.save(tx, name)
 
     def _record(self, tx: Transaction, step: int, chosen: Sequence[tuple[bytes, ReadyGroup, float]]) -> BatchPlan:
-        """Record the plan of the chosen groups. Each has its key in the table `ready` and its importance weight."""
+        """Record the plan of the chosen groups. Each entry of `chosen` has a group's key in the table `ready`, the
+        group, and its importance weight."""
         entries = [
             (name, TrajectoryRecord.of(tx, name), weight)
             for _, ready, weight in chosen

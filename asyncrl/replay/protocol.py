@@ -255,9 +255,13 @@ class SkipPlan(ReplayRequest, frozen=True):
 
 
 class LeasedTask(Struct, frozen=True):
-    """One leased trajectory in a reply. Its frame follows, and with `partial` also the frame of its earlier labels. In
-    a group that was leased whole, only the first member has the `task`. `final`: the lease covers the last kinds of
-    scores that the trajectory needs."""
+    """One leased trajectory in a reply. The frame of the trajectory follows.
+
+    - `task`: the task of the trajectory. In a group that was leased whole, only the first member has it.
+    - `kinds`: the kinds of scores to give.
+    - `final`: true if these are the last kinds that the trajectory needs.
+    - `partial`: true if the frame of the trajectory's earlier labels follows, too.
+    """
 
     task: Task | None
     kinds: tuple[str, ...]
@@ -276,7 +280,7 @@ class _Header(Struct, frozen=True, array_like=True):
 @dataclass(frozen=True, slots=True)
 class Call:
     """A received request. If the message is malformed, `request` is a WireError with the reason. If the header is
-    malformed, `kind` and `sequence` are empty."""
+    malformed, `kind` is empty and `sequence` is 0."""
 
     kind: str
     sequence: int

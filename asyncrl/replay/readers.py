@@ -33,7 +33,8 @@ class SlowReader:
 
 
 class Readers:
-    """Watches the readers of one store; `dead` counts the snapshots that it freed. `clock` gives monotonic seconds."""
+    """Watches the readers of one store. `dead` counts the freed snapshots of ended processes. `clock` gives monotonic
+    seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,4 +1,4 @@
-"""The records of the store, and the states that a trajectory passes through."""
+"""Defines the records of the store, and the states that a trajectory passes through."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from asyncrl.types import Finish, Purpose
 
 
 class TrajectoryState(StrEnum):
-    """The state of a trajectory. The last six states are final, and each final state has a counter of its name."""
+    """The state of a trajectory. The last six states are final, except that a dead letter can be tried again. Each
+    final state has a counter of its name."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -74,14 +75,22 @@ def shorten(reason: str) -> str:
 class TrajectoryRecord(Record):
     """The permanent facts about a trajectory.
 
-    `oldest` is the oldest version that sampled one of its tokens. `scored` kinds of scores are done, `leased` further
-    kinds are leased to a scorer, and `attempts` counts the leases since the last result. `reward` and `outcome` are
-    valid after the first score. `plans` counts the plans that contain it, `last_plan` is the newest of these, and
-    `trained` counts the plans that a checkpoint covers. `lag` is its lag at its newest plan or at its eviction. Before
-    its first plan or eviction, `lag` is -1. It is always -1 for a demonstration, which no version sampled. `turns`
-    counts the policy's turns, `seconds` is the length of the episode, and `reason` tells why it was evicted, filtered,
-    dropped or given up. `process` is the step scores as one number, if a process model scored them. `vote` is the short
-    answer (see `Labels`). `row` is the task's row in the training or evaluation file, or -1 in imported stores.
+    - `sampled`: the number of its tokens that the policy sampled
+    - `oldest`: the oldest version that sampled one of its tokens
+    - `attempts`: the number of leases since the last result
+    - `scored`: the number of kinds of scores that are done
+    - `leased`: the number of further kinds that are leased to a scorer
+    - `reward`, `outcome`: valid after the first score
+    - `plans`: the number of plans that contain the trajectory
+    - `last_plan`: the newest of these plans
+    - `trained`: the number of these plans that a checkpoint covers
+    - `lag`: the lag at the newest plan or at the eviction; -1 before that, and always for a demonstration
+    - `turns`: the number of the policy's turns
+    - `seconds`: the length of the episode
+    - `reason`: the reason why the trajectory was evicted, filtered, dropped or given up
+    - `process`: the step scores as one number, if a process model scored the steps
+    - `vote`: the short answer (see `Labels`)
+    - `row`: the task's row in the training or evaluation file, or -1 in imported stores
     """
 
     table = "trajectories"
@@ -119,10 +128,15 @@ class TrajectoryRecord(Record):
 
 
 class GroupRecord(Record):
-    """An open group. `row` is the task's row in the training or evaluation file. `version` is the oldest policy version
-    that may play the members. `attempts` counts each member's failures. `labelled` tells for each member if it is
-    labelled. `sampled` counts the plans that contain the group. With `demonstrated`, the last member is the task's
-    demonstration, and the policy plays only the members before it."""
+    """An open group.
+
+    - `row`: the task's row in the training or evaluation file
+    - `version`: the oldest policy version that may play the members
+    - `attempts`: the number of failures of each member
+    - `labelled`: true for each labelled member
+    - `sampled`: the number of plans that contain the group
+    - `demonstrated`: true if the last member is the task's demonstration. The policy plays only the other members
+    """
 
     table = "groups"
     row: int
@@ -152,8 +166,11 @@ class GroupRecord(Record):
 
 
 class ReadyGroup(Struct, array_like=True):
-    """A complete and labelled group that may be trained. `oldest` is the oldest version of its tokens, and `spread` the
-    standard deviation of its members' rewards."""
+    """A complete and labelled group that may be trained.
+
+    - `oldest`: the oldest version of its tokens
+    - `spread`: the standard deviation of its members' rewards
+    """
 
     name: str
     oldest: int
@@ -170,10 +187,18 @@ class TicketRecord(Record):
 
 
 class EvaluationRecord(Record):
-    """The evaluation of one policy version. `done` of its `total` attempts have ended, `failed` of these without a
-    score. `outcome` and `reward` are sums over the scored attempts, and `right` counts outcomes of at least 1. `tokens`
-    counts the sampled tokens, and `newer_tokens` the tokens that newer versions sampled. `newest` is the newest version
-    that sampled any of them. `sample` has the episodes whose data is kept for reading."""
+    """The evaluation of one policy version.
+
+    - `total`: the number of all attempts
+    - `done`: the number of attempts that have ended
+    - `failed`: the number of attempts that ended without a score
+    - `outcome`, `reward`: sums over the scored attempts
+    - `tokens`: the number of sampled tokens
+    - `newer_tokens`: the number of tokens that versions newer than the evaluated one sampled
+    - `newest`: the newest version that sampled any token
+    - `right`: the number of outcomes of at least 1
+    - `sample`: the ids of the episodes whose data is kept
+    """
 
     table = "evaluations"
     total: int
@@ -189,9 +214,13 @@ class EvaluationRecord(Record):
 
 
 class DeadLetter(Record):
-    """A failed attempt with its `reason`. `row` is its task's row in the training file, or -1 for held-out tasks. With
-    `scoring`, the episode is stored, but could not be scored. `order` is its key in `dead_by_age`, and `size` the bytes
-    of the letter and its episode in the store."""
+    """A failed attempt with its `reason`.
+
+    - `row`: the task's row in the training file, or -1 for held-out tasks
+    - `scoring`: true if the episode is stored, but could not be scored
+    - `order`: the key of the letter in `dead_by_age`
+    - `size`: the bytes of the letter and its episode in the store
+    """
 
     table = "dead"
     reason: str

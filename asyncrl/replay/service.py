@@ -45,12 +45,13 @@ the cause is over."""
 
 
 class ReplayService:
-    """The whole replay except its sockets. `clock` gives monotonic seconds, and `failed_handshakes` the number of the
-    socket's failed handshakes.
+    """The whole replay except its sockets.
 
-    With `run`, the store and all requests must belong to this run. A request without a run may only read. With `ends`,
-    the replay tells its workers and ends once the learner has reported that the run is done. `spans` get the stages of
-    episodes and groups.
+    - `clock`: gives monotonic seconds.
+    - `failed_handshakes`: returns the number of the socket's failed handshakes.
+    - `run`: if set, the store and all requests must belong to this run. A request without a run may only read.
+    - `ends`: if true, the replay tells its workers when the learner has reported that the run is done, and then ends.
+    - `spans`: get the stages of episodes and groups.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""All shards of the replay as one, for the learner: a batch has one part from each shard.
+"""Lets the learner use all shards of the replay like one replay: a batch has one part from each shard.
 
 The shard of a trajectory follows from its id. While a shard cannot be reached, only calls that need it wait.
 """

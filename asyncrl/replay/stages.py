@@ -32,8 +32,8 @@ class Stages:
             tx.afterwards(self._begin, stage, name)
 
     def end(self, tx: Transaction, stage: Stage, name: str, **values: Value) -> None:
-        """Note that an episode or a group leaves a stage. This has no effect if it did not enter the stage since the
-        last restart."""
+        """Note that an episode or a group leaves a stage. This has no effect if the stage was entered before the last
+        restart, or never."""
         if self._spans.records:
             tx.afterwards(partial(self._end, stage, name, **values))
 

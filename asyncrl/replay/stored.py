@@ -33,7 +33,7 @@ PAGE = 1000
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredTrajectory:
     """Everything that is stored of one trajectory. `trajectory` and `labels` are `None` after they were deleted.
-    `dead_letter` has the reason if it is dead."""
+    `dead_letter` is `None` unless the trajectory is a dead letter."""
 
     id: str
     facts: TrajectoryRecord | None

@@ -1,4 +1,4 @@
-"""The results of an evaluation on the tasks of one data source, as sums that can be added over shards."""
+"""Sums the results of an evaluation for each data source, so that the sums of all shards can be added."""
 
 from __future__ import annotations
 
@@ -18,10 +18,17 @@ SAMPLE = "sample"
 
 
 class Tally(msgspec.Struct):
-    """Sums over `count` scored attempts: outcomes, the number of `right` ones, rewards, lengths in policy tokens, and
-    the process scores of the `judged` attempts that have a process score. For each of pass@k, best@k and maj@k, `at`
-    has the sum of the tasks' estimates and the number of these tasks. A task needs k scored attempts for an estimate,
-    and for maj@k also a vote."""
+    """Sums over the scored attempts at the tasks of one data source.
+
+    - `count`: the number of these attempts
+    - `outcome`, `reward`: the sums of outcomes and rewards
+    - `right`: the number of right outcomes
+    - `length`: the sum of lengths in policy tokens
+    - `process`: the sum of process scores
+    - `judged`: the number of attempts that have a process score
+    - `at`: for each of pass@k, best@k and maj@k, the sum of the tasks' estimates and the number of these tasks. A task
+      needs k scored attempts for an estimate, and for maj@k also a vote
+    """
 
     count: int = 0
     outcome: float = 0.0

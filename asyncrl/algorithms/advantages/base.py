@@ -25,9 +25,12 @@ from asyncrl.errors import InvariantError
 class Rollouts:
     """The rewards, tokens and values that an estimator reads.
 
-    episodes.reward [S] is the whole reward, including token penalties. final [S] is the part that is assigned to the
-    last policy token. penalty [M] is the cost of each token (a KL in the reward), or None. values [M] are the critic's
-    values, or None.
+    - `episodes`: the facts of the global batch. `episodes.reward` [S] is the whole reward, including token penalties.
+    - `tokens`, `view`: the packed tokens of this rank, and the selection of their policy tokens.
+    - `final` [S]: the part of the reward that is assigned to the last policy token.
+    - `penalty` [M]: the cost of each token (a KL in the reward), or None.
+    - `values` [M]: the critic's values, or None.
+    - `reduce`: sums over the ranks.
     """
 
     episodes: Episodes
@@ -148,16 +151,24 @@ def _starts(episodes: Episodes, view: PolicyTokens) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Estimate:
-    """advantages float[M], and the critic's targets returns float[M], if the estimator has a critic."""
+    """The `advantages` float[M]. `returns` float[M] are the critic's targets, or None if the estimator has no
+    critic."""
 
     advantages: Tensor
     returns: Tensor | None = None
 
 
 class Advantage(Part):
-    """Base of the estimators. The flags declare what the run must have, and are checked when the configuration is read.
+    """Base of the estimators. The flags declare what an estimator needs and reads. They are checked when the
+    configuration is read.
 
-    With `needs_unit_steps`, only episodes whose step scores are in [-1, 1] are trained.
+    - `needs_critic`, `needs_steps`: a critic, or step scores.
+    - `needs_unit_steps`: only episodes whose step scores are in [-1, 1] are trained.
+    - `needs_greedy`: a greedily sampled member in every group.
+    - `needs_group`: groups of several members.
+    - `needs_collisions`: `Tokens.collisions`.
+    - `uses_ratio`: the estimator corrects by pi_prox / mu itself.
+    - `uses_reward`: the estimator reads the reward, so a KL in the reward has an effect.
     """
 
     kind = "advantage"

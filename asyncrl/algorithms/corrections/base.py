@@ -20,15 +20,22 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ages:
-    """The input of a rule: log_w float[M], log pi_prox - log mu (clamped); advantages float[M]; the results of earlier
-    rules.
+    """The input of a rule.
 
-    The results are weights float[M] (None: all are 1); weighs_sequences, true if all tokens of a sequence have the same
-    weight; rejected int32[M], with bit k set if rule k dropped the token (None: no token is dropped).
+    - `log_w` float[M]: log pi_prox - log mu (clamped)
+    - `advantages` float[M]
 
-    Rules that compare probabilities read behaviour and proximal float[M], log mu and log pi_prox. Rules that follow the
-    policy in every pass read log_policy float[M], log pi_theta - log mu (clamped). Rules that run over the whole batch,
-    once before the updates, read `reduce` and `episodes`.
+    The results of earlier rules:
+
+    - `weights` float[M] (None: all are 1)
+    - `weighs_sequences`: true if all tokens of a sequence have the same weight
+    - `rejected` int32[M]: bit k is set if rule k dropped the token (None: no token is dropped)
+
+    Only some rules read these:
+
+    - `behaviour`, `proximal` float[M]: log mu and log pi_prox, for rules that compare probabilities
+    - `log_policy` float[M]: log pi_theta - log mu (clamped), for rules that follow the policy in every pass
+    - `reduce`, `episodes`: for rules that run over the whole batch, once before the updates
     """
 
     view: PolicyTokens
@@ -66,9 +73,11 @@ class Ages:
 class Correction(Part):
     """Base of the corrections. A correction overrides `weigh`, `keep`, or both.
 
-    weighs: it sets weights. by_token: it treats tokens of one sequence differently, which sequence-level losses refuse.
-    whole_batch: it needs the global batch before the updates. follows_policy: it is applied in every forward pass.
-    uses_ratio: it reads log_w or proximal.
+    - `weighs`: it sets weights.
+    - `by_token`: it treats tokens of one sequence differently. Sequence-level losses refuse this.
+    - `whole_batch`: it needs the global batch before the updates.
+    - `follows_policy`: it is applied in every forward pass.
+    - `uses_ratio`: it reads `log_w` or `proximal`.
     """
 
     kind = "correction"

@@ -23,9 +23,10 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 class Updates:
     """The M kept policy tokens of one forward pass.
 
-    logprobs float[M], log pi_theta, with gradient; proximal, behaviour, advantages float[M], without gradient; selected
-    bool[M], the tokens that `Loss.select` chose, or None. log_ratio float[M] is computed from these: log r = log
-    pi_theta - log pi_prox, clamped to +-20, with gradient.
+    - `logprobs` float[M]: log pi_theta, with gradient
+    - `proximal`, `behaviour`, `advantages` float[M]: without gradient
+    - `selected` bool[M]: the tokens that `Loss.select` chose, or None
+    - `log_ratio` float[M]: computed from these as log r = log pi_theta - log pi_prox, clamped to +-20, with gradient
     """
 
     view: PolicyTokens
@@ -46,7 +47,7 @@ class Updates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLosses:
-    """losses float[M], and bool[M] marks; the share of marked tokens is reported as `clip/NAME`."""
+    """The `losses` float[M], and `marks` bool[M] by name. The share of marked tokens is reported as `clip/NAME`."""
 
     losses: Tensor
     marks: Mapping[str, Tensor] = field(default_factory=dict)
@@ -56,8 +57,9 @@ class TokenLosses:
 class Candidates:
     """The M policy tokens of this rank, from which `Loss.select` chooses once a step.
 
-    proximal, advantages float[M]; draw float[M], pseudo-random numbers in [0, 1) that do not depend on the token's
-    rank.
+    - `proximal`, `advantages` float[M]
+    - `draw` float[M]: pseudo-random numbers in [0, 1) that do not depend on the token's rank
+    - `reduce`: sums over the ranks
     """
 
     proximal: Tensor
@@ -80,9 +82,10 @@ class Candidates:
 class Loss(Part):
     """Base of the policy losses.
 
-    sequence_level: it has one ratio per sequence, so corrections must not treat tokens of a sequence differently.
-    corrects: it multiplies by pi_theta / mu itself, so no correction may set weights. selects: it selects tokens for
-    special treatment before the updates. reads_proximal: it reads the ratio r, or other values of the proximal policy.
+    - `sequence_level`: it has one ratio per sequence, so corrections must not treat tokens of a sequence differently.
+    - `corrects`: it multiplies by pi_theta / mu itself, so no correction may set weights.
+    - `selects`: it selects tokens for special treatment before the updates.
+    - `reads_proximal`: it reads the ratio r, or other values of the proximal policy.
     """
 
     kind = "loss"
