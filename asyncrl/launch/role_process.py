@@ -30,9 +30,13 @@ class RoleCommand:
 
 
 class RoleProcess(Protocol):
-    """The process `pid` of a role on a `host`. The `pid` is 0 while the role waits for free resources. `identity` is
-    the process that ends with the role; `None` while it is unknown. Without a supervisor the role ends within
-    `lease_s`."""
+    """The process of a role.
+
+    - `pid`: its process id; 0 while the role waits for free resources;
+    - `host`: the name of its host; empty while the role waits;
+    - `identity`: the process that ends with the role; `None`: it is unknown yet;
+    - `lease_s`: the time within which the role ends without a supervisor.
+    """
 
     @property
     def pid(self) -> int: ...

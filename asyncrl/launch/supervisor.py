@@ -58,11 +58,14 @@ class RunFailedError(AsyncrlError):
 
 @dataclass(slots=True)
 class _Child:
-    """The current process of a role. Its log had `log_start` bytes when the process started.
+    """The current process of a role.
 
-    `failures` counts the failures since the role last ran for `WELL_S`. `due` is the time of the next start after a
-    failure. `asked` is the time at which the process was asked to end, so that its end is no failure. `killed`: it was
-    killed, but may end much later on a host that cannot be reached. `hung`: it was killed because it hung.
+    - `log_start`: the bytes that the role's log had when the process started;
+    - `failures`: the number of failures since the role last ran for `WELL_S`;
+    - `due`: the time of the next start after a failure;
+    - `asked`: the time at which the process was asked to end, so that its end is no failure;
+    - `killed`: the process was killed, but may end much later on a host that cannot be reached;
+    - `hung`: the process was killed because it hung.
     """
 
     role: RoleCommand

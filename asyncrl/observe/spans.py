@@ -1,4 +1,4 @@
-"""Spans: the activities of a role with their times, recorded for the timeline that `asyncrl trace` makes.
+"""Records spans, the activities of a role with their times, for the timeline that `asyncrl trace` makes.
 
 Recording a span costs a role about a microsecond: a thread encodes and writes the spans every FLUSH_S seconds. An error
 of the disk never reaches the role: lost spans are counted, and so are spans that come faster than they can be written.

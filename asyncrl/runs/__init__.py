@@ -7,7 +7,7 @@ change a run, through its replay.
 In reading order:
 
 - `run.py`, `finding.py`, `lines.py`, `kept.py`: the reader, the search for a run, rows of growing files, kept episodes.
-- `from_config.py`, `settings.py`: the reader of a run's configuration, and the values of it that views need.
+- `from_config.py`, `settings.py`: the reader of a run's configuration, and the values that views need from it.
 - `status.py`, `situation.py`, `stalls.py`, `advice.py`, `watch.py`: the state of a run now, its chain of waits (which
   role waits for which), and what to change.
 - `progress.py`, `warnings.py`, `standstill.py`, `terminal.py`: the table of a run on its own terminal.

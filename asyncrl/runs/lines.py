@@ -52,7 +52,7 @@ class LineSpan:
 
 
 class LineFile:
-    """An open file of lines. `whole` are the lines that it had when it was opened."""
+    """An open file of lines. `whole` is the span of the lines that it had when it was opened."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -244,8 +244,8 @@ def parsed(line: bytes) -> Row | None:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
-    """Read only the fields that the decoder's type names, many times faster than the whole row. `None`: a field is
-    missing or of another type."""
+    """Read only the fields that the decoder's type names, which is many times faster than the whole row. `None`: a
+    field is missing or of another type."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):

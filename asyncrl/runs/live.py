@@ -1,4 +1,4 @@
-"""Requests to the replay that serves a run's stores."""
+"""Sends requests to the replay that serves a run's stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ T = TypeVar("T")
 class LiveReplay:
     """The replay that serves the stores of `stored`. Each call opens a connection, and fails after `give_up_s`.
 
-    `endpoints` and `keys` replace the addresses that the shards wrote, and the keys of the run's configuration.
+    By default it uses the addresses that the shards wrote, and the keys of the run's configuration. `endpoints` and
+    `keys` replace these.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """The chain of waits of a run, in plain sentences: from the role that waits to the cause.
 
 `chain` is a pure function. It begins with the learner, since a run makes progress if the learner does. If the learner
-works, the chain says why actors have nothing to do. Of several shards, actors or scorers it names the worst one and the
-number of further ones.
+works, the chain says why actors have nothing to do. Of several shards, actors or scorers the chain names the worst one
+and the number of further ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from asyncrl.text import duration
 SILENT_S = 5.0
 """A role without a heartbeat for this time is silent: it has one every second."""
 MOST_IDLE = 0.9
-"""An engine that is idle for a larger share of its time has no request, although episodes run."""
+"""An engine that is idle for a larger share of its time counts as an engine without requests, although episodes run."""
 
 
 @dataclass(frozen=True, slots=True)

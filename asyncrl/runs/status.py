@@ -140,8 +140,14 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class StatusSample:
-    """A run at `at` seconds: all stores as one, the store and the status of each shard, and the `problem` of the shards
-    that do not answer. The status of such a shard is `None`."""
+    """A run at one moment.
+
+    - `at`: the moment, in seconds;
+    - `store`: the summary of all stores together;
+    - `shards`: the summary of each shard's store;
+    - `answers`: the status of each shard; `None`: the shard does not answer;
+    - `problem`: the reasons why shards do not answer; empty if all do.
+    """
 
     at: float
     store: StoreSummary

@@ -1,4 +1,4 @@
-"""The division of the GPUs of one node among the learner, the actors and the scorers that are placed there."""
+"""Divides the GPUs of one node among the learner, the actors and the scorers that are placed there."""
 
 from __future__ import annotations
 

@@ -26,8 +26,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. `actors` and `scorers` are its share
-    of the numbers in the configuration, by its weight among the nodes of the pool.
+    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host.
+
+    - `host`: the index of the host;
+    - `gpus`: the numbers of the node's GPUs on the host;
+    - `actors`, `scorers`: the node's shares of the configured numbers of actors and scorers;
+    - `actor_weight`, `scorer_weight`: the node's weights among the nodes of the pool, which decide its shares.
     """
 
     pool: str

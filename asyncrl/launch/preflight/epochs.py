@@ -36,7 +36,7 @@ def steps_of(learner: LearnerConfig, epochs: float, rows: int, shards: int = 1) 
 
     Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the shard that needs the
     most steps gives the result. The result is rounded up to a multiple of `publish_every`, because a run's number of
-    steps must be a multiple.
+    steps must be such a multiple.
     """
     groups, wanted = learner.batch_size // learner.group_size, Fraction(str(epochs))
     slowest = max(

@@ -1,4 +1,4 @@
-"""Keeps episodes from another thread: training never waits for a disk, and an error of the disk never ends the run."""
+"""Writes kept episodes in another thread: training never waits for a disk, and a disk's error never ends the run."""
 
 from __future__ import annotations
 

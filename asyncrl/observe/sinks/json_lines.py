@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: the file of each role, which every program reads."""
+"""Writes metrics as JSON lines, into a file for each role."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Prometheus(Sink):
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSeries:
-    """A metric under the name that Prometheus gives it: it adds `_total` to the names of counters."""
+    """A metric for Prometheus. `name` lacks the ending `_total`, which Prometheus adds to the names of counters."""
 
     name: str
     kind: Kind
