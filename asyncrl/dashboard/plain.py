@@ -1,4 +1,4 @@
-"""Values for a page: JSON that every browser reads."""
+"""Converts values for a page, so that as JSON every browser reads them."""
 
 from __future__ import annotations
 

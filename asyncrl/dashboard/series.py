@@ -1,4 +1,4 @@
-"""The metrics files of a run as columns of numbers, for figures."""
+"""Reads the metrics files of a run as columns of numbers, for figures."""
 
 from __future__ import annotations
 

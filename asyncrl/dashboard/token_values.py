@@ -1,4 +1,4 @@
-"""The values of tokens as plain lists, by which a page colours text."""
+"""Collects the values of tokens, by which a page colours text, as plain lists."""
 
 from __future__ import annotations
 

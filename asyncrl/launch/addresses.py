@@ -66,7 +66,7 @@ class RunAddresses:
         """Make keys for a run that other machines can reach, unless it has keys or may do without."""
         network = self.network
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
-        # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. Its other sockets still use keys.
+        # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. All other sockets use keys.
         if alone or network.keys is not None or (network.insecure and self.learner.nodes == 1):
             return
         self.take_keys()

@@ -162,7 +162,7 @@ def end_elsewhere(
 def _may_run_elsewhere(record: ProcessRecord) -> bool:
     if record.lease_s <= 0 or record.kernel == this_kernel():
         return False
-    # A process of an earlier boot of this machine cannot run any more. A container may have its machine's host name.
+    # A process of an earlier boot of this machine has ended. But a container may have the host name of its machine.
     return record.host != socket.gethostname() or _is_near(record)
 
 

@@ -1,4 +1,4 @@
-"""The environment of a run: host, cores, GPUs, and the versions of asyncrl and of the packages that it computes with.
+"""Records the environment of a run: host, cores, GPUs, and the versions of asyncrl and of the packages that it uses.
 
 `asyncrl train` adds a record to `environment.json` in the run's folder at each start. Each other host of the learner
 has such a file in `host-N/`.

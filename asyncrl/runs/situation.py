@@ -1,4 +1,4 @@
-"""The situation of a run at one moment as plain data, from its files, its stores and its replay's status.
+"""Describes the situation of a run at one moment as plain data, from its files, its stores and its replay's status.
 
 `stalls` derives from it which role waits for which.
 """

@@ -1,8 +1,8 @@
-"""The chain of waits of a run, in plain sentences: from the role that waits to the cause.
+"""Explains in plain sentences why a run waits: by a chain of waits, from the role that waits to the cause.
 
-`chain` is a pure function. It begins with the learner, since a run makes progress if the learner does. If the learner
-works, the chain says why actors have nothing to do. Of several shards, actors or scorers the chain names the worst one
-and the number of further ones.
+`chain` is a pure function. The chain begins with the learner, since a run makes progress if the learner does. If
+the learner works, the chain says why actors have nothing to do. Of several shards, actors or scorers the chain names
+the worst one and the number of further ones.
 """
 
 from __future__ import annotations

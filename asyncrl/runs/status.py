@@ -1,4 +1,5 @@
-"""`asyncrl inspect status`: the contents and the work of a run's replay, as plain values. `table` makes them readable.
+"""`asyncrl inspect status`: describes the contents and the work of a run's replay as plain values. `table` makes them
+readable.
 
 The cost grows with the trajectories in progress and the dead letters, not with the length of the run.
 """

@@ -341,7 +341,7 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
             if "actor" in memory:
                 arguments += [f"engine.server.memory={memory['actor']}"]
                 shared = shared_servers(own, gpus, engine.server.tp_size, servers)
-                # A share in the configuration is the share of each server.
+                # A configured share is for every server, even for one that has its GPUs alone.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()

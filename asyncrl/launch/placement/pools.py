@@ -1,4 +1,4 @@
-"""The pools of a run, and the hosts of their nodes.
+"""Defines the pools of a run, and puts the nodes of the pools on hosts.
 
 A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, a single host is one pool. If there
 are several hosts, half of them (rounded down) are a pool for training, and the others are a pool for actors and

@@ -1,4 +1,4 @@
-"""`learner.epochs`: the number of learner steps that a run needs to train on all of its tasks that many times."""
+"""`learner.epochs`: computes how many learner steps a run needs to train on all of its tasks that many times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checks before anything starts: one list, in order, of all that the roles will load or need."""
+"""Runs all checks before anything starts: one list, in order, of all that the roles will load or need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ray inside a job of Slurm: `launchers/slurm_launch.sh cluster.launcher=ray KEY=VALUE ...`.
+"""Runs a Ray cluster inside a job of Slurm: `launchers/slurm_launch.sh cluster.launcher=ray KEY=VALUE ...`.
 
 Steps of the job start a Ray head on its first node and a Ray node on each other node. This cluster ends with the job.
 The batch script, on the first node, runs the same command as on any Ray cluster. A step that ends early is started
