@@ -1,4 +1,4 @@
-"""Converts values for a page, so that as JSON every browser reads them."""
+"""Converts values for a page, so that every browser reads their JSON."""
 
 from __future__ import annotations
 

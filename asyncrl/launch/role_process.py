@@ -16,10 +16,12 @@ from asyncrl.machine.process import DRAIN
 
 @dataclass(frozen=True, slots=True)
 class RoleCommand:
-    """The command of one role: its name, which stays over restarts, its command line and its environment.
+    """The command that starts a role.
 
-    `drains`: it can finish its work before it ends. `ends_last`: a stop ends it after all other roles, which need it
-    until they end.
+    - `name`: the name of the role, which stays the same over restarts;
+    - `command`, `environment`: the command line, and the variables to add to the environment;
+    - `drains`: the role can finish its work before it ends;
+    - `ends_last`: a stop ends the role after all other roles, which need it until they end.
     """
 
     name: str

@@ -57,7 +57,7 @@ class Survivor:
         self._process.ask_to_end()
 
     def has_ended(self) -> bool:
-        """True if the process and its children have ended. If only the process has, its children are killed."""
+        """True if the process and its children have ended. If only the process has ended, its children are killed."""
         if not self._process.is_alive:
             self.kill()
         return not any(each.is_alive for each in self._family)

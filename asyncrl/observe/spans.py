@@ -57,8 +57,8 @@ _Span = tuple[str, str, float, float, Mapping[str, Value]]
 class Spans(Protocol):
     """Takes the spans of one process, from any thread.
 
-    A span has a name, and a track: a line of the timeline, on which spans follow each other. Without a track it belongs
-    to the episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
+    A span has a name, and a track: a line of the timeline, on which spans follow each other. Without a track the span
+    belongs to the episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
     """
 
     @property

@@ -43,8 +43,11 @@ class LiveReplay:
         self._give_up_s = give_up_s
 
     def call(self, shard: int, request: Callable[[ReplayClient], T]) -> T:
-        """The answer of a shard's replay. Raises UnavailableError: the replay does not run, or the address belongs to
-        another run; ConfigError: the keys cannot be read."""
+        """Call `request` with a client of a shard's replay, and return its answer.
+
+        Raises UnavailableError: the replay does not run, or the address belongs to another run; ConfigError: the keys
+        cannot be read.
+        """
         path = shard_paths(self._store)[shard]
         if not in_use(path):
             raise UnavailableError(f"no replay serves {path}: start the run, then try again")

@@ -21,10 +21,12 @@ MOST_IDLE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A link of a chain: `who` does `what`, such as "learner" and "waits for a batch", for `seconds`; `None`: unknown.
+    """A link of a chain.
 
-    `who` is empty if `what` has its own subject. `fault`: `who` is silent, down or failing, and no setting of the run
-    fixes that.
+    - `who`: such as "learner"; empty if `what` has its own subject;
+    - `what`: the activity of `who`, such as "waits for a batch";
+    - `seconds`: the duration of the activity so far; `None`: unknown;
+    - `fault`: `who` is silent, down or failing, and no setting of the run fixes that.
     """
 
     who: str

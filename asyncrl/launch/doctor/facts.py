@@ -13,7 +13,7 @@ class AcceleratorFacts:
     """The facts about GPUs, and about the software that uses them.
 
     - `devices`: the number of NVIDIA GPUs on the PCI bus;
-    - `gpus`: the GPUs that the driver shows, or `driver_error` if it fails;
+    - `gpus`: the GPUs that the driver shows. `driver_error`: why the driver fails, else empty;
     - `torch_gpus`: the number of GPUs that torch uses;
     - `torch_cuda`, `nccl`: the versions of torch's CUDA and of its NCCL, empty if it has none;
     - `visible`: CUDA_VISIBLE_DEVICES; `None`: the variable is not set;
@@ -60,7 +60,7 @@ class LauncherFact:
 class HostMark:
     """The mark that a host leaves in the shared folder for other hosts. `skew_s` is the host's clock minus the clock of
     the folder's disk. `versions` has the versions of Python and of the packages that must be alike. `server_key` is the
-    public key that its clients trust.
+    server's public key that clients on the host trust.
     """
 
     host: str

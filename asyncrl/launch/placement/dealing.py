@@ -46,7 +46,7 @@ class Wish:
 
 
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
-    """The GPUs of each role that has a wish: first the learner's, then the actors', then the scorers'.
+    """The GPUs of each role that has a wish: the first ones for the learner, then those for actors, then for scorers.
 
     If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor of
     actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the actors' GPUs,

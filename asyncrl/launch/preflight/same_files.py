@@ -29,7 +29,8 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
-    """Record the files of a run's tasks, or compare them with the record if the run has `begun` to name their rows.
+    """Record the files of a run's tasks. If the run has `begun`, its episodes name rows of the files, and so the files
+    must be the recorded ones.
 
     Raises ConfigError, which names the files that have changed; DataError: a file cannot be read.
     """

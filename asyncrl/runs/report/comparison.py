@@ -40,7 +40,7 @@ class RunExtent:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A measure of a run's extent. `of` returns None for a run whose metrics lack it."""
+    """A unit of a run's extent, such as samples. `of` returns `None` for a run whose metrics lack the unit."""
 
     name: str
     of: Callable[[ReportedRun], RunExtent | None]
