@@ -1,4 +1,4 @@
-"""Access to the page: only with its token, and only for requests whose Host header names this machine.
+"""Admits requests to the page only with the page's token, and only if their Host header names this machine.
 
 - The token is in the address that the command prints. The first answer sets it as a cookie. The page then removes it
   from the address, so that neither the history nor a shared link has it.

@@ -1,4 +1,4 @@
-"""The table of kept episodes: a query selects and orders some of them, and one page of the result is shown."""
+"""Selects and orders kept episodes by a query, and cuts one page of a table from the result."""
 
 from __future__ import annotations
 

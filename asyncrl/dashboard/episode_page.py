@@ -1,4 +1,4 @@
-"""One kept episode as plain values for a page: its turns with their tokens, its branches, its labels and its task."""
+"""Describes one kept episode as plain values for a page: its turns with their tokens, branches, labels and task."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from asyncrl.types import Labels, Role, Task, ToolCall, Trajectory, Turn, common
 
 TOKENS_A_TURN = 1200
 TOKENS_AT_ONCE = 12_000
-"""The tokens of a turn and of an episode that are sent at first; the page requests the rest on demand."""
+"""The most tokens of a turn, and of an episode, that are sent at first. The page requests the rest on demand."""
 MOST_CHARACTERS = 20_000
 """Longer texts of a task and of a call's arguments are cut, with a note of how much is missing."""
 BETWEEN = "template"

@@ -1,4 +1,4 @@
-"""The addresses of kept episodes and dead letters, with answers as plain values. Several threads may use them."""
+"""Answers requests for kept episodes and dead letters with plain values, from several threads at once."""
 
 from __future__ import annotations
 

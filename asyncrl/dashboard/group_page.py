@@ -1,4 +1,4 @@
-"""The members of a group side by side: their rewards, their texts, and the place where they differ."""
+"""Describes the members of a group side by side: their rewards, their texts, and the place where they differ."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def describe_group(members: Sequence[KeptEpisode], chosen: str, vocabulary: Voca
 
     `same` counts the first tokens that a member shares with the `chosen` one, and `common` the first tokens that all
     share. `before` and `after` are a member's text around the first token that differs from the chosen member. For the
-    chosen member they are around the first token in which any member differs from it.
+    chosen member, these texts are around the first token in which any other member differs from it.
     """
     ordered = sorted(members, key=lambda each: each.row.member)
     reference = next((each for each in ordered if each.row.id == chosen), ordered[0])

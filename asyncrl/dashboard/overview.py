@@ -1,4 +1,4 @@
-"""The overview of a run: its state, configuration, roles and warnings in a few values and sentences."""
+"""Describes the state, configuration, roles and warnings of a run in a few values and sentences."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Splits a text into the texts of its tokens. Joined, they are the whole text.
 
-A character whose bytes are several tokens belongs to the first of these tokens, and the rest of them have no text.
+If the bytes of a character are spread over several tokens, the character belongs to the first of them, and the others
+have no text.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ def token_pieces(ids: Sequence[int], decode: Decode) -> list[str]:
 
 
 def _among_neighbours(ids: Sequence[int], token: int, rest: str, decode: Decode) -> tuple[str, int]:
-    """The text that begins with a token, and the index after its last token. `rest` is the text from the token on."""
+    """The text of a token, with the tokens after it that complete a character, and the index after the last of these
+    tokens. `rest` is the text from the token on."""
     start = max(0, token - CONTEXT)
     before = decode(list(ids[start:token]))
     for end in range(token + 1, min(token + LONGEST, len(ids)) + 1):

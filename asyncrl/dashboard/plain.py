@@ -1,4 +1,4 @@
-"""Values for a page: JSON that every browser reads."""
+"""Converts values for a page, so that every browser reads their JSON."""
 
 from __future__ import annotations
 

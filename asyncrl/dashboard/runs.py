@@ -1,4 +1,4 @@
-"""The runs that the page shows: their folders, and short keys for its addresses."""
+"""Finds the runs that the page shows, and gives each of them a short key for the page's addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics files of a run as columns of numbers, for figures."""
+"""Reads the metrics files of a run as columns of numbers, for figures."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
 
     `step` and `time` have a number for each row that is shown. `columns` has lists of numbers by name, with `None`
     where a row lacks the number. `rows` is the number of rows in the wanted part, estimated if only some were read.
-    `all` is true if all rows are shown, and `reset` if the cursor was of another file, so that everything is sent.
-    `cursor` is for the next request.
+    `all` is true if all rows are shown. `reset` is true if the whole file was wanted, or if the cursor was of another
+    file. `cursor` is for the next request.
     """
     with run.open_rows(file) as lines:
         if lines is None:

@@ -1,4 +1,4 @@
-"""The server of the page: its files, and answers under /api/, which are made from the run's folder at each request.
+"""Serves the page's files, and answers under /api/, which are made from the run's folder at each request.
 
 | address | answer |
 | --- | --- |

@@ -1,4 +1,4 @@
-"""The records of a run's replay, read while the run is running.
+"""Reads the records of a run's replay while the run is running.
 
 A process can have a store open only once, and the page answers several requests at a time. So all of them read through
 this file.

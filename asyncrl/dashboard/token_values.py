@@ -1,4 +1,4 @@
-"""The values of tokens as plain lists, by which a page colours text."""
+"""Collects the values of tokens, by which a page colours text, as plain lists."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_token(episode: KeptEpisode) -> dict[str, NDArray[Any]]:
 
 def tokens_of(episode: KeptEpisode, span: TokenSpan, within: TokenSpan, vocabulary: Vocabulary) -> dict[str, Any]:
     """The tokens of `span`: their ids, their texts, which of them are special, and the values of sampled tokens. The
-    texts are taken from the texts of `within`.
+    texts are those that the tokens have among all tokens of `within`.
     """
     ids = episode.trajectory.tokens[within.start : within.end].tolist()
     here = TokenSpan(span.start - within.start, span.end - within.start)

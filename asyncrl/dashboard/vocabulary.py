@@ -1,4 +1,4 @@
-"""The tokenizer of a run, for showing tokens. No code of a model is run, and nothing is downloaded."""
+"""Loads the tokenizer of a run, to show tokens as text. No code of a model is run, and nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _folders(run: Run, problem: Callable[[str], None]) -> list[str]:
     """The folders in which the tokenizer may be, the best first."""
     found = [str(run.folder / "model")] if (run.folder / "model").is_dir() else []
     try:
-        # All other keys may come from another version of asyncrl.
+        # Only this key is read: the run may be of another version of asyncrl, whose other keys differ.
         path = run.real_values()["model.path"]
     except ConfigError as error:
         problem(f"model.path is unknown: {reason_of(error)}")

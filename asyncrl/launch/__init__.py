@@ -5,7 +5,7 @@ This room helps to keep these promises:
 - 1, nothing lost, nothing trained twice: `supervisor.py` starts killed roles again, `ownership.py` lets one process own
   a run's folder, and `survivors.py` ends what an earlier start left running.
 - 3, the same batch after a crash: `local.py` (`changes_of`, `claim`) refuses to resume a run if a fixed key has another
-  value, and `preflight/same_tasks.py` refuses it if the tasks have changed.
+  value, and `preflight/same_tasks.py` does so if the tasks have changed.
 - 8, closed by default: `addresses.py` makes keys for a run that other machines can reach.
 
 In reading order: `local.py` (`asyncrl train`, from the checks to the end), `preflight/preflight.py` (all checks, one

@@ -1,7 +1,7 @@
-"""The addresses, ports and keys of a run. A launcher chooses the ones that the configuration leaves open.
+"""Chooses the addresses, ports and keys of a run that the configuration leaves open.
 
 The chosen values are written into the configuration in the run's folder, so that roles and other commands find each
-other. A resume chooses them again: a port may be taken by then, and a role may be on another host.
+other. A resume chooses addresses and ports again: a port may be taken by then, and a role may be on another host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from asyncrl.network.keys import check_keys, make_keys
 log = logging.getLogger("asyncrl.train")
 
 FILE = "left_open.json"
-"""The file in a run's folder with the keys that the launcher chose at the last start, and their configured values."""
+"""The file in a run's folder with the configuration keys that the launcher set at the last start, and their values
+before that."""
 KEYS_FOLDER = "keys"
 
 _NETWORK_KEYS = ("replay_host", "replay_port", "learner_host", "weights_port")
@@ -51,7 +52,7 @@ class RunAddresses:
         return locations.run_dir(self.run).absolute()
 
     def values(self) -> dict[str, Any]:
-        """The values of all keys that a launcher may set."""
+        """The values of all configuration keys that a launcher may set."""
         network = {f"network.{name}": getattr(self.network, name) for name in _NETWORK_KEYS}
         return network | {f"learner.{name}": getattr(self.learner, name) for name in _LEARNER_KEYS}
 
@@ -62,10 +63,10 @@ class RunAddresses:
         self.network.weights_port = self.network.weights_port or free_ports(1)
 
     def close_to_others(self) -> None:
-        """Make keys for a run that other machines can reach, unless it has keys."""
+        """Make keys for a run that other machines can reach, unless it has keys or may do without."""
         network = self.network
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
-        # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. Its other sockets still use keys.
+        # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. All other sockets use keys.
         if alone or network.keys is not None or (network.insecure and self.learner.nodes == 1):
             return
         self.take_keys()
@@ -84,15 +85,15 @@ class RunAddresses:
         check_keys(self.network.keys)
 
     def record_left_open(self, given: Mapping[str, Any]) -> None:
-        """Record in the run's folder the configured values (`given`) of the keys that the launcher has set since."""
+        """Record the configuration keys that the launcher has set, with the values that they had before (`given`)."""
         chosen = self.values()
         left = {key: value for key, value in given.items() if chosen[key] != value}
         write_whole(self.run_dir / FILE, json.dumps(left))
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The command-line words that reset the keys which the launcher chose at the last start, so that it chooses them
-    again."""
+    """The command-line words that reset the configuration keys that the launcher set at the last start, so that it
+    chooses them again."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

@@ -34,8 +34,12 @@ OLD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The newest metrics: the shares of time for which learner, actors and scorers were idle, and the batches that wait
-    for scores. `lag_share` is the mean lag as a share of the age bound."""
+    """The newest metrics.
+
+    - `learner_idle`, `actors_idle`, `scorers_idle`: the share of time for which these roles were idle;
+    - `waiting_batches`: the batches that wait for scores;
+    - `lag_share`: the mean lag as a share of the age bound.
+    """
 
     learner_idle: float
     actors_idle: float
@@ -46,7 +50,12 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """A change of the number of `name` (actors or scorers) by one process: `by` is +1 or -1. `reason` says why."""
+    """A change of the number of processes of a role by one.
+
+    - `name`: actors or scorers;
+    - `by`: +1 or -1;
+    - `reason`: why the number should change.
+    """
 
     name: str
     by: int
@@ -82,7 +91,7 @@ class Patience:
         self._count = 0
 
     def passes(self, change: ScaleChange | None, counts: Mapping[str, int]) -> bool:
-        """True if `change` is due now, while `counts` processes run."""
+        """True if `change` is due now. `counts` has the numbers of running actors and scorers."""
         if change is None or not self._allows(change, counts):
             self._last, self._count = None, 0
             return False

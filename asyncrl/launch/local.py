@@ -1,4 +1,4 @@
-"""`asyncrl train`: the whole run on this machine, from one command line."""
+"""`asyncrl train`: checks a run, starts it with the configured launcher, and supervises it until its end."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ def claim(config: TrainConfig, run_dir: Path) -> bool:
 
 
 def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[], None]) -> None:
-    """Move a run that never began a step out of its folder if it cannot resume with these values, or with the tasks
-    that `check_tasks` refuses.
+    """Move aside the files of a run that never began a step, if it cannot resume with these values or if `check_tasks`
+    refuses its tasks.
 
     So a run whose first start failed does not block its name. Raises ConfigError: the run has begun.
     """

@@ -1,7 +1,7 @@
-"""The ownership of a run's folder by one process, and how another process asks it to stop.
+"""Lets one process own a run's folder, and lets other processes ask the owner to stop.
 
 The owner keeps the file `supervised` locked while it runs roles, and writes its process into the file. Another process
-asks it to stop by making the file `stop`, which also works over a shared folder. The owner renames `stop` to
+asks the owner to stop by making the file `stop`, which also works over a shared folder. The owner renames `stop` to
 `stopping`, and removes it when all roles have ended.
 """
 

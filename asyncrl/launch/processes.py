@@ -1,4 +1,4 @@
-"""The command line and the environment of a placed role's process, and the GPUs and CPUs of this host."""
+"""Makes the command line and the environment of a placed role's process, and counts this host's GPUs and CPUs."""
 
 from __future__ import annotations
 

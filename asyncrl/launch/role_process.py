@@ -16,10 +16,12 @@ from asyncrl.machine.process import DRAIN
 
 @dataclass(frozen=True, slots=True)
 class RoleCommand:
-    """The command of one role: its name, which stays over restarts, its command line and its environment.
+    """The command that starts a role.
 
-    `drains`: it can finish its work before it ends. `ends_last`: a stop ends it after all other roles, which need it
-    until they end.
+    - `name`: the name of the role, which stays the same over restarts;
+    - `command`, `environment`: the command line, and the variables to add to the environment;
+    - `drains`: the role can finish its work before it ends;
+    - `ends_last`: a stop ends the role after all other roles, which need it until they end.
     """
 
     name: str
@@ -30,9 +32,13 @@ class RoleCommand:
 
 
 class RoleProcess(Protocol):
-    """The process `pid` of a role on a `host`. The `pid` is 0 while the role waits for free resources. `identity` is
-    the process that ends with the role; `None` while it is unknown. Without a supervisor the role ends within
-    `lease_s`."""
+    """The process of a role.
+
+    - `pid`: its process id; 0 while the role waits for free resources;
+    - `host`: the name of its host; empty while the role waits;
+    - `identity`: the process that ends with the role; `None`: it is unknown yet;
+    - `lease_s`: the time within which the role ends without a supervisor.
+    """
 
     @property
     def pid(self) -> int: ...

@@ -1,4 +1,4 @@
-"""The folder of an earlier start: its contents, and moving them away so that the run can begin again."""
+"""Reads the folder of an earlier start, and moves its files away so that the run can begin again."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def is_begun(run_dir: Path) -> bool:
 
 
 def set_aside(run_dir: Path) -> Path:
-    """Move the files of a run that never began a step into a new folder `earlier-N` within its folder, and return that.
-    Nothing is deleted: its episodes may have taken hours. Logs stay in place, and so do files that no role made.
+    """Move the files of a run that never began a step into a new folder `earlier-N` in the run's folder, and return
+    the new folder. Nothing is deleted: the run's episodes may have taken hours. Logs stay in place, and so do files
+    that no role made.
 
     Raises ConfigError: a file cannot be moved.
     """

@@ -1,5 +1,5 @@
-"""Start every role, restart failed roles, and stop all cleanly. By default a role is a child of this process; `start`
-can run it elsewhere.
+"""Starts every role, restarts failed roles, and stops all of them cleanly. By default a role is a child of this
+process; `start` can run it elsewhere.
 
 The run is done when the role named `until` ends with status 0. Roles whose names begin with that name, such as the
 learner on other hosts, may end with status 0, too. Status 2 means that the role cannot be configured, and status 3 that
@@ -58,11 +58,14 @@ class RunFailedError(AsyncrlError):
 
 @dataclass(slots=True)
 class _Child:
-    """The current process of a role. Its log had `log_start` bytes when the process started.
+    """The current process of a role.
 
-    `failures` counts the failures since the role last ran for `WELL_S`. `due` is the time of the next start after a
-    failure. `asked` is the time at which the process was asked to end, so that its end is no failure. `killed`: it was
-    killed, but may end much later on a host that cannot be reached. `hung`: it was killed because it hung.
+    - `log_start`: the bytes that the role's log had when the process started;
+    - `failures`: the number of failures since the role last ran for `WELL_S`;
+    - `due`: the time of the next start after a failure;
+    - `asked`: the time at which the process was asked to end, so that its end is no failure;
+    - `killed`: the process was killed, but may end much later on a host that cannot be reached;
+    - `hung`: the process was killed because it hung.
     """
 
     role: RoleCommand

@@ -57,7 +57,7 @@ class Survivor:
         self._process.ask_to_end()
 
     def has_ended(self) -> bool:
-        """True if the process and its children have ended. If only the process has, its children are killed."""
+        """True if the process and its children have ended. If only the process has ended, its children are killed."""
         if not self._process.is_alive:
             self.kill()
         return not any(each.is_alive for each in self._family)
@@ -162,7 +162,7 @@ def end_elsewhere(
 def _may_run_elsewhere(record: ProcessRecord) -> bool:
     if record.lease_s <= 0 or record.kernel == this_kernel():
         return False
-    # A process of an earlier boot of this machine cannot run any more. A container may have its machine's host name.
+    # A process of an earlier boot of this machine has ended. But a container may have the host name of its machine.
     return record.host != socket.gethostname() or _is_near(record)
 
 

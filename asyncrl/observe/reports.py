@@ -1,4 +1,4 @@
-"""The reports of a process: its spans, and its rows of metrics with its use of the machine."""
+"""Opens the reports of a process: its spans, and its rows of metrics with its use of the machine."""
 
 from __future__ import annotations
 

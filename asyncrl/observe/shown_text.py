@@ -1,4 +1,4 @@
-"""The text of an episode for people, with a few words for each image instead of its placeholder tokens."""
+"""Makes the text of an episode for people, with a few words for each image instead of its placeholder tokens."""
 
 from __future__ import annotations
 

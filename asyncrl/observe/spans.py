@@ -1,4 +1,4 @@
-"""Spans: the activities of a role with their times, recorded for the timeline that `asyncrl trace` makes.
+"""Records spans, the activities of a role with their times, for the timeline that `asyncrl trace` makes.
 
 Recording a span costs a role about a microsecond: a thread encodes and writes the spans every FLUSH_S seconds. An error
 of the disk never reaches the role: lost spans are counted, and so are spans that come faster than they can be written.
@@ -57,8 +57,8 @@ _Span = tuple[str, str, float, float, Mapping[str, Value]]
 class Spans(Protocol):
     """Takes the spans of one process, from any thread.
 
-    A span has a name, and a track: a line of the timeline, on which spans follow each other. Without a track it belongs
-    to the episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
+    A span has a name, and a track: a line of the timeline, on which spans follow each other. Without a track the span
+    belongs to the episode that its value `episode` names. Times are seconds of `clock`, which is monotonic.
     """
 
     @property

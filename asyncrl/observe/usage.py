@@ -1,4 +1,4 @@
-"""The use of the machine by a role's process, in the rows of its metrics.
+"""Measures the use of the machine by a role's process, for the rows of its metrics.
 
 A thread takes the samples, so that a driver that hangs does not block the role, and a row costs only a few sums.
 """

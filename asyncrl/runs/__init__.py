@@ -1,13 +1,13 @@
 """Reads and shows runs: one reader of a run's folder, and one file for each view.
 
-Only `run.py` reads a run's folder, and only `finding.py` looks for one. A run may be running, have ended, or be a copy.
-This room keeps none of the nine promises: its views show if they hold. Only three subcommands of `asyncrl inspect`
-change a run, through its replay.
+Views read a run's folder only through `run.py`, and look for a run only through `finding.py`. A run may be running,
+have ended, or be a copy. This room keeps none of the nine promises: its views show if they hold. Only three subcommands
+of `asyncrl inspect` change a run.
 
 In reading order:
 
 - `run.py`, `finding.py`, `lines.py`, `kept.py`: the reader, the search for a run, rows of growing files, kept episodes.
-- `from_config.py`, `settings.py`: the reader of a run's configuration, and the values of it that views need.
+- `from_config.py`, `settings.py`: the reader of a run's configuration, and the values that views need from it.
 - `status.py`, `situation.py`, `stalls.py`, `advice.py`, `watch.py`: the state of a run now, its chain of waits (which
   role waits for which), and what to change.
 - `progress.py`, `warnings.py`, `standstill.py`, `terminal.py`: the table of a run on its own terminal.

@@ -1,4 +1,4 @@
-"""Advice for a run, from the shares of time in which its parts were idle.
+"""Gives advice for a run, from the shares of time in which the run's parts were idle.
 
 Each piece of advice names its numbers, and is given only if the numbers support it.
 """

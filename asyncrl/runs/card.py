@@ -1,5 +1,5 @@
-"""The model card: README.md in the folder of an exported model, with a picture of its training, for the Hugging Face
-hub.
+"""Writes the model card for the Hugging Face hub: README.md in the folder of an exported model, with a picture of its
+training.
 
 A card ends with a comment that has a checksum of its text. A card that somebody wrote or changed has another checksum
 or none, and is never replaced.

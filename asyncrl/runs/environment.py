@@ -1,4 +1,4 @@
-"""The environment of a run: host, cores, GPUs, and the versions of asyncrl and of the packages that it computes with.
+"""Records the environment of a run: host, cores, GPUs, and the versions of asyncrl and of the packages that it uses.
 
 `asyncrl train` adds a record to `environment.json` in the run's folder at each start. Each other host of the learner
 has such a file in `host-N/`.
@@ -42,7 +42,9 @@ log = logging.getLogger(__name__)
 class Environment:
     """One start of a run on one host.
 
-    - `time` of the start is in seconds since 1970; `memory` is in bytes; `cores` counts the cores for this process.
+    - `time` is the time of the start, in seconds since 1970.
+    - `cores` is the number of cores that the process may use.
+    - `memory` is the memory of the host in bytes.
     - `gpus` has a line for each GPU: its name and its memory.
     - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files in it differ from the commit. It is
       empty if asyncrl was not started from a checkout.

@@ -1,8 +1,8 @@
 """Reads files of JSON lines, which may be large and may grow while they are read. A row is a line with a JSON object.
 
 A last line that is still being written, and lines that are no rows, are left out. A path that is no regular file, such
-as a pipe, counts as no file. The newest rows, the rows of a time, and samples of a large file are read without the rest
-of the file. Rows are in the order of their `time`, so bisection finds the rows of any time.
+as a pipe, counts as no file. The newest rows, the rows between two times, and samples of a large file are read without
+the rest of the file. Rows are in the order of their `time`, so bisection finds the rows between two times.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class LineSpan:
 
 
 class LineFile:
-    """An open file of lines. `whole` are the lines that it had when it was opened."""
+    """An open file of lines. `whole` is the span of the lines that it had when it was opened."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -221,8 +221,8 @@ def finite(value: Any) -> float | None:
 
 
 def measured(rows: Iterable[Row]) -> Iterator[Row]:
-    """Reduce rows to their numbers, with NaN and infinities. Rows without a whole `step` or a finite `time` are left
-    out: files of a run may have any content."""
+    """Reduce rows to their numbers, NaN and infinities included. Rows without a whole `step` or a finite `time` are
+    left out: files of a run may have any content."""
     for row in rows:
         found = {name: value for name, value in row.items() if _is_number(value)}
         if isinstance(found.get("step"), int) and finite(found.get("time")) is not None:
@@ -244,8 +244,8 @@ def parsed(line: bytes) -> Row | None:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
-    """Read only the fields that the decoder's type names, many times faster than the whole row. `None`: a field is
-    missing or of another type."""
+    """Read only the fields that the decoder's type names, which is many times faster than the whole row. `None`: a
+    field is missing or of another type."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):

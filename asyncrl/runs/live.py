@@ -1,4 +1,4 @@
-"""Requests to the replay that serves a run's stores."""
+"""Sends requests to the replay that serves a run's stores."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ T = TypeVar("T")
 class LiveReplay:
     """The replay that serves the stores of `stored`. Each call opens a connection, and fails after `give_up_s`.
 
-    `endpoints` and `keys` replace the addresses that the shards wrote, and the keys of the run's configuration.
+    By default it uses the addresses that the shards wrote, and the keys of the run's configuration. `endpoints` and
+    `keys` replace these.
     """
 
     def __init__(
@@ -42,8 +43,11 @@ class LiveReplay:
         self._give_up_s = give_up_s
 
     def call(self, shard: int, request: Callable[[ReplayClient], T]) -> T:
-        """The answer of a shard's replay. Raises UnavailableError: the replay does not run, or the address belongs to
-        another run; ConfigError: the keys cannot be read."""
+        """Call `request` with a client of a shard's replay, and return its answer.
+
+        Raises UnavailableError: the replay does not run, or the address belongs to another run; ConfigError: the keys
+        cannot be read.
+        """
         path = shard_paths(self._store)[shard]
         if not in_use(path):
             raise UnavailableError(f"no replay serves {path}: start the run, then try again")

@@ -1,4 +1,4 @@
-"""The progress of a run, from the metrics of its roles: for its own terminal, and for `asyncrl status` elsewhere."""
+"""Reads the progress of a run from the metrics of its roles, for the run's terminal and for `asyncrl status`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The one reader of a run: configuration, state, end, rows of metrics, spans, store and kept episodes of a folder.
+"""Reads a run's folder: its configuration, state, end, rows of metrics, spans, stores and kept episodes.
 
-Every view reads through it. The run may be running, have ended, or be a copy from another machine. It changes
-nothing.
+Every view reads runs through this file, which changes nothing. The run may be running, have ended, or be a copy from
+another machine.
 """
 
 from __future__ import annotations

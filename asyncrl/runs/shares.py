@@ -1,4 +1,4 @@
-"""Shares of time in which the parts of a run had nothing to do, from the rows of their metrics."""
+"""Computes the shares of time in which the parts of a run had nothing to do, from the rows of their metrics."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAUSES = ("labels", "episodes", "store")
 """The things for which the learner may wait, as the replay counts them."""
 MOST_STEPS, FEWEST_STEPS = 20, 5
 MOST_ROWS = 500
-"""The number of newest rows that are read of a role, which writes a row every five seconds."""
+"""The number of a role's newest rows that are read. A role writes a row every five seconds."""
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
@@ -48,17 +48,22 @@ def step_seconds(steps: Rows) -> float:
 
 
 def waited_for(cause: str) -> str:
-    """The replay's counter of the seconds that the learner waited for one of CAUSES."""
+    """The name of the replay's counter of the seconds that the learner waited for one of CAUSES."""
     return f"learner_waited_for_{cause}_s"
 
 
 @dataclass(frozen=True, slots=True)
 class IdleShares:
-    """The shares of the time of a run's newest `steps`. In `learner_idle` the learner had nothing to do. `waited` has a
-    share for each of CAUSES, as the worst shard counted it, and `phases` has the share of each phase of a step.
-    `actors_idle` and `scorers_idle` are means over `actors` and `scorers` processes; `None` if none has written a row
-    during these steps. `evicted` is a share of the episodes that were accepted during these steps. `pending` is the
-    mean number of tickets that waited for an actor."""
+    """The shares of time during a run's newest `steps`.
+
+    - `learner_idle`: the share in which the learner had nothing to do;
+    - `waited`: the share in which the learner waited for each of CAUSES, as the worst shard counted it;
+    - `phases`: the share of each phase of a step;
+    - `actors`, `scorers`: the number of these processes that have written rows during these steps;
+    - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; `None`: there were none;
+    - `evicted`: the evicted episodes as a share of the accepted ones;
+    - `pending`: the mean number of tickets that waited for an actor.
+    """
 
     steps: int
     learner_idle: float

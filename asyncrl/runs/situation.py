@@ -1,4 +1,4 @@
-"""The situation of a run at one moment as plain data, from its files, its stores and its replay's status.
+"""Describes the situation of a run at one moment as plain data, from its files, its stores and its replay's status.
 
 `stalls` derives from it which role waits for which.
 """
@@ -25,9 +25,11 @@ ROW_S = 60.0
 class RoleNow:
     """A role of a supervised run.
 
-    `runs`: it has a process. `placed`: it has a host. `silent_s`: seconds since its last heartbeat, if it had any.
-    `does`: the work that it reports, for `does_s` seconds so far. If the report names a silent part of the role,
-    `part_silent_s` is the time of that silence. `row`: its newest metrics; empty if they are old.
+    - `runs`: it has a process. `placed`: it has a host.
+    - `silent_s`: the seconds since its last heartbeat; `None`: it had none.
+    - `does`: the work that it reports. `does_s`: the seconds that this work has taken so far.
+    - `part_silent_s`: if the report names a silent part of the role, the seconds of that silence.
+    - `row`: its newest metrics; empty if they are old.
     """
 
     name: str

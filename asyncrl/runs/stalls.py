@@ -1,8 +1,8 @@
-"""The chain of waits of a run, in plain sentences: from the role that waits to the cause.
+"""Explains in plain sentences why a run waits: by a chain of waits, from the role that waits to the cause.
 
-`chain` is a pure function. It begins with the learner, since a run makes progress if the learner does. If the learner
-works, the chain says why actors have nothing to do. Of several shards, actors or scorers it names the worst one and the
-number of further ones.
+`chain` is a pure function. The chain begins with the learner, since a run makes progress if the learner does. If
+the learner works, the chain says why actors have nothing to do. Of several shards, actors or scorers the chain names
+the worst one and the number of further ones.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from asyncrl.text import duration
 SILENT_S = 5.0
 """A role without a heartbeat for this time is silent: it has one every second."""
 MOST_IDLE = 0.9
-"""An engine that is idle for a larger share of its time has no request, although episodes run."""
+"""An engine that is idle for a larger share of its time counts as an engine without requests, although episodes run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A link of a chain: `who` does `what`, such as "learner" and "waits for a batch", for `seconds`; `None`: unknown.
+    """A link of a chain.
 
-    `who` is empty if `what` has its own subject. `fault`: `who` is silent, down or failing, and no setting of the run
-    fixes that.
+    - `who`: such as "learner"; empty if `what` has its own subject;
+    - `what`: the activity of `who`, such as "waits for a batch";
+    - `seconds`: the duration of the activity so far; `None`: unknown;
+    - `fault`: `who` is silent, down or failing, and no setting of the run fixes that.
     """
 
     who: str

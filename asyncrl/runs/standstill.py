@@ -1,6 +1,6 @@
 """Notices that a run makes no progress, and then looks for the cause every few seconds.
 
-It looks in another thread, so that a replay that hangs does not block the terminal.
+The search runs in another thread, so that a replay that hangs does not block the terminal.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ LOOK_S = 5.0
 
 
 class Standstill:
-    """Tells the cause of a standstill. `look` finds it, and may take long or raise any error. `clock` gives seconds."""
+    """Tells the cause of a standstill, which `look` finds. `look` may take long or raise any error. `clock` gives
+    seconds."""
 
     def __init__(self, look: Callable[[], str], clock: Callable[[], float]) -> None:
         self._look, self._clock = look, clock

@@ -1,4 +1,5 @@
-"""`asyncrl inspect status`: the contents and the work of a run's replay, as plain values. `table` makes them readable.
+"""`asyncrl inspect status`: describes the contents and the work of a run's replay as plain values. `table` makes them
+readable.
 
 The cost grows with the trajectories in progress and the dead letters, not with the length of the run.
 """
@@ -140,8 +141,14 @@ def _planned_lags(tx: Transaction) -> Counter[int]:
 
 @dataclass(frozen=True, slots=True)
 class StatusSample:
-    """A run at `at` seconds: all stores as one, the store and the status of each shard, and the `problem` of the shards
-    that do not answer. The status of such a shard is `None`."""
+    """A run at one moment.
+
+    - `at`: the moment, in seconds;
+    - `store`: the summary of all stores together;
+    - `shards`: the summary of each shard's store;
+    - `answers`: the status of each shard; `None`: the shard does not answer;
+    - `problem`: the reasons why shards do not answer; empty if all do.
+    """
 
     at: float
     store: StoreSummary

@@ -1,7 +1,7 @@
-"""The summary of a run, from its metrics files and its store. It covers all starts of a resumed run.
+"""Summarises a run from its metrics files and its store. The summary covers all starts of a resumed run.
 
-The console shows it at the end of `asyncrl train`, however that ends. `summary.json` in the run's folder has it for
-programs.
+The console shows the summary at the end of `asyncrl train`, however that ends. `summary.json` in the run's folder has
+it for programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The progress of a run on its terminal: a table that follows the metrics files of the roles."""
+"""Shows the progress of a run on its terminal: a table that follows the metrics files of the roles."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ LINE_S = 10.0
 RATE_S = 15.0
 """The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
 FLOW = ("accepted", "labelled", "trained")
-"""The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner count,
-too."""
+"""The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner are
+progress, too."""
 
 
 class TerminalTable:
@@ -136,7 +136,8 @@ class TerminalTable:
         return [("waits", waits)] if waits else []
 
     def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """The rate at which episodes and scorings fail, if they do, and the newest failure of each replay."""
+        """The rate at which episodes and scorings fail, if they do, and the newest failure of each replay.
+        Reasons why replays issue few tickets replace the newest failures."""
         now = self._clock()
         counted = ("failures", "scoring_failures")
         self._failures.append((now, sum(int(values.get(name, 0)) for values in replays for name in counted)))

@@ -1,5 +1,4 @@
-"""Warnings from the metrics: the run learns nothing, or from a biased sample. Each warning names a command that shows
-more."""
+"""Warns if the metrics show that a run learns nothing, or learns from a biased sample."""
 
 from __future__ import annotations
 

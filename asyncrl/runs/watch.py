@@ -30,8 +30,12 @@ GIVE_UP_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
-    """The chain of `waits`, and `advice`, which is `None` after too few steps and while a fault stops the run. `faults`
-    are the roles that are silent or down, by name."""
+    """The reasons why a run waits.
+
+    - `waits`: the chain of waits;
+    - `advice`: sentences for the user; `None` after too few steps, and while a fault stops the run;
+    - `faults`: the roles that are silent or down, by name.
+    """
 
     waits: Sequence[Wait] = ()
     advice: Sequence[str] | None = None
@@ -74,7 +78,7 @@ class StallReader:
 
 
 class RunWatch:
-    """Asks the replay of a run, if it runs, for up to `give_up_s` seconds at each look."""
+    """Reads the stalls of a run. Each look asks the run's replay, if it runs, for up to `give_up_s` seconds."""
 
     def __init__(self, run: Run, give_up_s: float = GIVE_UP_S) -> None:
         self.run, self._give_up_s = run, give_up_s

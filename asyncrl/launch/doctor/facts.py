@@ -10,11 +10,16 @@ from asyncrl.machine.gpus import GpuFact
 
 @dataclass(frozen=True, slots=True)
 class AcceleratorFacts:
-    """`devices` is the number of NVIDIA GPUs on the PCI bus. The driver shows `gpus`, or fails with `driver_error`.
-    torch uses `torch_gpus` of them. `torch_cuda` is the CUDA version that torch was built for, and `nccl` is its NCCL
-    version; each is empty if torch lacks it. `visible` is CUDA_VISIBLE_DEVICES, `None` if it is not set.
-    `has_infiniband`: there is an RDMA device. `missing_to_compile` lists the missing programs and headers that
-    compiling a layer needs."""
+    """The facts about GPUs, and about the software that uses them.
+
+    - `devices`: the number of NVIDIA GPUs on the PCI bus;
+    - `gpus`: the GPUs that the driver shows. `driver_error`: why the driver fails, else empty;
+    - `torch_gpus`: the number of GPUs that torch uses;
+    - `torch_cuda`, `nccl`: the versions of torch's CUDA and of its NCCL, empty if it has none;
+    - `visible`: CUDA_VISIBLE_DEVICES; `None`: the variable is not set;
+    - `has_infiniband`: there is an RDMA device;
+    - `missing_to_compile`: the missing programs and headers that compiling a layer needs.
+    """
 
     devices: int = 0
     gpus: Sequence[GpuFact] = ()
@@ -55,7 +60,7 @@ class LauncherFact:
 class HostMark:
     """The mark that a host leaves in the shared folder for other hosts. `skew_s` is the host's clock minus the clock of
     the folder's disk. `versions` has the versions of Python and of the packages that must be alike. `server_key` is the
-    public key that its clients trust.
+    server's public key that clients on the host trust.
     """
 
     host: str
@@ -88,10 +93,14 @@ class KeyFacts:
 
 @dataclass(frozen=True, slots=True)
 class PackageFacts:
-    """`missing` lists the requirements that are not installed. `unfit` lists the requirements that the installed
-    version does not meet, each with that version. `unpinned` lists (package, installed version, version in
-    constraints.txt) where the two versions differ. `extras` says which extras are complete. `error`: asyncrl is not
-    installed as a package."""
+    """The facts about asyncrl's requirements.
+
+    - `missing`: the requirements that are not installed;
+    - `unfit`: the requirements that the installed version does not meet, each with that version;
+    - `unpinned`: (package, installed version, version in constraints.txt) where the two versions differ;
+    - `extras`: True for each extra that is complete;
+    - `error`: why nothing was checked, empty if asyncrl is installed as a package.
+    """
 
     missing: Sequence[str] = ()
     unfit: Sequence[tuple[str, str]] = ()
@@ -102,9 +111,12 @@ class PackageFacts:
 
 @dataclass(frozen=True, slots=True)
 class LimitFacts:
-    """The limits of a process: the number of open `files`, and of `locked` bytes; -1 without a limit. `shared_memory`
-    is the size of /dev/shm in bytes, of which `shared_memory_free` are free. `first_outgoing_port` is the first port
-    that Linux gives to outgoing connections."""
+    """The limits of a process.
+
+    - `files`, `locked`: the most files that it may open, and the most bytes that it may lock; -1: no limit;
+    - `shared_memory`, `shared_memory_free`: the bytes of /dev/shm, and how many of them are free;
+    - `first_outgoing_port`: the first port that Linux gives to outgoing connections.
+    """
 
     files: int
     locked: int

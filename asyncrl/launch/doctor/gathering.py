@@ -173,7 +173,7 @@ def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
     constraints = Path(asyncrl.__file__).parents[1] / "constraints.txt"
     lines = constraints.read_text().splitlines() if constraints.is_file() else []
     for name, sign, pinned in (line.partition("==") for line in lines):
-        # A build of torch for one CUDA version names it in its own version, such as 2.9.0+cu128.
+        # A build of torch for CUDA adds the CUDA version to its own, such as 2.9.0+cu128.
         there = _version(name).partition("+")[0] if sign and name.lower() in names else ""
         if there and there != pinned.strip().partition("+")[0]:
             yield name, there, pinned.strip()

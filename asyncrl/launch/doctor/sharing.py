@@ -1,4 +1,4 @@
-"""The facts that this host shares with other hosts: the folder of the runs, keys and addresses.
+"""Reads the facts that concern several hosts: the folder of the runs, keys and addresses.
 
 Each host that is examined leaves a mark, which is a file in the folder. A host that finds the mark of another host
 knows that both share the folder, and compares keys, versions and clocks. The time of a mark comes from the clock of the

@@ -51,7 +51,7 @@ ENDED = "asyncrl ended "
 
 
 class KeptRole(msgspec.Struct, frozen=True):
-    """The `number`-th start of a role by a `launcher`, and the process that it started on this host."""
+    """One start of a role on this host, and its process. The launcher with the id `launcher` numbers its starts."""
 
     launcher: str
     number: int

@@ -1,2 +1,4 @@
-"""The placement of a run's processes on hosts, GPUs and CPUs: `placement.py` first, then `pools`, `dealing`,
-`sharing`."""
+"""Places a run's processes on hosts, GPUs and CPUs.
+
+In reading order: `placement.py`, `pools.py`, `dealing.py`, `sharing.py`.
+"""

@@ -1,4 +1,4 @@
-"""The division of the GPUs of one node among the learner, the actors and the scorers that are placed there."""
+"""Divides the GPUs of one node among the learner, the actors and the scorers that are placed there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 USED_MEMORY = 0.82
 """The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
 them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
-# Without that room on the GPU, new weights load from the host's memory, which takes five times as long.
+# New weights that find no room on the GPU load from the host's memory, which takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
 """The largest sum of shares on a GPU if at least one of them is not configured. CUDA needs the rest."""
@@ -46,7 +46,7 @@ class Wish:
 
 
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
-    """The GPUs of each role that has a wish: first the learner's, then the actors', then the scorers'.
+    """The GPUs of each role that has a wish: the first ones for the learner, then those for actors, then for scorers.
 
     If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor of
     actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the actors' GPUs,

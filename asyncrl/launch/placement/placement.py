@@ -1,4 +1,4 @@
-"""The placement of a run's processes on hosts and GPUs: one description that every launcher obeys.
+"""Places a run's processes on hosts and GPUs. Every launcher obeys the placement.
 
 Each role has a pool of nodes (see `pools`). The roles of a node divide its GPUs (see `dealing`).
 """
@@ -28,10 +28,12 @@ class PlacedRole:
     """A process of the run. Its command is the same on every host: `python -m asyncrl.MODULE experiment=RUN/config.yaml
     ARGUMENTS`.
 
-    `node` is the index of the host, and `gpus` are numbers of its GPUs. `gpus=None`: the process sees all GPUs, because
-    servers that the run did not start may use any of them. `threads` is torch's number of threads. The learner's
-    process starts a rank for each GPU, or `cluster.learner_ranks`, each with `threads` threads. `cpus` is the number of
-    CPUs that the process keeps busy.
+    - `node`: the index of the host;
+    - `gpus`: the numbers of its GPUs on the host. `None`: the process sees all GPUs, because servers that the run did
+      not start may use any of them;
+    - `threads`: torch's number of threads. The learner's process starts a rank for each GPU, or
+      `cluster.learner_ranks`, and each rank has this number of threads;
+    - `cpus`: the number of CPUs that the process keeps busy.
     """
 
     name: str
@@ -43,7 +45,7 @@ class PlacedRole:
     threads: int
     cpus: int
     port: int | None = None
-    """The first port at which other processes reach it; 0: chosen at the start; `None`: it does not listen."""
+    """The first port at which other processes reach this one; 0: chosen at the start; `None`: it does not listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """The part of the configuration that decides where processes are, and how many."""
+    """The part of the configuration that decides where processes are, and how many there are."""
 
     cluster: ClusterConfig
     engine: EngineConfig
@@ -114,7 +116,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # Place again with this number of ranks, which `settle` sets: later placements of the run give the same actors.
+        # `settle` sets this number of ranks. With it, later placements of the run give the same actors as this one.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
@@ -339,7 +341,7 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
             if "actor" in memory:
                 arguments += [f"engine.server.memory={memory['actor']}"]
                 shared = shared_servers(own, gpus, engine.server.tp_size, servers)
-                # A share in the configuration is the share of each server.
+                # A configured share is for every server, even for one that has its GPUs alone.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()

@@ -1,4 +1,4 @@
-"""The pools of a run, and the hosts of their nodes.
+"""Defines the pools of a run, and puts the nodes of the pools on hosts.
 
 A node of a pool is a part of a host. `cluster.pools` defines the pools. Without it, a single host is one pool. If there
 are several hosts, half of them (rounded down) are a pool for training, and the others are a pool for actors and
@@ -26,8 +26,12 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host. `actors` and `scorers` are its share
-    of the numbers in the configuration, by its weight among the nodes of the pool.
+    """The `index`-th of the `count` nodes of a pool: some GPUs and CPUs of a host.
+
+    - `host`: the index of the host;
+    - `gpus`: the numbers of the node's GPUs on the host;
+    - `actors`, `scorers`: the node's shares of the configured numbers of actors and scorers;
+    - `actor_weight`, `scorer_weight`: the node's weights among the nodes of the pool, which decide its shares.
     """
 
     pool: str

@@ -22,7 +22,7 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 def claim(count: int, weight: int) -> tuple[bool, float, int]:
     """The claim of a node with `count` processes to the next process: the node with the largest claim gets it.
 
-    Processes that are sorted by the claims that won them are in the order of dealing. One more process is added to the
-    end of this order.
+    Sorting processes by the claims that won them, the largest first, gives the order in which they were dealt. A
+    further process comes last in this order.
     """
     return count == 0, weight / (count + 1), -count

@@ -1,4 +1,4 @@
-"""A placement as a table for people."""
+"""Shows a placement as a table for people."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The check that the algorithm's parts exist, fit together, and get the scores that they read. It is fast, so a start
-and a plan make it first."""
+"""Checks that the algorithm's parts exist, fit together, and get the scores that they read. The check is fast, so a
+start and a plan make it first."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Writes the tasks of a run into its folder at the start, if roles cannot read their sources themselves. It does the
-same for the tasks of a user's dataset class (`data.dataset`), with the interface of verl.
+"""Writes tasks into the run's folder at the start, if roles cannot read the sources of the tasks themselves.
+
+It also writes the tasks that a user's dataset class (`data.dataset`) makes. Such a class has the interface of verl.
 
 The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. The object
 has a length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have

@@ -1,4 +1,4 @@
-"""`learner.epochs`: the number of learner steps that a run needs to train on all of its tasks that many times."""
+"""`learner.epochs`: computes how many learner steps a run needs to train on all of its tasks that many times."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
-    """Set a `learner.steps` that is null to the number of steps that `learner.epochs` needs, or to the default. Then
-    `learner.epochs` becomes null.
+    """Set `learner.steps`, if it is null, to the number of steps that `learner.epochs` needs, or else to the default.
+    Set `learner.epochs` to null.
 
     A resumed run gets the same number, since it has the same tasks and batch size. Raises DataError: the training tasks
     cannot be read.
@@ -36,7 +36,7 @@ def steps_of(learner: LearnerConfig, epochs: float, rows: int, shards: int = 1) 
 
     Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the shard that needs the
     most steps gives the result. The result is rounded up to a multiple of `publish_every`, because a run's number of
-    steps must be a multiple.
+    steps must be such a multiple.
     """
     groups, wanted = learner.batch_size // learner.group_size, Fraction(str(epochs))
     slowest = max(

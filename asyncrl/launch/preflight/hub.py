@@ -1,4 +1,4 @@
-"""A quick check that the Hugging Face hub can be reached: its own client tries for half a minute before it gives up."""
+"""Checks quickly if the Hugging Face hub can be reached: the hub's own client gives up only after half a minute."""
 
 from __future__ import annotations
 

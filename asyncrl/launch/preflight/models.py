@@ -139,7 +139,7 @@ def _missing(path: str, revision: str | None = None) -> str | None:
     if folder.is_absolute():
         return "there is no such folder"
     if path.startswith(".") or path.count("/") > 1:
-        # A resumed run keeps the relative paths of its start.
+        # A resumed run keeps the relative paths of its start, but may be in another working directory.
         return f"there is no such folder; a relative path starts at the working directory, {Path.cwd()}"
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError

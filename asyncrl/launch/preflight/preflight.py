@@ -1,4 +1,4 @@
-"""The checks before anything starts: one list, in order, of all that the roles will load or need."""
+"""Runs all checks before anything starts: one list, in order, of all that the roles will load or need."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ log = logging.getLogger("asyncrl.train")
 
 CREATION_NOTICE_S = 10.0
 RULE_S = 120.0
-"""The time for the try of a rule, whose first use may load libraries from a cold disk."""
+"""The time limit when a rule is tried: its first use may load libraries from a cold disk."""
 
 _EPISODE = Trajectory(
     id="preflight",

@@ -26,8 +26,8 @@ log = logging.getLogger("asyncrl.train")
 def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile], NDArray[np.int32]]) -> None:
     """Measure the prompts if the configuration needs it, and log how many tasks `data.filter_overlong` leaves out.
 
-    `measure` is `prompt_lengths` of the run. Raises DataError: a prompt is too long and may neither be left out nor be
-    cut, or no task is left; StoppedError: the start was stopped meanwhile.
+    `measure` is `prompt_lengths` of the run. Raises DataError: a prompt is too long, and the configuration allows
+    neither to leave it out nor to cut it, or no task is left; StoppedError: the start was stopped meanwhile.
     """
     limit = data.max_prompt_length
     if limit is None or not (data.filter_overlong or data.truncation == "error"):

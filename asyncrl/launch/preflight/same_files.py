@@ -29,7 +29,8 @@ class FileRecord(msgspec.Struct, frozen=True):
 
 
 def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
-    """Record the files of a run's tasks, or compare them with the record if the run has `begun` to name their rows.
+    """Record the files of a run's tasks. If the run has `begun`, its episodes name rows of the files, and so the files
+    must be the recorded ones.
 
     Raises ConfigError, which names the files that have changed; DataError: a file cannot be read.
     """
@@ -47,7 +48,7 @@ def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
 
 
 def task_files(tasks: RunTasks) -> Iterator[Path]:
-    """The files of tasks that roles read, except for the rows that a start has made, which never change."""
+    """The files of tasks that roles read. Files that a start has made from sources are left out: they never change."""
     from asyncrl.data.tables import find_files
 
     for sources in (tasks.data.train, tasks.data.eval or []):

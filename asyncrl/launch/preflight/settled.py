@@ -1,4 +1,4 @@
-"""The checks of a configuration after all roles were placed, for a start and for a plan.
+"""Checks a configuration after all roles were placed, for a start and for a plan.
 
 Only then are the numbers of the learner's ranks and hosts known, and the addresses that other hosts must reach.
 """
@@ -45,7 +45,7 @@ def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> 
 
     config = copy.deepcopy(config)
     if config.cluster.launcher == "local" and len(placement.hosts) > 1:
-        # The local launcher cannot start several hosts. All other launchers refuse the same configurations.
+        # The local launcher cannot start several hosts. Any other launcher will do: all refuse the same configurations.
         config.cluster.launcher = "hosts"
         config.cluster.hosts = [f"host-{number}" for number in range(len(placement.hosts))]
     settle(config.cluster, config.learner, placement)

@@ -1,4 +1,4 @@
-"""A run's connection to a Ray cluster: its hosts, and the parts of them that the run reserves."""
+"""Connects a run to a Ray cluster, and reserves parts of the cluster's hosts for the run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`cluster.launcher=ray`: the roles of a run as supervised actors of a Ray cluster.
+"""`cluster.launcher=ray`: starts the roles of a run in actors of a Ray cluster.
 
 Each pool is a placement group. Each role is the child of its own Ray actor, with the same command line as under every
 launcher. The supervisor restarts an ended role on its node, or on another node with room if its node has died.

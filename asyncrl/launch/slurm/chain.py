@@ -1,6 +1,6 @@
-"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: N jobs of Slurm in sequence.
+"""`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: submits N jobs of Slurm in sequence.
 
-This is for sites where a job may not be requeued, or may run only for a short time. Each job begins when the job before
+This is for sites where jobs cannot be requeued, or may run only for a short time. Each job begins when the job before
 it has ended for any reason, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the remaining
 jobs end at once. `--dry-run` prints the commands that would submit the jobs.
 """

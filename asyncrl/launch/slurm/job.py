@@ -1,4 +1,4 @@
-"""`python -m asyncrl.launch.slurm.job KEY=VALUE ...`: a whole run as the batch script of a job; see `launchers/`.
+"""`python -m asyncrl.launch.slurm.job KEY=VALUE ...`, which the batch scripts in `launchers/` call: a run in a job.
 
 It runs `asyncrl train cluster.launcher=slurm`, and requeues the job when its time is over: shortly before, Slurm sends
 SIGUSR1. Then all roles stop, the learner saves a checkpoint, and the job is requeued. The run resumes when Slurm starts

@@ -1,6 +1,6 @@
-"""`cluster.launcher=slurm`: the roles of a run as steps of one job of Slurm, each started by a separate srun.
+"""`cluster.launcher=slurm`: starts the roles of a run as steps of one job of Slurm, each by a separate srun.
 
-The supervisor is the job's batch script (`job.py`). It restarts a role that ends, on the same node. If a node fails,
+The supervisor is the job's batch script (`job.py`). It restarts an ended role on the same node. If a node fails,
 Slurm requeues the job, which resumes the run. Each start of the job has a folder of logs, `logs/attempt-N`: the link
 `logs/latest` leads to the newest folder, and `logs/ROLE.log` to the newest log of a role.
 """
@@ -47,7 +47,7 @@ KILL_S = 10.0
 class SlurmLauncher:
     """The `launcher.Launcher` that starts the roles of a run on the nodes of `job`.
 
-    `hosts` asks each node for a report, unless `reports` has them. It raises ConfigError if a node does not share the
+    `hosts` asks each node for a report, unless `reports` were given. It raises ConfigError if a node does not share the
     run's folder, or lacks the configured network interface. `prepare` sets the addresses and free ports of replay and
     learner, and makes keys.
     """

@@ -1,8 +1,8 @@
-"""Ray inside a job of Slurm: `launchers/slurm_launch.sh cluster.launcher=ray KEY=VALUE ...`.
+"""Runs a Ray cluster inside a job of Slurm: `launchers/slurm_launch.sh cluster.launcher=ray KEY=VALUE ...`.
 
 Steps of the job start a Ray head on its first node and a Ray node on each other node. This cluster ends with the job.
 The batch script, on the first node, runs the same command as on any Ray cluster. A step that ends early is started
-again, except for the head: without it there is no cluster.
+again, except for the head: without the head there is no cluster.
 
 A custom resource keeps the replay on the first node. A requeued job may get other nodes, so the store must be in the
 run's folder, which all nodes share. A client of a Ray cluster can run any code there, so this cluster requires a token.

@@ -82,8 +82,8 @@ def count_gpus() -> int:
 
 
 def become(gpus: str, command: list[str]) -> None:
-    """Replace this process by a role's command. `gpus` says which of the step's GPUs it sees: "all", or their numbers.
-    It runs on the CPUs near them."""
+    """Replace this process by a role's command. `gpus` says which of the step's GPUs the role sees: "all", or their
+    numbers. With numbers, the role runs on the CPUs near these GPUs."""
     if gpus != ALL_GPUS:
         numbers = [int(number) for number in gpus.split(",") if number]
         names = visible_gpus(os.environ.get(GPU_VARIABLE, ""))

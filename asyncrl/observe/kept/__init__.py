@@ -1,1 +1,1 @@
-"""A sample of the episodes that each learner step trained, kept in the run's folder for people to read."""
+"""Keeps a sample of the episodes of each learner step and evaluation in the run's folder, for people to read."""

@@ -13,7 +13,7 @@ from asyncrl.errors import InvariantError
 from asyncrl.types import Finish, Labels, Role, Task, Trajectory
 
 BEST, WORST, RANDOM = "best", "worst", "random"
-"""Flags that say why an episode is in the sample. Members of the group of a best or worst episode may have none."""
+"""Flags that say why an episode is in the sample. Whole groups are kept, so an episode may have none of these flags."""
 TRUNCATED, GRAMMAR, DEMONSTRATION = "truncated", "grammar", "demonstration"
 """Flags of episodes that were cut off at a limit, that have a turn sampled under a grammar, or that are demonstrations.
 """
@@ -27,11 +27,16 @@ ARRAYS = ("advantages", "importance_weights", "proximal_logprobs")
 class KeptRow(msgspec.Struct, frozen=True, gc=False):
     """Facts about a kept episode.
 
-    `step` is the learner step that trained it, under the policy `version`; `lag` is the lag of its oldest token then,
-    -1 for a demonstration. Of a held-out episode, `step` is the number of learner steps after which the policy
-    `version` was evaluated. `source` is the task's data source. `tokens` counts all tokens, `sampled` the policy's,
-    `turns` the policy's turns, and `tool_calls` its calls of tools, whose names are in `tools` in alphabetical order.
-    `flags` are some of the constants above.
+    - `step`: the learner step that trained it. For a held-out episode, the number of learner steps before its
+      evaluation;
+    - `version`: the policy version that was trained or evaluated then;
+    - `lag`: the lag of its oldest token at that version, -1 for a demonstration;
+    - `source`: the task's data source;
+    - `tokens`, `sampled`: the numbers of all its tokens, and of the tokens that the policy sampled;
+    - `turns`: the number of the policy's turns;
+    - `tool_calls`: the number of the policy's calls of tools;
+    - `tools`: the names of the called tools, in alphabetical order;
+    - `flags`: some of the constants above.
     """
 
     step: int
@@ -61,7 +66,7 @@ class KeptEpisode:
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
     sample. The importance weights are the weights of the tokens in the loss of their first update: 0 for a token that a
     correction or a grammar dropped, 1 without corrections, and `algorithm.demonstration.weight` in a demonstration. All
-    three are 0 in held-out episodes. `task` is `None` if the run's data does not have it.
+    three arrays are 0 in held-out episodes. `task` is `None` if the run's data does not have it.
 
     Raises InvariantError: an array has another shape or dtype.
     """

@@ -1,8 +1,8 @@
-"""The file of one step's kept episodes: `step-NNNNNNNNN.kept`.
+"""Encodes and decodes the file of one step's kept episodes: `step-NNNNNNNNN.kept`.
 
-`wire.join` builds it from a head in msgpack and a frame for each episode. The head has the rows of all episodes and
-each group's task once. An episode's frame joins its trajectory, its labels and the arrays of the step, each encoded as
-a message by `wire`. Nothing is unpickled.
+`wire.join` builds the file from a head in msgpack and a frame for each episode. The head has the rows of all episodes
+and each group's task once. An episode's frame joins its trajectory, its labels and the arrays of the step, each encoded
+as a message by `wire`. Nothing is unpickled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The index of all kept episodes, `index.jsonl`. With it a table of 10^5 episodes opens at once.
+"""Encodes and reads `index.jsonl`, the index of all kept episodes. With it a table of 10^5 episodes opens at once.
 
 The first line has the format, and an id that changes whenever the whole file is written. Each further line has the rows
 of one step and the bytes of its file. Of several lines of one step, only the last one is valid. A line without rows
@@ -56,7 +56,7 @@ def _encoded(value: Any) -> bytes:
     except UnicodeEncodeError:
         encoded = msgspec.json.encode(encodable(msgspec.to_builtins(value)))
     if b":null" in encoded:
-        # A reward may be NaN or infinite. Only Python reads such JSON lines, as in the metrics of a run.
+        # msgspec writes NaN and infinite rewards as null. The standard library keeps them, as in a run's metrics.
         encoded = json.dumps(encodable(msgspec.to_builtins(value))).encode()
     return encoded + b"\n"
 

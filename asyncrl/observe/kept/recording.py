@@ -1,4 +1,4 @@
-"""Keeps episodes from another thread: training never waits for a disk, and an error of the disk never ends the run."""
+"""Writes kept episodes in another thread: training never waits for a disk, and a disk's error never ends the run."""
 
 from __future__ import annotations
 
@@ -104,6 +104,6 @@ class KeptRecorder:
         self._bytes = float(self._writer.bytes)
 
     def _failed(self, error: Exception) -> None:
-        # The folder may have been replaced when the disk has room again.
+        # By the time the disk has room again, the folder may have been replaced.
         self._writer = None
         self.lose(error)

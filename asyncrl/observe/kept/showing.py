@@ -1,4 +1,4 @@
-"""A kept episode for the sinks of metrics: its facts as plain values, its turns as messages."""
+"""Converts a kept episode for the sinks of metrics: its facts to plain values, its turns to messages."""
 
 from __future__ import annotations
 

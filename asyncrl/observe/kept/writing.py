@@ -144,8 +144,8 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
 
 
 def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str = FOLDER) -> None:
-    """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, they stay
-    until they are trained again, with a warning."""
+    """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, this
+    logs a warning, and they stay until they are trained again."""
     try:
         index = _read(run_dir / folder)
         repeated = list(filter(is_repeated, index.steps))

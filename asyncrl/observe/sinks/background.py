@@ -79,7 +79,7 @@ class Background(Sink):
         self.end()
         self._thread.join(max(0.0, (self._ends_at or 0.0) - time.monotonic()))
         if self._thread.is_alive():
-            # The waiting calls, and the call that hangs.
+            # The queue has the waiting calls, and the mark of its end, which counts for the call that hangs.
             left = self._calls.qsize()
             self._dropped += left
             name = type(self._sink).__name__

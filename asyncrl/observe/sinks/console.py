@@ -1,4 +1,4 @@
-"""Metrics for people: one log line per step."""
+"""Logs metrics for people: one line per step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: the file of each role, which every program reads."""
+"""Writes metrics as JSON lines, into a file for each role."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _open_to_append(path: Path) -> FileIO:
 
 
 def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
-    """Remove the lines of the steps that will be logged again, before the sink of `path` is used. Readers see the old
-    or the new file. If the disk has no room for the new file, the lines stay, with a warning."""
+    """Remove the lines of the steps that will be logged again. The sink of `path` must not be in use yet. Readers see
+    the old or the new file. If the disk has no room for the new file, this logs a warning, and the lines stay."""
 
     def stays(line: bytes) -> bool:
         step = _STEP.match(line)

@@ -1,4 +1,4 @@
-"""Prometheus: an endpoint for each role, with the newest values of its metrics.
+"""Serves metrics to Prometheus: an endpoint for each role, with the newest values of its metrics.
 
 The role listens on a free port, and writes the address into runs/NAME/prometheus/ROLE.json, in the format of
 Prometheus's service discovery by files: `files: [runs/NAME/prometheus/*.json]` finds all roles of a run.
@@ -92,7 +92,7 @@ class Prometheus(Sink):
 
 @dataclass(frozen=True, slots=True)
 class PrometheusSeries:
-    """A metric under the name that Prometheus gives it: it adds `_total` to the names of counters."""
+    """A metric for Prometheus. `name` lacks the ending `_total`, which Prometheus adds to the names of counters."""
 
     name: str
     kind: Kind

@@ -1,4 +1,4 @@
-"""The server from which Prometheus reads the metrics of a role.
+"""Runs the server from which Prometheus reads the metrics of a role.
 
 The server needs no key: every client that reaches it may connect. At most MAX_CONNECTIONS connections are open. A
 further one closes the oldest, so that idle connections neither block a scrape nor take more threads. Errors are logged

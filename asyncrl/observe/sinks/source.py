@@ -1,4 +1,4 @@
-"""The role whose metrics a sink takes, and the check of the package that the sink needs."""
+"""Describes the role whose metrics a sink takes, and checks that the sink's package is installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorBoard: scalars, histograms and text in event files, in runs/NAME/tensorboard/ROLE.
+"""Writes event files for TensorBoard into runs/NAME/tensorboard/ROLE: scalars, histograms and text.
 
 TensorBoard's own writer writes the files: torch's writer would load torch into roles that do not need it.
 """

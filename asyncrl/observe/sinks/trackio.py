@@ -1,4 +1,4 @@
-"""trackio: curves, histograms, and episodes as traces, in a database of this machine.
+"""Gives metrics to trackio: curves, histograms, and episodes as traces, in a database of this machine.
 
 trackio keeps them in its own folder (TRACKIO_DIR), where `trackio show` reads the runs of all projects. The environment
 variables TRACKIO_SPACE_ID and TRACKIO_SERVER_URL send them elsewhere.

@@ -1,4 +1,4 @@
-"""Weights & Biases: the configuration, curves, histograms, tables of episodes, and the exported model."""
+"""Sends the configuration, curves, histograms, tables of episodes and the exported model to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Wandb(Sink):
             self._opened = None
 
     def abandon(self) -> None:
-        # When the process exits, wandb waits without a limit for this child to upload. Its file has all data.
+        # When the process exits, wandb waits without a limit for this child to upload. A file has all data.
         for child in psutil.Process().children():
             if child.name() == CORE:
                 child.kill()

@@ -1,4 +1,4 @@
-"""The Parquet columns of an exported run, derived from the fields of `types`, of the store's records and of `episodes`.
+"""Makes the Parquet columns of an exported run from the fields of `types`, of the store's records and of `episodes`.
 
 An exported run is a folder of tables: a row for each trajectory, step, batch plan and dead letter. docs/replay.md lists
 the columns. They are the same for every run of this format. Values are numbers, texts, or lists of them, which every
@@ -102,7 +102,8 @@ def schema_of(*parts: Columns) -> pa.Schema:
 
 
 def _parallel(field: str, noun: type) -> dict[str, Column]:
-    """A column for each field of the type `noun`, whose values are in the tuple `field`. Each row of it is a list."""
+    """A column for each field of the type `noun`. A trajectory has a tuple `field` of such values, so each cell is a
+    list."""
 
     def lists(name: str, column: Column) -> Column:
         return Column(
@@ -119,7 +120,7 @@ _TEXTS = {"prompt": column_of(str), "answer": column_of(str)}
 _SPANS: Mapping[str, type] = {"turns": Turn, "steps": Step}
 _IN_SPANS = {field: _parallel(field, noun) for field, noun in _SPANS.items()}
 _TABLES = {name: column_of(get_type_hints(Trajectory)[name]) for name in ("image_spans", "image_digests")}
-"""The arrays of a trajectory that have two dimensions. They are written row by row."""
+"""The arrays of a trajectory that have two dimensions. Each is written as one list, row after row."""
 _ROUTING = {"routed_experts": column_of(NDArray[np.uint8])}
 _TRAJECTORY = columns_of(
     Trajectory, but=["id", "group_id", "member", "finish", "tokens", "version_runs", *_ROUTING, *_TABLES, *_SPANS]

@@ -1,4 +1,4 @@
-"""Episodes and steps of a run as flat rows, for lists and tables, sorted and filtered."""
+"""Lists the episodes and steps of a run as flat rows for tables, sorted and filtered."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ SORT_KEYS = {
 class EpisodeRow:
     """An episode.
 
-    `reason` says why it is evicted, filtered, dropped or dead. `step` is the newest learner step that trains it. `lag`
-    is the lag of its oldest token at that step, or at its eviction. `tokens` counts all tokens. `sampled` counts only
-    the policy's tokens, and `turns` only its turns. `seconds` is the episode's duration. `None`: unknown. An episode
-    that failed has only an id and a reason.
+    - `reason`: why it is evicted, filtered, dropped or dead;
+    - `step`: the newest learner step that trains it;
+    - `lag`: the lag of its oldest token at that step, or at its eviction;
+    - `tokens`, `sampled`: the numbers of all its tokens, and of the tokens that the policy sampled;
+    - `turns`: the number of the policy's turns;
+    - `seconds`: its duration.
+
+    `None`: unknown. A failed attempt has only the fields without a default.
     """
 
     id: str

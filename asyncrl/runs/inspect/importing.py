@@ -61,7 +61,7 @@ _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, pa.ArrowException, lmdb.BadValsizeError),
 )
-"""The errors that are raised if values do not come from an export."""
+"""The errors that reading a file may raise if no export wrote it."""
 
 T = TypeVar("T")
 

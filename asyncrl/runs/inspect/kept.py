@@ -1,4 +1,4 @@
-"""Episodes whose text the store no longer has, from the sample that the learner kept of each step."""
+"""Reads episodes whose text the store no longer has: they come from the sample that the learner kept of each step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables for a terminal: the status of a replay, episodes, a learner step, and dead letters."""
+"""Makes tables for a terminal: the status of a replay, episodes, a learner step, and dead letters."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A comparison of several runs: their differences, their results, and their curves over the same number of samples,
-tokens and seconds."""
+"""Compares several runs: their differences, their results, and their curves over the same number of samples, tokens
+and seconds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ NOT_COMPARED = ("run.name", *HOST_KEYS)
 PARTS = 4
 """The shortest run is divided into this many equal parts, and the tables have a value at the end of each part."""
 WINDOW = 0.125
-"""A value of training batches in a table is a mean over the part of the run before it. The part is as long as this
+"""A value of training batches in a table is a mean over the batches shortly before its point. These batches take this
 share of the shortest run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunExtent:
-    """The extent of a run in some unit: `at[i]` after `steps[i]` learner steps. It begins with 0 after 0 steps."""
+    """The extent of a run in some unit, such as samples: `at[i]` after `steps[i]` learner steps. It begins with 0
+    after 0 steps."""
 
     steps: Sequence[float]
     at: Sequence[float]
@@ -39,7 +40,7 @@ class RunExtent:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A measure of a run's extent. `of` returns None for a run whose metrics lack it."""
+    """A unit of a run's extent, such as samples. `of` returns `None` for a run whose metrics lack the unit."""
 
     name: str
     of: Callable[[ReportedRun], RunExtent | None]
@@ -71,8 +72,8 @@ def _counted(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
 
 
 def _summed(metric: str) -> Callable[[ReportedRun], RunExtent | None]:
-    """A function that sums a value which the learner logs for each step. Each step between two rows counts as the mean
-    of both rows."""
+    """A function that sums a value which the learner logs for each step. A step without a row counts as the mean of the
+    rows before and after it."""
 
     def progress(run: ReportedRun) -> RunExtent | None:
         rows = [row for row in run.steps if metric in row]
@@ -184,7 +185,7 @@ def _kind(run: ReportedRun) -> dict[str, Any]:
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-    """The names whose values differ. An empty column is not compared."""
+    """The values of all runs by name, for names whose values differ. A run without any value is not compared."""
     known = [column for column in columns if column]
     rows = _side_by_side(columns)
     return {

@@ -1,5 +1,7 @@
-"""A few kept episodes of a run, as a report shows them: the best, a middle and the worst one of the first and of the
-last step that kept episodes."""
+"""Chooses the kept episodes that a report shows, and makes their texts.
+
+It chooses the best, a middle and the worst one of the first and of the last step that kept episodes.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from asyncrl.runs.run import Run
 from asyncrl.types import Turn
 
 MOST_TOKENS = 600
-"""A longer turn shows half of this number from its start and half from its end."""
+"""The tokens that are shown of a longer turn: half of them from its start, and half from its end."""
 MOST_TURNS = 40
 MOST_CHARS = 12_000
 

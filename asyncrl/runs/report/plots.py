@@ -1,4 +1,4 @@
-"""The plots in the report of a run, and their metrics. A plot without values is left out."""
+"""Makes the plots in the report of a run from its metrics. A plot without values is left out."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _by_step(run: ReportedRun, plot: StepPlot) -> Plot:
 
 
 def _series(rows: Sequence[Row], name: str, label: str, first: int, has_dots: bool = False) -> Series:
-    """A metric by step; steps of the learner are counted from 0 in its rows."""
+    """A metric by step. `first` is added to the step of each row: 1 for the learner, whose rows count steps from 0."""
     return Series(label, [row["step"] + first for row in rows], [row.get(name) for row in rows], has_dots)
 
 

@@ -1,4 +1,4 @@
-"""The values of one run that a report or a comparison shows."""
+"""Reads the values of one run that a report or a comparison shows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ log = logging.getLogger(__name__)
 class ReportedRun:
     """The values of a run that a report shows.
 
-    `values` is the configuration by key, with defaults for keys that the run's version did not have; `written` is the
-    text of its file. Secrets are masked in both. `steps` and `evaluations` are sampled rows of the learner; `roles` has
-    the rows of all other processes by name. `state` is the result in the summary, "running", or "unfinished" for a run
-    that ended without a summary.
+    - `values`: the configuration by key, with masked secrets, and with defaults for keys that the run's version of
+      asyncrl did not have;
+    - `written`: the text of the configuration, with masked secrets;
+    - `steps`, `evaluations`: sampled rows of the learner;
+    - `roles`: sampled rows of all other processes, by name;
+    - `state`: the result in the summary, "running", or "unfinished" for a run that ended without a summary.
     """
 
     run: Run

@@ -1,5 +1,5 @@
-"""Plots as SVG for a page without scripts. The page's style has the colours, so that they fit a light page, a dark page
-and paper."""
+"""Draws plots as SVG for a page without scripts. The page's style has the colours, so that they fit a light page, a
+dark page and paper."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Plot:
 @dataclass(frozen=True, slots=True)
 class DrawnPlot:
     """A plot ready for a page. `legend` has three entries for each curve: its number, which decides its colour; its
-    label; and its last value. `bin_size`: the number of rows that each point is the mean of."""
+    label; and its last value. `bin_size`: a point is the mean of at most this number of rows."""
 
     title: str
     unit: str

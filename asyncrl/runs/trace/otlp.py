@@ -1,4 +1,4 @@
-"""A timeline as OpenTelemetry traces, sent by OTLP over HTTP (the extra asyncrl[otel]).
+"""Sends a timeline as OpenTelemetry traces, by OTLP over HTTP (the extra asyncrl[otel]).
 
 Each episode is a trace over all roles, and so is each learner step. Any other span is a separate trace. A trace's id is
 derived from the ids of the run and of the episode or step, so that sending a run again gives the same ids. The span of

@@ -1,8 +1,8 @@
-"""A timeline as a file in the Chrome trace event format, compressed by gzip, which https://ui.perfetto.dev opens.
+"""Writes a timeline in the Chrome trace event format, compressed by gzip. https://ui.perfetto.dev opens such a file.
 
 Each role is a process, with a thread for each track and for each slot of an episode, and more threads where spans of
-one track overlap. Arrows lead from the delivery of an episode over its label to its group, and from a group to the
-learner step that trains it.
+one track overlap. Arrows lead from the delivery of an episode to its label, from there to its group, and from a
+group to the learner step that trains it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Drawing:
         self._slots: dict[str, Slots] = {}
         self._begin: int | None = None
         self._planned: dict[int, list[str]] = {}
-        """The groups of the steps whose batches the learner has not fetched yet."""
+        """The groups that were planned for each step, as long as the learner has not fetched the step's batch."""
 
     def events(self, span: TraceSpan) -> Iterator[dict[str, Any]]:
         if self._begin is None:

@@ -1,7 +1,7 @@
-"""Reads the spans of a run, whose format `observe.spans` describes, on the clock of its replay.
+"""Reads the spans of a run, and converts their times to the clock of its replay. `observe.spans` describes the files.
 
-Files that grow meanwhile are read up to their last complete line. Lines that cannot be read, which a killed process may
-leave, are skipped and counted.
+A file that a role still appends to is read up to its last complete line. Lines that cannot be read, which a killed
+process may leave, are skipped and counted.
 """
 
 from __future__ import annotations
