@@ -23,7 +23,7 @@ TAGS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
-"""The opening and the closing tag of a thought."""
+"""Pairs of the tag that opens a thought and the tag that closes it."""
 
 _CHANNEL = r"<\|channel\|>\s*{}\b[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
 """The header of a gpt-oss message. It names a channel, `analysis` for thoughts or `final` for the answer, and may name

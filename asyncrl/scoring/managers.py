@@ -1,7 +1,7 @@
-"""verl's reward managers, which judge whole groups in a separate process: the scorer's side.
+"""Lets verl's reward managers judge whole groups in a separate process. This file is the scorer's side.
 
-The process runs the program that `config/extensions.py` names. That program has verl's batch type, and this package
-does not import it.
+The process runs the program that `config/extensions.py` names, and gives the managers batches of
+verl's type.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ from asyncrl.types import Reason, Task, Trajectory
 class Rule(Protocol):
     """Scores one episode. `answer` is the text of the last assistant turn after its thoughts.
 
-    It is empty if a thought is open or the episode was cut at a tool call.
-    Returns the outcome, or a mapping with the outcome as `score`, further numbers by name, and optionally two texts.
+    `answer` is empty if a thought is open or the episode was cut at a tool call.
+    Returns the outcome, or a mapping with the outcome as `score`, further numbers by name, and perhaps the texts `pred`
+    and `reason`.
 
     `pred` is the answer that the rule found; evaluations find the majority answer of a task's attempts by it. `reason`
     explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is scored
@@ -36,10 +37,12 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleInput:
-    """One episode for rules: `answer` without its thoughts and `full_answer` with them.
+    """One episode for rules.
 
-    `response` is all text after the prompt, tool results included. The rules must return by `deadline` (of
-    `time.monotonic`), and run the policy's programs in `sandbox`.
+    - `answer`: the answer without its thoughts; `full_answer`: the answer with them
+    - `response`: all text after the prompt, tool results included
+    - `deadline`: the time (of `time.monotonic`) by which the rules must return
+    - `sandbox`: the sandbox in which rules run the policy's programs
     """
 
     task: Task

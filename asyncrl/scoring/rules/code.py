@@ -56,8 +56,9 @@ def code(
     fault may be in the asserts, which do so with every program. Or it is in this program, which returned an object of
     its own where the asserts expect data.
 
-    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So only the
-    time during which programs ran counts. If the waiting takes until the deadline, the sandbox has failed.
+    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So
+    only the time during which programs ran counts towards these three quarters. If the waiting takes until the
+    deadline, the sandbox has failed.
 
     Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
     judge any program, for example because they pass it a function; or the sandbox supports no asserts. Raises
