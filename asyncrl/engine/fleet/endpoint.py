@@ -62,11 +62,13 @@ class EndpointState(Enum):
 class Endpoint:
     """A server with its state, its requests and its updates.
 
-    `target` gives the update that the server should have; the policy's ids are less than `vocabulary`. `changed` is
-    called at every change of state; after `notify`, the endpoint reads its target at once. The endpoint counts
-    `server_faults`, `server_updates` and `canary_failures` in `counts`, and records each stop by an update in `pauses`.
-    `fault` is the reason why the server is lost, or "". With `turns` the server shares its GPUs with the learner, and
-    holds no GPU memory while `rests` is true.
+    - `target` gives the update that the server should have. After `notify`, the endpoint calls it at once.
+    - `changed` is called at every change of state.
+    - The policy's token ids are less than `vocabulary`.
+    - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
+    - It records each stop by an update in `pauses`.
+    - With `turns` the server shares its GPUs with the learner, and holds no GPU memory while `rests` is true.
+    - `fault` is the reason why the server is lost, or "".
     """
 
     def __init__(

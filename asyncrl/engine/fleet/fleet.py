@@ -114,8 +114,8 @@ class Fleet:
         return True
 
     async def keep(self) -> None:
-        """Find servers and keep them up to date; returns only by cancellation. Requests are served only while it
-        runs."""
+        """Find servers and keep them up to date; returns only by cancellation. Requests are served only while
+        `keep` runs."""
         while True:
             urls = await self._discover()
             if urls is not None:

@@ -120,8 +120,9 @@ class LaunchedServer:
     async def keep(self) -> None:
         """Keep the server running; returns only by cancellation, and then ends the server.
 
-        If the first process was killed before it answered, it is started once more. SGLang also kills itself if it
-        cannot start. Raises ConfigError: the server never started. EngineError: it ran before, and does not restart.
+        If the first process was killed before it answered, it is started again, but only once, since SGLang also kills
+        itself if it cannot start. Raises ConfigError: the server never started. EngineError: it ran before, and does
+        not restart.
         """
         has_run, failures = False, 0
         try:

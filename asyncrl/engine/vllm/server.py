@@ -1,4 +1,4 @@
-"""One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. It loads weights from a folder.
+"""Calls one vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. It loads weights from a folder.
 
 A server started with `--enable-scale-out` reports which version sampled which token, so that requests may continue
 through an update. On other servers no request may run during an update. A restart loses the pushed weights; it is
@@ -159,7 +159,8 @@ class VllmServer:
         return False
 
     def retracts(self, mode: str) -> bool:
-        """True in mode retract (see `InferenceServer`), whose flush drops keys and values. In_place has no flush."""
+        """True in mode retract (see `InferenceServer`), whose flush drops keys and values. Mode in_place has no
+        flush."""
         return mode == "retract"
 
     async def resume(self) -> None:

@@ -165,7 +165,7 @@ async def bucketed(
 
     A thread fills the next buffer while the last one is in use. The last bucket has the update's label, which names the
     weights once all are loaded. With `all_labelled` each bucket has the label, so that an answer shows if any part of
-    the update was loaded before it.
+    the update was loaded before the answer.
     """
     tensors = await update.tensors(source)
     body = {"load_format": "flattened_bucket", "flush_cache": False}
