@@ -4,12 +4,12 @@ A forward pass takes N packed tokens [1, N]: first one token of each decoding sl
 own modules compute everything except attention. transformers' attention interface passes the attention to this file,
 with the `Layout` of the pass.
 
-The layout writes the new keys and values into their slots. Then the decoding slots attend, and after them the
-chunks, one by one. No prompt is padded.
+The layout writes the new keys and values into their slots. Then the decoding slots attend, and after them the chunks,
+one by one. No prompt is padded.
 
 On a GPU, all decoding slots attend together, over a view of the cache that is as long as the longest of them. On a CPU,
-groups of a few decoding slots of similar lengths attend together, over copies of their keys and values.
-Copying takes less time than reading keys that no query sees.
+groups of a few decoding slots of similar lengths attend together, over copies of their keys and values. Copying
+takes less time than reading keys that no query sees.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ def open_fleet(
 def server_opener(
     policy: Any, overrides: Mapping[str, Any], engine: EngineConfig, each: ServerSettings
 ) -> Callable[[str], InferenceServer]:
-    """A function that opens the server at a url, which is of the kind `engine.kind`. The server must have been started
-    with `overrides` of the `policy`'s Hugging Face configuration."""
+    """A function that opens the server of kind `engine.kind` at a url. The server must have been started with
+    `overrides` of the `policy`'s Hugging Face configuration."""
     if engine.kind == "vllm":
         return partial(
             VllmServer,

@@ -36,8 +36,10 @@ MOST_NUMBERS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The case for which a kernel is prepared. `sequences`, the `queries` and `keys` of a sequence, and `tokens` are
-    upper limits. Each token sees the `window` latest tokens (None: all).
+    """The case for which a kernel is prepared.
+
+    - `sequences` and `tokens` are upper limits for a pass, and `queries` and `keys` for one sequence.
+    - Each token sees the `window` latest tokens (None: all).
     """
 
     device: int

@@ -30,7 +30,12 @@ _VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
 
 @dataclass(frozen=True, slots=True)
 class FrozenPart:
-    """`count` frozen elements, in `tensors` parameters of the modules named `module`. In names, `*` is any layer."""
+    """The frozen parameters of one module, together with those of the same module in other layers.
+
+    - `module`: its name, with `*` for the number of a layer
+    - `tensors`: the number of frozen parameters
+    - `count`: the number of their elements
+    """
 
     module: str
     tensors: int

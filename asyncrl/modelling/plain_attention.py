@@ -1,4 +1,4 @@
-"""Causal attention of one sequence, and its gradients, in plain torch on any device, by blocks of queries.
+"""Computes causal attention of one sequence, and its gradients, in plain torch on any device, by blocks of queries.
 
 It has two options that torch's kernels lack. A soft cap c replaces a score s by c * tanh(s / c). A sink is an
 additional score of a head, which takes its share of the softmax and adds nothing to the output.

@@ -1,4 +1,4 @@
-"""The routers of mixtures of experts, in float32 for every dtype of the model.
+"""Makes the routers of mixtures of experts compute in float32, for every dtype of the model.
 
 A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
 tokens to different experts with the same weights.

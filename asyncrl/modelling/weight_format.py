@@ -35,9 +35,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedTensors:
-    """The names and shapes of tensors that are converted together: in the `model`, and as `published`.
+    """One part of a model: tensors that are converted together.
 
-    `unchanged`: the part is one tensor, which keeps its contents and is at most renamed.
+    - `model`: their names and shapes in the model
+    - `published`: the names and shapes of the published tensors that they become
+    - `unchanged`: true if the part is a single tensor, which keeps its contents and is at most renamed
     """
 
     model: Shapes

@@ -62,7 +62,7 @@ class EndpointState(Enum):
 class Endpoint:
     """A server with its state, its requests and its updates.
 
-    - `target` gives the update that the server should have. After `notify`, the endpoint calls it at once.
+    - `target` gives the update that the server should have. The endpoint calls `target` at once after `notify`.
     - `changed` is called at every change of state.
     - The policy's token ids are less than `vocabulary`.
     - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
