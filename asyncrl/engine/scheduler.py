@@ -77,7 +77,7 @@ class Slot:
 
     `experts` uint8[W], if the engine records them, are the experts of each token when it was first computed: a token
     that is computed again keeps the experts with which it was sampled. `is_mixed`: the slot has keys and values of an
-    older version, which other sessions may not copy.
+    older version, which other sessions must not copy.
     """
 
     index: int

@@ -74,7 +74,7 @@ def inspect_attention(
 
 class _Inspection:
     """The attentions found so far in one forward pass. Each attention gets this object as an argument. It is no
-    dataclass, since FSDP would copy one."""
+    dataclass, since FSDP copies dataclasses."""
 
     def __init__(self, length: int, allowed: Collection[str]) -> None:
         self.length = length

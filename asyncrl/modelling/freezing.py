@@ -62,7 +62,8 @@ def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool =
 
 
 def frozen_names(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[str]:
-    """The names of the parameters that `wanted` freezes, in the model's order. Tied ones have their first name.
+    """The names of the parameters that `wanted` freezes, in the model's order. Tied parameters have their first
+    name.
 
     Raises ConfigError: one of `wanted` freezes nothing, or together they freeze all parameters and `may_be_all` is
     false.

@@ -1,4 +1,4 @@
-"""The shapes of a model's tensors, read without its weights."""
+"""Reads the shapes of a model's tensors without reading its weights."""
 
 from __future__ import annotations
 

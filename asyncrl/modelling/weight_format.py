@@ -1,4 +1,4 @@
-"""The format in which weights are published, which is the format of a Hugging Face folder.
+"""Converts weights between a model in memory and the published format, which is that of a Hugging Face folder.
 
 In memory, transformers may have other tensors than in files: for example it stacks the experts of a layer into one
 tensor, and separates them again when it saves. Servers know only the names in the files. So the learner publishes the

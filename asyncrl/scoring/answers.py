@@ -1,4 +1,4 @@
-"""Trajectories as the text that rules read: the answer without the thoughts before it, and the whole response.
+"""Turns trajectories into the text that rules read: the answer without the thoughts before it, and the whole response.
 
 The answer is the text after the last closed thought. Thoughts are recognised by the tags of several model families;
 some tags are special tokens. If the chat template itself opens the thought, in the generation prompt, the model writes

@@ -57,7 +57,7 @@ class Limits:
 
     - `judge`: a name for the code in messages, for example "the rule"
     - `timeout_s`: the limit in seconds; `timeout_key`: its configuration key
-    - `memory_mb`: the memory that the process and its descendants may take in addition to that before the first request
+    - `memory_mb`: how far the memory of the process and its descendants may grow after the first request
     - `start_timeout_s`: the limit for the start of a process
     """
 

@@ -1,4 +1,4 @@
-"""Samples of evaluations for readers of the scorer's log: some episodes with their scores."""
+"""Logs samples of evaluations: some episodes with their scores."""
 
 from __future__ import annotations
 

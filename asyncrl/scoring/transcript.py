@@ -1,4 +1,4 @@
-"""Trajectories as the text that reward models read, split at the bounds of the steps.
+"""Turns trajectories into the text that reward models read, split at the bounds of the steps.
 
 An episode whose agent rewrote its history has one transcript for each branch. Text is decoded from the policy's tokens
 and never mapped back onto them: the k-th step of the transcripts, counted through all branches, is the k-th step of the

@@ -15,8 +15,8 @@ Only a READY endpoint gets requests, and its server has exactly the weights of `
 has `proved` the version. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no
 requests until a whole update has succeeded.
 
-The server's own report of its weights before it joined is ignored. Requests in flight end with a fault when their
-endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
+What the server reports about its weights before it has joined is ignored. Requests in flight end with a fault when
+their endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Folders:
             # This and all time stamps are from the file system's clock, which may differ from this machine's.
             now = self.directory.stat().st_mtime
             if now - before > self._load_s:
-                # This machine was suspended: its other actors may not have updated their directories yet.
+                # This machine was suspended: its other actors might not have updated their directories yet.
                 return
             old = now - 2 * self._load_s
             for other in [each for run in run_directories(self._parent, self._run) for each in run.iterdir()]:

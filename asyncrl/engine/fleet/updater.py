@@ -1,4 +1,4 @@
-"""The update of one server from one version of the weights to the next.
+"""Updates one server from one version of the weights to the next.
 
     paused:         pause ──► load, flush ──► resume ──► canary ──► answers are used
     idle:           abort or drain ──► load, flush ──► canary, new requests ──► answers are used

@@ -23,9 +23,9 @@ class Rule(Protocol):
     Returns the outcome, or a mapping with the outcome as `score`, further numbers by name, and perhaps the texts `pred`
     and `reason`.
 
-    `pred` is the answer that the rule found; evaluations find the majority answer of a task's attempts by it. `reason`
-    explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is scored
-    again, and never gets zero for the failure.
+    `pred` is the answer that the rule found. Evaluations compare it to find the majority answer of a task's attempts.
+    `reason` explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is
+    scored again, and never gets zero for the failure.
 
     The pool passes these keyword parameters if the rule takes them: `deadline`, the time (of `time.monotonic`) by which
     the rule must return; `full_answer`, the answer with its thoughts; `confined`, a `Confined`; `sandbox`, the sandbox

@@ -39,7 +39,7 @@ group. If the server still has the group, they end by their own time limit, or w
 
 @dataclass(slots=True)
 class _Joined:
-    """A group, and the `store` through which its ranks connect, which must live as long as the group."""
+    """A group, and the `store` through which its ranks connect. The store must live as long as the group."""
 
     name: str
     store: dist.TCPStore
