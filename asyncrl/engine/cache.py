@@ -67,8 +67,9 @@ class SlotCache:
 class Layout:
     """The cache positions of the N packed tokens of one pass, and the positions that each token sees.
 
-    `chunks` start with the chunks of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64
-    array, the index of each chunk's last token among the N tokens.
+    - `chunks` start with the chunks of one token.
+    - `positions` int64[1, N], on the device: the position of each token in its slot
+    - `last`, an int64 array of numpy: the index of each chunk's last token among the N tokens
     """
 
     def __init__(self, cache: SlotCache, chunks: Sequence[SlotChunk]) -> None:

@@ -30,8 +30,11 @@ def process_group(name: str) -> dist.ProcessGroup:
 
 
 class ContextGroup(NamedTuple):
-    """A group of `size` ranks that compute passes together. `rank` is this process's rank in the group; `name` is
-    torch's name of the process group."""
+    """A group of `size` ranks that compute passes together.
+
+    - `name`: torch's name of the process group
+    - `rank`: this process's rank in the group
+    """
 
     name: str
     size: int

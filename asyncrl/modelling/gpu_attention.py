@@ -32,8 +32,10 @@ def have_kernels(query: Tensor, value: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuAttention:
-    """Attention of a pass: query [U, heads, D] over key and value [K, kv heads, D], where each token sees
-    at most the `window` latest tokens. `bounds` and `ends` come from a `PackedLayout`."""
+    """Attention of a pass: query [U, heads, D] over key and value [K, kv heads, D].
+
+    Each token sees at most the `window` latest tokens. `bounds` and `ends` come from a `PackedLayout`.
+    """
 
     query: Tensor
     key: Tensor

@@ -23,9 +23,12 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """The rule for scores: products of query and key are scaled by `scaling` (None: D ** -0.5) and capped at `softcap`.
+    """The rule for scores, which are products of query and key.
 
-    A query sees at most the `window` latest keys (None: all), and each head has one of the `sinks` [heads].
+    - `scaling`: the factor by which products are scaled (None: D ** -0.5)
+    - `window`: a query sees at most so many of the latest keys (None: all)
+    - `softcap`: the cap of the scaled scores (None: no cap)
+    - `sinks` [heads]: the sink of each head (None: no sinks)
     """
 
     scaling: float | None

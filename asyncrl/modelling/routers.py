@@ -26,8 +26,8 @@ experts."""
 class RouterFamily:
     """The routers of a family.
 
-    `probabilities` turns logits [T, experts] into a distribution over the experts. `routes` is the class that makes the
-    routers compute in float32. None: they already do so in transformers.
+    - `probabilities` turns logits [T, experts] into a distribution over the experts.
+    - `routes` is the class that makes the routers compute in float32. None: they already do so in transformers.
     """
 
     probabilities: Callable[[Tensor], Tensor]

@@ -39,8 +39,8 @@ class RoutingError(ValueError):
 
 @dataclass(frozen=True)
 class RoutingShape:
-    """The routers of a model of `depth` layers. Those in `layers` have a router, which chooses `top_k` of `experts`
-    experts.
+    """The routers of a model of `depth` layers. Each layer in `layers` has a router, which chooses `top_k` of `experts`
+    experts for a token.
 
     A token's experts are packed into one row of `width` bytes: `top_k` expert numbers for each layer in `layers`. A
     number has one byte, or for more than 255 experts two bytes (little-endian). If a token's experts are unknown, all

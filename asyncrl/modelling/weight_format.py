@@ -60,8 +60,9 @@ def model_tensors(model: Any) -> dict[str, Tensor]:
 class WeightFormat:
     """Converts the tensors of a Hugging Face `model` to their published form and back, in `parts` in the model's order.
 
-    `stored` has the names of the tensors in the model's files. Leave it out if transformers has loaded the model from
-    its files, or if the model has no files. `buffer_dtypes` are the dtypes that persistent buffers had at construction.
+    - `stored` has the names of the tensors in the model's files. Leave it out if transformers has loaded the model from
+      its files, or if the model has no files.
+    - `buffer_dtypes` are the dtypes that persistent buffers had at construction.
 
     Raises ConfigError: transformers cannot convert the model back part by part.
     """

@@ -161,9 +161,12 @@ def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tu
     """The reward of an episode of `length` policy tokens, and the reward's parts by name: unweighted scores, and
     weighted bonuses and penalties. A configured bonus is 0 for an episode that does not get it.
 
-    `scores` may have `rules` (the weighted sum of the rules), `manager` (a reward manager's reward), `accuracy`,
-    `outcome_model`, `process` and `environment` (see `environment`). Kinds of scoring that the episode did not need are
-    absent.
+    `scores` may have the following scores. Kinds of scoring that the episode did not need are absent.
+
+    - `rules`: the weighted sum of the rules
+    - `manager`: a reward manager's reward
+    - `outcome_model` and `process`: the scores of these models
+    - `accuracy` and `environment`: see the functions of these names
     """
     weights = {
         "rules": config.outcome_weight,

@@ -64,7 +64,7 @@ class Assignment:
 class EvaluationLease:
     """The endpoint that is leased to the sessions pinned to the version of `update`.
 
-    `update` is None while no session needs a lease, `endpoint` is None while no endpoint can be leased. A lease ends
+    `update` is None while no session needs a lease. `endpoint` is None while no endpoint can be leased. A lease ends
     `linger_s` after its last session, since the evaluation's next sessions may be about to start.
     """
 

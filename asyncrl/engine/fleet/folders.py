@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 class Folders:
     """Versions of `run` for the servers of the actor `name`, in a new directory under `parent`.
 
-    `write_config` adds the model's configuration to a version written here. The newest versions are kept, and the
-    versions that a server is loading. A server may take `load_s` to load a version; a directory counts as abandoned
-    after twice that time.
+    - `write_config` adds the model's configuration to a version that this process writes.
+    - The newest versions are kept, and the versions that a server is loading.
+    - A server may take `load_s` to load a version. A directory counts as abandoned after twice that time.
 
     Raises OSError: the directory cannot be made.
     """

@@ -38,8 +38,9 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 class VllmServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
-    `tied`: the policy's output layer is its embedding. A check may take `silence_s`, and an update may take `load_s`.
+    - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
+    - `tied`: true if the policy's output layer is its embedding
+    - A check may take `silence_s`, and an update may take `load_s`.
     """
 
     def __init__(

@@ -27,9 +27,12 @@ class Rule(Protocol):
     `reason` explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is
     scored again, and never gets zero for the failure.
 
-    The pool passes these keyword parameters if the rule takes them: `deadline`, the time (of `time.monotonic`) by which
-    the rule must return; `full_answer`, the answer with its thoughts; `confined`, a `Confined`; `sandbox`, the sandbox
-    of `actor.sandbox`. All further keyword parameters are options of the rule.
+    The pool passes these keyword parameters if the rule takes them. All further ones are options of the rule.
+
+    - `deadline`: the time (of `time.monotonic`) by which the rule must return
+    - `full_answer`: the answer with its thoughts
+    - `confined`: a `Confined`
+    - `sandbox`: the sandbox of `actor.sandbox`
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float | str]: ...
@@ -77,9 +80,10 @@ NOT_FINITE = "not_finite"
 class RuleScores:
     """The scores that a task's rules gave to an episode.
 
-    `outcome` is the score of the first rule, which judges if the answer is right; `total` is the weighted sum of all
-    rules' scores. `scores` has each rule's score by name, and its further numbers as RULE/NAME. For `vote` and
-    `reasons` see `Labels`.
+    - `outcome`: the score of the first rule, which judges if the answer is right
+    - `total`: the weighted sum of all rules' scores
+    - `scores`: each rule's score by name, and its further numbers as RULE/NAME
+    - `vote` and `reasons`: see `Labels`
     """
 
     outcome: float

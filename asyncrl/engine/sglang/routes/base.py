@@ -31,8 +31,9 @@ END_S = 5.0
 class ServerEnd:
     """One server as the routes into it see it.
 
-    A call of an update may take `load_s`. Once the server has joined, `spans` is true if updates have begin and end
-    calls (see server.py), and `ranks` is the server's number of GPUs.
+    - `load_s`: the seconds that a call of an update may take
+    - `spans`, known once the server has joined: true if updates have begin and end calls (see server.py)
+    - `ranks`, known once the server has joined: the server's number of GPUs
     """
 
     url: str

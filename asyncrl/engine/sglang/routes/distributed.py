@@ -50,7 +50,7 @@ class DistributedServerRoute(BucketServerRoute):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
     The store has no encryption keys, so it listens beyond loopback only if the network is declared `insecure`.
-    `make_group` makes this end of a group, `own_address` finds the address by which the server reaches this machine.
+    `make_group` makes this end of a group. `own_address` finds the address by which the server reaches this machine.
     """
 
     def __init__(
