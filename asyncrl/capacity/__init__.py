@@ -1,7 +1,7 @@
 """The planner of `asyncrl plan`: simulates a run at measured rates to forecast its speed on other GPUs.
 
 The simulation contains the real replay, so that a forecast has the age bound, the samplers and the eviction of a run.
-This package keeps none of the nine promises.
+None of the nine promises of docs/concepts.md depends on this package.
 
 In reading order: `description.py` (rates and sizes), `measured.py` (rates and sizes from a run), `simulation.py` with
 `replay.py` and `engines.py`, then `splits.py` (promising numbers of GPUs) and `command.py`.

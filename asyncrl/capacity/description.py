@@ -20,7 +20,13 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class TypicalEpisode(Struct, frozen=True, forbid_unknown_fields=True):
-    """One episode: the number of sampled tokens, of all tokens, of the policy's turns, and the seconds in tools."""
+    """One episode.
+
+    - `sampled`: the number of sampled tokens
+    - `tokens`: the number of all tokens
+    - `turns`: the number of the policy's turns
+    - `tools_s`: the seconds in tools
+    """
 
     sampled: Count
     tokens: Count
@@ -63,10 +69,12 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The sizes of a run. All other fields are the options of the same names in docs/configuration.md.
+    """The sizes of a run.
 
-    There are `engines` engines of `engine_gpus` GPUs each, and each engine runs at most `concurrency` episodes. The
-    learner has `learner_gpus` GPUs.
+    - `engines`: the number of engines; `engine_gpus`: the GPUs of each
+    - `concurrency`: the most episodes that an engine runs at once
+    - `learner_gpus`: the GPUs of the learner; `scorers`: the number of scorers
+    - All other fields are the options of the same names in docs/configuration.md.
     """
 
     engines: Count

@@ -1,8 +1,8 @@
-"""The engines of a simulated fleet, and the requests that share their speed.
+"""Simulates a fleet of engines, and the requests that share their speed.
 
-A request goes to the engine with the fewest requests, so all engines have about equally many. So the whole fleet is
-modelled as one station: with r requests on E engines, each request gets tokens as fast as on one engine with r / E
-requests.
+A request goes to the engine with the fewest requests, so all engines have about equally many. The whole fleet is
+therefore modelled as one station. With r requests on E engines, each request gets tokens as fast as on one engine with
+r / E requests.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ Process: TypeAlias = Generator[simpy.Event, Any, None]
 
 
 class SimulatedEngines:
-    """The engines of one replay shard. Shards share the engines equally, so `count` may be a fraction.
+    """The engines of the simulated shard of a batch. `count`, the shard's share of all engines, may be a fraction.
 
-    `version` is the policy version that the engines serve. `idle_s` are the seconds without a request, and `request_s`
-    the summed seconds of all requests, both as means over the engines.
+    - `version` is the policy version that the engines serve.
+    - `idle_s` are the seconds without a request, as a mean over the engines.
+    - `request_s` are the summed seconds of all requests, as a mean over the engines.
     """
 
     def __init__(self, environment: simpy.Environment, count: float, rates: Rates) -> None:

@@ -1,4 +1,4 @@
-"""The real replay within a simulation: its service without sockets, a store in a temporary folder, and simulated
+"""Runs the real replay within a simulation: its service without sockets, a store in a temporary folder, and simulated
 time."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A discrete-event simulation of a run: actors, engines, scorers and learner around the real replay.
+"""Simulates a run event by event: actors, engines, scorers and learner around the real replay.
 
 For a batch of more than LARGEST_BATCH trajectories, only one shard of the batch is simulated, with its share of the
 engines and scorers. The forecast is then slightly too fast, since the slowest of many trajectories is slower than the
@@ -37,10 +37,13 @@ LEASE = 32
 
 
 class Forecast(Struct, frozen=True):
-    """The result of a simulation, without its first steps. Idle shares are shares of time. For engines and for scorers
-    they are means over all of them. `lags` has the share of the trained trajectories with each lag. `discarded` is the
-    share of sampled tokens whose trajectories were thrown away. `requests` is the mean number of requests of one engine
-    while it is busy."""
+    """The result of a simulation, without its first steps.
+
+    - `learner_idle`, `engine_idle` and `scorer_idle` are shares of time, as means over all engines or all scorers.
+    - `requests` is the mean number of requests of one engine while it is busy.
+    - `lags` has the share of the trained trajectories with each lag.
+    - `discarded` is the share of sampled tokens whose trajectories were thrown away, counted over the whole simulation.
+    """
 
     sizes: Sizes
     seconds_per_step: float

@@ -17,8 +17,8 @@ from asyncrl.weights.folders import Weights
 
 
 class Alternatives(NamedTuple):
-    """The k most likely tokens int32[G, k] at each position, the most likely first, and their logprobs float32[G,
-    k]."""
+    """The k most likely tokens at each of G positions, the most likely first: `tokens` int32[G, k], and `logprobs`
+    float32[G, k]."""
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
@@ -66,10 +66,12 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the start: sampled tokens, seconds, and seconds without any request. `running` is the current number
-    of requests.
+    """Counts since the start, and the current number of requests.
 
-    `counters` has further counts, which depend on the kind of engine.
+    - `tokens`: the number of sampled tokens
+    - `seconds`: the time since the start; `idle_seconds`: the part of it without any request
+    - `running`: the current number of requests
+    - `counters`: further counts, which depend on the kind of engine
     """
 
     tokens: int

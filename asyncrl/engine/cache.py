@@ -1,14 +1,15 @@
-"""Keys and values of a fixed number of slots, and the attention of a Hugging Face decoder over them.
+"""Keeps keys and values in a fixed number of slots, and computes a Hugging Face decoder's attention over them.
 
 A forward pass takes N packed tokens [1, N]: first one token of each decoding slot, then chunks of prompts. The model's
 own modules compute everything except attention. transformers' attention interface passes the attention to this file,
 with the `Layout` of the pass.
 
-The layout writes the new keys and values into their slots. Then the decoding slots attend together, over a view of the
-cache as long as the longest slot, and the chunks one by one. No prompt is padded.
+The layout writes the new keys and values into their slots. Then the decoding slots attend, and after them the chunks,
+one by one. No prompt is padded.
 
-On a CPU, groups of a few decoding slots of similar lengths attend together, over copies of their keys and values.
-Copying takes less time than reading keys that no query sees.
+On a GPU, all decoding slots attend together, over a view of the cache that is as long as the longest of them. On a CPU,
+groups of a few decoding slots of similar lengths attend together, over copies of their keys and values. Copying
+takes less time than reading keys that no query sees.
 """
 
 from __future__ import annotations
@@ -66,8 +67,9 @@ class SlotCache:
 class Layout:
     """The cache positions of the N packed tokens of one pass, and the positions that each token sees.
 
-    `chunks` start with the chunks of one token. `positions` is int64[1, N], on the device; `last` is a numpy int64
-    array, the index of each chunk's last token among the N tokens.
+    - `chunks` start with the chunks of one token.
+    - `positions` int64[1, N], on the device: the position of each token in its slot
+    - `last`, an int64 array of numpy: the index of each chunk's last token among the N tokens
     """
 
     def __init__(self, cache: SlotCache, chunks: Sequence[SlotChunk]) -> None:
@@ -95,7 +97,7 @@ class Layout:
         if not len(slots):
             return []
         if self.cache.keys[0].device.type != "cpu":
-            # A lower slot that decodes nothing now sees no position, and its output is not used.
+            # A lower slot that is not decoding in this pass sees no position, and its output is not used.
             seen = np.zeros(slots.max() + 1, np.int64)
             seen[slots] = stops
             return [(self._tensor(np.arange(len(slots))), None, self._hide_from(seen)[:, None, None])]
@@ -144,8 +146,8 @@ def _attend(
 ) -> torch.Tensor:
     """Attend with C tokens of each of R slots; returns outputs [R, C, heads, D].
 
-    Shapes: query [R, C, heads, D], keys and values [R, key-value heads, length, D], mask
-    [R or 1, 1, heads / key-value heads * C, L].
+    Shapes: query [R, C, heads, D], keys and values [R, key-value heads, length, D]. The mask [R, 1, rows, L] is for the
+    first L positions of a slot; it has heads / key-value heads * C rows, or 1 row for all.
     """
     rows, count, heads, dim = query.shape
     # The query heads that share a key-value head are folded into the positions. So keys and values are read only once

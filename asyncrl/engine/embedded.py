@@ -1,7 +1,8 @@
 """The embedded engine: continuous batching over a Hugging Face causal LM in this process, on the CPU or one GPU.
 
 One thread owns the model, the cache and the scheduler. Callers queue commands for the thread and await futures. The
-thread runs commands only between two forward passes: a weight switch, a new request or an abort never interrupts one.
+thread runs commands only between two forward passes, so a weight switch, a new request or an abort never interrupts a
+pass.
 
 Exactness: a token's log-prob equals that of a plain forward pass over all tokens before it, under its recorded version.
 So a weight switch drops all keys and values. Running sequences are prefilled again under the new weights and continue;
@@ -60,9 +61,11 @@ logger = logging.getLogger(__name__)
 class EmbeddedEngine:
     """An `Engine` (see base) over `model`. The engine owns the model and replaces its attention.
 
-    `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
-    `prefill_tokens` limits the prompt tokens of one pass. `clock` (seconds) is for `stats`. `model` must have
-    `config.dtype` already. If it is a dtype of integers, the engine rounds the model's matrices instead.
+    - `model` must have `config.dtype` already. If `config.dtype` is a dtype of integers, the engine rounds the model's
+      matrices instead.
+    - `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
+    - `prefill_tokens` limits the prompt tokens of one pass.
+    - `clock` gives the seconds of `stats`.
 
     Raises ConfigError for one of these reasons:
 

@@ -37,9 +37,11 @@ from asyncrl.types import RunIdentity
 class OpenedEngine:
     """An engine that is ready.
 
-    `expected` has names and shapes of the tensors of an update. All `keepers` must run while the engine is used; a
-    keeper returns only by cancellation, or raises the error that ends the actor. `respond` shows that the engine is not
-    stuck: it returns when the embedded engine has finished its current pass, and at once for a fleet.
+    - `expected` has the names and shapes of the tensors of an update.
+    - `respond` shows that the engine is not stuck. It returns when the embedded engine has finished its current pass,
+      and at once for a fleet.
+    - All `keepers` must run while the engine is used. A keeper runs until it is cancelled, or until it raises the error
+      that ends the actor.
     """
 
     engine: Engine
@@ -50,8 +52,12 @@ class OpenedEngine:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """The settings of one server that are not in the section `engine`. The server must accept `context` tokens, and may
-    need `load_s` to load a version."""
+    """The settings of one server that are not in the section `engine`.
+
+    - `context`: the number of tokens that the server must accept
+    - `load_s`: the time that the server may take to load a version
+    - `routes`: the settings of the routes of weights into the server
+    """
 
     context: int
     load_s: float
@@ -62,9 +68,12 @@ class ServerSettings:
 class ServersSettings:
     """The settings of a fleet's servers that are not in the section `engine`.
 
-    - The actor `name` of `run` puts the weights that its servers load into the directory `folders`. The servers' logs
-      go into the directory `logs`.
-    - Servers that the actor starts sample with `seed`. With a `gpu_lock` they share their GPUs with the learner.
+    - `each`: the settings of each server
+    - `run` and `name`: the run, and the name of the actor in it
+    - `folders`: the directory into which the actor puts weights for its servers to load
+    - `logs`: the directory of the servers' logs
+    - `seed`: the seed of the sampling in servers that the actor starts
+    - `gpu_lock`: set if these servers share their GPUs with the learner
     """
 
     each: ServerSettings
@@ -111,8 +120,8 @@ def open_fleet(
 def server_opener(
     policy: Any, overrides: Mapping[str, Any], engine: EngineConfig, each: ServerSettings
 ) -> Callable[[str], InferenceServer]:
-    """A function from a url to a server of `engine.kind`. The server must have been started with `overrides` of the
-    `policy`'s Hugging Face configuration."""
+    """A function that opens the server of kind `engine.kind` at a url. The server must have been started with
+    `overrides` of the `policy`'s Hugging Face configuration."""
     if engine.kind == "vllm":
         return partial(
             VllmServer,

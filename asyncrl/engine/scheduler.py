@@ -75,9 +75,9 @@ class Request:
 class Slot:
     """A session's row of the cache, which holds the first `cached` of its `tokens` (prompt and sampled).
 
-    `experts` uint8[W], if the engine records them, are the experts of each token when it was first computed: a token
-    that is computed again keeps the experts with which it was sampled. `is_mixed`: the slot has keys and values of an
-    older version, which other sessions may not copy.
+    - `experts`, if the engine records them: a row uint8[W] for each token, with its experts when it was first computed.
+      So a token that is computed again keeps the experts with which it was sampled.
+    - `is_mixed`: true if the slot has keys and values of an older version, which other sessions must not copy
     """
 
     index: int

@@ -1,6 +1,6 @@
-"""The knowledge about Hugging Face models that several rooms share: files, shapes, attention, log-probs.
+"""The knowledge about Hugging Face models that several packages share: files, shapes, attention, log-probs.
 
-This room keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. The two ways to compute in
+This package keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. The two ways to compute in
 each line give the same results:
 
 - packed and unpacked sequences: packed_attention.py

@@ -47,7 +47,7 @@ def inspect_attention(
 
     The result is valid for passes over at most `length` tokens. The recording pass runs on `device`, by default the
     device of the model's parameters. Afterwards the model needs a new `set_attn_implementation`. `allowed` has further
-    arguments that are accepted, such as `softcap`, a cap of the scores, or `s_aux`, attention sinks.
+    arguments that are accepted, such as `softcap` (a cap of the scores) or `s_aux` (attention sinks).
 
     Raises ConfigError: a layer has no attention (state-space and linear attention, convolutions), or its attention
     does more than look back causally over all tokens or a window of them.
@@ -74,7 +74,7 @@ def inspect_attention(
 
 class _Inspection:
     """The attentions found so far in one forward pass. Each attention gets this object as an argument. It is no
-    dataclass, since FSDP would copy one."""
+    dataclass, since FSDP copies dataclasses."""
 
     def __init__(self, length: int, allowed: Collection[str]) -> None:
         self.length = length

@@ -30,8 +30,11 @@ def process_group(name: str) -> dist.ProcessGroup:
 
 
 class ContextGroup(NamedTuple):
-    """A group of `size` ranks that compute passes together. `rank` is this process's rank in the group; `name` is
-    torch's name of the process group."""
+    """A group of `size` ranks that compute passes together.
+
+    - `name`: torch's name of the process group
+    - `rank`: this process's rank in the group
+    """
 
     name: str
     size: int
@@ -106,7 +109,7 @@ class ContextGroup(NamedTuple):
         """Collect the values [P] of each rank into [count]: the rank's values are put at its `places` int64[P], which
         no other rank has."""
         # All ranks have the result and compute the same from it. So the gradient with respect to a rank's values
-        # is the one with respect to the result, at the rank's places.
+        # equals the gradient with respect to the result, at the rank's places.
         collected: Tensor = _Collected.apply(values, places, count, self.name)
         return collected
 
@@ -128,7 +131,8 @@ class _Collected(torch.autograd.Function):
 
 @torch.library.custom_op("asyncrl::exchange", mutates_args=())
 def exchange(values: Tensor, group: str) -> Tensor:
-    """Send each rank of the group its part of `values` [size, ...]. Returns the parts that they send to this rank."""
+    """Send each rank of the group its part of `values` [size, ...]. Returns the parts that the ranks send to this
+    rank."""
     received = torch.empty_like(values)
     dist.all_to_all_single(received, values, group=process_group(group))
     return received

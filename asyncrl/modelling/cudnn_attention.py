@@ -1,8 +1,8 @@
 """cuDNN's attention over sequences of any lengths in one call, through the package nvidia-cudnn-frontend.
 
 The tensors are packed: each sequence begins at the row where the sequence before it ends. Preparing a kernel takes
-about 50 ms. It is prepared for a number of sequences and a length of the longest one, and also serves passes with fewer
-or shorter sequences. So callers round both numbers up, to need few kernels.
+about 50 ms. A kernel is prepared for a number of sequences and a longest length, and also serves passes with fewer or
+shorter sequences. So callers round both numbers up, to need few kernels.
 """
 
 from __future__ import annotations
@@ -36,8 +36,10 @@ MOST_NUMBERS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """The case for which a kernel is prepared. `sequences`, the `queries` and `keys` of a sequence, and `tokens` are
-    upper limits. Each token sees the `window` latest tokens (None: all).
+    """The case for which a kernel is prepared.
+
+    - `sequences` and `tokens` are upper limits for a pass, and `queries` and `keys` for one sequence.
+    - Each token sees the `window` latest tokens (None: all).
     """
 
     device: int

@@ -1,4 +1,4 @@
-"""The tokens that end a turn in addition to the chat template's end token. Imports no torch.
+"""Finds the tokens that end a turn in addition to the chat template's end token. Imports no torch.
 
 Several models (Qwen3, Gemma 3, Phi) list such tokens in `generation_config.json`, and every server ends a turn at them.
 """

@@ -17,15 +17,17 @@ from torch import nn
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""The names, in configurations, of the number of a layer's experts. A token uses `num_experts_per_tok` of them."""
+"""The names that configurations give to the number of experts in a layer. `num_experts_per_tok` is how many of them a
+token uses."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardFlops:
     """The FLOPs of a forward pass without recomputation.
 
-    Matrices need `per_token` for each token. Attention needs FLOPs for each pair of a token and a token that it sees.
-    `per_pair` has their number, summed over the layers with the same window (None: all earlier tokens).
+    - `per_token`: the FLOPs of all matrices for one token
+    - `per_pair`: the FLOPs of attention for one pair of a token and a token that it sees. They are summed over the
+      layers with the same window, and the key is the window (None: all earlier tokens).
     """
 
     per_token: float

@@ -30,7 +30,12 @@ _VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
 
 @dataclass(frozen=True, slots=True)
 class FrozenPart:
-    """`count` frozen elements, in `tensors` parameters of the modules named `module`. In names, `*` is any layer."""
+    """The frozen parameters of one module, together with those of the same module in other layers.
+
+    - `module`: its name, with `*` for the number of a layer
+    - `tensors`: the number of frozen parameters
+    - `count`: the number of their elements
+    """
 
     module: str
     tensors: int
@@ -57,7 +62,8 @@ def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool =
 
 
 def frozen_names(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[str]:
-    """The names of the parameters that `wanted` freezes, in the model's order. Tied ones have their first name.
+    """The names of the parameters that `wanted` freezes, in the model's order. Tied parameters have their first
+    name.
 
     Raises ConfigError: one of `wanted` freezes nothing, or together they freeze all parameters and `may_be_all` is
     false.

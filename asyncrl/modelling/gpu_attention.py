@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences, and its gradients, by GPU kernels in half precision.
+"""Computes causal attention over packed sequences, and its gradients, by GPU kernels in half precision.
 
 cuDNN computes all sequences of a pass, of any lengths, in one call. It is called through its own Python package, since
 torch builds a new cuDNN graph for each such call. If cuDNN has no kernel, torch's variable-length kernel is used.
@@ -32,8 +32,10 @@ def have_kernels(query: Tensor, value: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuAttention:
-    """Attention of a pass: query [U, heads, D] over key and value [K, kv heads, D], each token over at most the
-    `window` latest ones. `bounds` and `ends` come from a `PackedLayout`."""
+    """Attention of a pass: query [U, heads, D] over key and value [K, kv heads, D].
+
+    Each token sees at most the `window` latest tokens. `bounds` and `ends` come from a `PackedLayout`.
+    """
 
     query: Tensor
     key: Tensor

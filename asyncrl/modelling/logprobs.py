@@ -1,4 +1,4 @@
-"""Log-probs and entropies of tokens from hidden states, without keeping logits [N, V].
+"""Computes log-probs and entropies of tokens from hidden states, without keeping logits [N, V].
 
 Logits exist for one chunk of tokens at a time. The forward pass keeps each token's normaliser, from which the backward
 pass computes the probabilities again. Let p_v be the probability of token v, and let d_v be 1 for the target and 0 for

@@ -1,4 +1,4 @@
-"""The Hugging Face configuration of the model in the section `model`. Every role opens it here."""
+"""Opens the Hugging Face configuration of the model in the section `model`, for every role."""
 
 from __future__ import annotations
 

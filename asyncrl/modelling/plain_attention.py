@@ -1,4 +1,4 @@
-"""Causal attention of one sequence, and its gradients, in plain torch on any device, by blocks of queries.
+"""Computes causal attention of one sequence, and its gradients, in plain torch on any device, by blocks of queries.
 
 It has two options that torch's kernels lack. A soft cap c replaces a score s by c * tanh(s / c). A sink is an
 additional score of a head, which takes its share of the softmax and adds nothing to the output.
@@ -23,9 +23,12 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """The rule for scores: products of query and key are scaled by `scaling` (None: D ** -0.5) and capped at `softcap`.
+    """The rule for scores, which are products of query and key.
 
-    A query sees at most the `window` latest keys (None: all), and each head has one of the `sinks` [heads].
+    - `scaling`: the factor by which products are scaled (None: D ** -0.5)
+    - `window`: a query sees at most so many of the latest keys (None: all)
+    - `softcap`: the cap of the scaled scores (None: no cap)
+    - `sinks` [heads]: the sink of each head (None: no sinks)
     """
 
     scaling: float | None

@@ -1,4 +1,4 @@
-"""The routers of mixtures of experts, in float32 for every dtype of the model.
+"""Makes the routers of mixtures of experts compute in float32, for every dtype of the model.
 
 A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
 tokens to different experts with the same weights.
@@ -26,8 +26,8 @@ experts."""
 class RouterFamily:
     """The routers of a family.
 
-    `probabilities` turns logits [T, experts] into a distribution over the experts. `routes` is the class that makes the
-    routers compute in float32. None: they already do so in transformers.
+    - `probabilities` turns logits [T, experts] into a distribution over the experts.
+    - `routes` is the class that makes the routers compute in float32. None: they already do so in transformers.
     """
 
     probabilities: Callable[[Tensor], Tensor]

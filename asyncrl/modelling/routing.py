@@ -39,7 +39,8 @@ class RoutingError(ValueError):
 
 @dataclass(frozen=True)
 class RoutingShape:
-    """The routers of a model of `depth` layers: the routers of `layers` choose `top_k` of `experts` experts.
+    """The routers of a model of `depth` layers. Each layer in `layers` has a router, which chooses `top_k` of `experts`
+    experts for a token.
 
     A token's experts are packed into one row of `width` bytes: `top_k` expert numbers for each layer in `layers`. A
     number has one byte, or for more than 255 experts two bytes (little-endian). If a token's experts are unknown, all
@@ -88,7 +89,8 @@ class RoutingShape:
         return found  # type: ignore[no-any-return]
 
     def check(self, experts: NDArray[Any]) -> None:
-        """Raises RoutingError: experts [T, layers, top_k] have a number out of range, or a layer has one twice."""
+        """Raises RoutingError: a number in experts [T, layers, top_k] is out of range, or a layer sends a token to one
+        expert twice."""
         if not experts.size:
             return
         if experts.min() < 0 or experts.max() >= self.experts:
@@ -133,7 +135,13 @@ def weights_at(family: str) -> Weigh:
 
 @dataclass(frozen=True)
 class _Family:
-    """The routers of a family: the name of their class, their layers, and the weights from their logits."""
+    """The routers of a family.
+
+    - `router`: the name of their class
+    - `weigh`: see `weights_at`
+    - `routes(config, layer)`: true if the layer has a router
+    - `experts(config)`: the number of experts in a layer
+    """
 
     router: str
     weigh: Weigh

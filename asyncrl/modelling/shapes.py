@@ -1,4 +1,4 @@
-"""The shapes of a model's tensors, read without its weights."""
+"""Reads the shapes of a model's tensors without reading its weights."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class ModelShapes:
 def model_shapes(model: ModelConfig) -> ModelShapes:
     """Read the shapes of `model` on which learner and engines must agree. No weights are read.
 
-    Raises ConfigError: it is not a causal language model of transformers, or a tensor that would be pushed is not in
-    its weight files. Servers load these files, and so would not know the tensor.
+    Raises ConfigError: `model` is not a causal language model of transformers, or a tensor that would be pushed is not
+    in its weight files. Servers load these files, and so would not know the tensor.
     """
     empty = empty_model(model)
     source = source_of(model)

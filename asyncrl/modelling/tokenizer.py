@@ -1,4 +1,4 @@
-"""The tokenizer of the policy, from its files or `model.tokenizer`, with `model.chat_template`.
+"""Opens the tokenizer of the policy, from the model's files or `model.tokenizer`, with `model.chat_template`.
 
 Imports no torch, since processes that judge text do not need it."""
 

@@ -48,8 +48,10 @@ class ImagePatches(NamedTuple):
 class VisionShape:
     """The form of images among a model's tokens.
 
-    `image_token` is the id of each placeholder. A square of `merge` by `merge` patches becomes one feature, and a patch
-    has `width` numbers. `video_token` is the placeholder of videos, which are not supported.
+    - `image_token`: the id of each placeholder of an image
+    - `merge`: the side of the square of patches that becomes one feature
+    - `width`: how many numbers a patch has
+    - `video_token`: the placeholder of videos, which are not supported
     """
 
     image_token: int

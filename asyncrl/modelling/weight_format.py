@@ -1,4 +1,4 @@
-"""The format in which weights are published, which is the format of a Hugging Face folder.
+"""Converts weights between a model in memory and the published format, which is that of a Hugging Face folder.
 
 In memory, transformers may have other tensors than in files: for example it stacks the experts of a layer into one
 tensor, and separates them again when it saves. Servers know only the names in the files. So the learner publishes the
@@ -35,9 +35,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class ConvertedTensors:
-    """The names and shapes of tensors that are converted together: in the `model`, and as `published`.
+    """One part of a model: tensors that are converted together.
 
-    `unchanged`: the part is one tensor, which keeps its contents and is at most renamed.
+    - `model`: their names and shapes in the model
+    - `published`: the names and shapes of the published tensors that they become
+    - `unchanged`: true if the part is a single tensor, which keeps its contents and is at most renamed
     """
 
     model: Shapes
@@ -58,8 +60,9 @@ def model_tensors(model: Any) -> dict[str, Tensor]:
 class WeightFormat:
     """Converts the tensors of a Hugging Face `model` to their published form and back, in `parts` in the model's order.
 
-    `stored` has the names of the tensors in the model's files. Leave it out if transformers has loaded the model from
-    its files, or if the model has no files. `buffer_dtypes` are the dtypes that persistent buffers had at construction.
+    - `stored` has the names of the tensors in the model's files. Leave it out if transformers has loaded the model from
+      its files, or if the model has no files.
+    - `buffer_dtypes` are the dtypes that persistent buffers had at construction.
 
     Raises ConfigError: transformers cannot convert the model back part by part.
     """

@@ -1,4 +1,4 @@
-"""Trajectories as the text that rules read: the answer without the thoughts before it, and the whole response.
+"""Turns trajectories into the text that rules read: the answer without the thoughts before it, and the whole response.
 
 The answer is the text after the last closed thought. Thoughts are recognised by the tags of several model families;
 some tags are special tokens. If the chat template itself opens the thought, in the generation prompt, the model writes
@@ -23,7 +23,7 @@ TAGS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
 )
-"""The opening and the closing tag of a thought."""
+"""Pairs of the tag that opens a thought and the tag that closes it."""
 
 _CHANNEL = r"<\|channel\|>\s*{}\b[^<]*+(?:<\|constrain\|>[^<]*+)?<\|message\|>"
 """The header of a gpt-oss message. It names a channel, `analysis` for thoughts or `final` for the answer, and may name

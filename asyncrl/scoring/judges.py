@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
-"""The limit for the start of the process and its imports."""
+"""The most seconds that a process may take to start and to import its modules."""
 
 GRACE_S = 2.0
 """Seconds after the time limit in which the process may end itself; then the scorer kills it."""
@@ -53,8 +53,13 @@ Answer = Callable[[Sequence[Message], float], Message]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of one request. `timeout_key` is the configuration key of `timeout_s`; `judge` names the code in
-    messages, for example "the rule"."""
+    """The limits of one request.
+
+    - `judge`: a name for the code in messages, for example "the rule"
+    - `timeout_s`: the limit in seconds; `timeout_key`: its configuration key
+    - `memory_mb`: how far the memory of the process and its descendants may grow after the first request
+    - `start_timeout_s`: the limit for the start of a process
+    """
 
     judge: str
     timeout_s: float
@@ -234,7 +239,10 @@ class _JudgeProcess:
 
 
 def _resident(process: psutil.Process) -> int:
-    """The bytes of a process. Shared memory is divided among the processes that share it, if the system can tell."""
+    """The bytes of memory that a process uses.
+
+    Shared memory is divided among the processes that share it, if the system can tell.
+    """
     with suppress(psutil.NoSuchProcess):
         try:
             memory = process.memory_full_info()

@@ -1,7 +1,7 @@
-"""verl's reward managers, which judge whole groups in a separate process: the scorer's side.
+"""Lets verl's reward managers judge whole groups in a separate process. This file is the scorer's side.
 
-The process runs the program that `config/extensions.py` names. That program has verl's batch type, and this package
-does not import it.
+The process runs the program that `config/extensions.py` names, and gives the managers batches of
+verl's type.
 """
 
 from __future__ import annotations
@@ -35,9 +35,12 @@ Group = Sequence[Lease]
 
 @dataclass(frozen=True, slots=True)
 class ManagerScore:
-    """The scores of one member of a group: its reward, its outcome (1 for a right answer), and further numbers by name.
+    """The scores of one member of a group.
 
-    `vote` is a short form of the answer, and `reason` explains the scores. Both are empty if the manager gives none.
+    - `reward` and `outcome`, which is 1 for a right answer
+    - `extra`: further numbers by name
+    - `vote`: a short form of the answer; empty if the manager gives none
+    - `reason`: explains the scores; empty if the manager gives none
     """
 
     reward: float

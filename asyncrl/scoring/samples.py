@@ -1,4 +1,4 @@
-"""Samples of evaluations for readers of the scorer's log: some episodes with their scores."""
+"""Logs samples of evaluations: some episodes with their scores."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class EvaluationSamples:
-    """Logs the first `count` episodes of each evaluation and data source that this scorer has labelled."""
+    """Logs the first `count` episodes that this scorer labels, for each data source of each evaluation."""
 
     def __init__(self, count: int, tokenizer: Decoder) -> None:
         self._count = count

@@ -56,10 +56,11 @@ class KindUnavailableError(ScoringError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredEpisode:
-    """The labels of one lease. If they are final, it has numbers for metrics and the alarm on reward hacking, too.
+    """The labels of one lease. If they are final, they come with numbers for metrics and the alarm on reward hacking.
 
-    The numbers are every step's score float32[K] before shaping, the share of repeated steps, and the agreement of
-    process model and rules on the answer.
+    - `step_scores`: the scores float32[K] of all K steps before shaping
+    - `repeated`: the share of repeated steps
+    - `agree`: true if process model and rules agree on the answer; None if one of them gave no score
     """
 
     labels: Labels
@@ -94,7 +95,8 @@ class Scorer:
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
         """The result of each lease, in order, as soon as it is ready. An error may be a KindUnavailableError.
 
-        Rules and managers run while the models do. `leases` must have all leases of a group that was leased whole.
+        Rules and managers run while the models do. If a group was leased whole, `leases` must have all of its
+        leases.
         """
         judged = self._judge(leases)
         chosen = {index: lease for index, lease in enumerate(leases) if "rules" in lease.kinds}

@@ -1,4 +1,4 @@
-"""The reward of an episode from its scores, the reward's parts by name, and the step scores that count.
+"""Computes an episode's reward from its scores, the reward's parts by name, and the step scores that count.
 
 scale (every step's score) -> earned (without gains from reward hacks) -> aggregate (one number, for the reward)
                                                                   -> transformed (for the algorithms)
@@ -42,7 +42,8 @@ _LEADING_NUMBER = re.compile(r"\A\s*(?:step\s*)?\(?\d+[).:]\s+", re.IGNORECASE)
 
 
 def scale(scores: StepScores, config: ShapingConfig) -> Scores:
-    """Every step's score, float32[K]: tanh of the logit, its sigmoid, the logit, or the model's own probability."""
+    """Every step's score, float32[K]. By the configuration, it is the tanh of the logit, the sigmoid of the logit, the
+    logit, or the model's own probability."""
     logit = scores.logit.astype(np.float64)
     if config.use_logit_tanh:
         return (config.tanh_rmax * np.tanh(logit / config.tanh_tau)).astype(np.float32)
@@ -59,8 +60,13 @@ def middle(config: ShapingConfig) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepText:
-    """A step's text without special tokens, its number of policy tokens, whether its turn calls tools, and the index of
-    its branch."""
+    """A step as text.
+
+    - `text`: its text without special tokens
+    - `tokens`: its number of policy tokens
+    - `calls`: true if its turn calls tools
+    - `branch`: the index of its branch
+    """
 
     text: str
     tokens: int
@@ -126,7 +132,7 @@ def aggregate(scores: Scores, how: str) -> float:
 
 
 def environment(trajectory: Trajectory, config: ShapingConfig) -> float:
-    """The sum of the tools' rewards and of the simulated user's scores of turns, reduced to one number."""
+    """The sum of the tools' rewards, plus one number for the simulated user's scores of turns, such as their mean."""
     scores = trajectory.turn_scores
     of_user = _TURN_SCORES[config.turn_scores](scores) if scores else 0.0
     return float(sum(trajectory.rewards.values()) + of_user)
@@ -155,9 +161,12 @@ def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tu
     """The reward of an episode of `length` policy tokens, and the reward's parts by name: unweighted scores, and
     weighted bonuses and penalties. A configured bonus is 0 for an episode that does not get it.
 
-    `scores` may have `rules` (the weighted sum of the rules), `manager` (a reward manager's reward), `accuracy`,
-    `outcome_model`, `process` and `environment` (see `environment`). Kinds of scoring that the episode did not need are
-    absent.
+    `scores` may have the following scores. Kinds of scoring that the episode did not need are absent.
+
+    - `rules`: the weighted sum of the rules
+    - `manager`: a reward manager's reward
+    - `outcome_model` and `process`: the scores of these models
+    - `accuracy` and `environment`: see the functions of these names
     """
     weights = {
         "rules": config.outcome_weight,

@@ -1,4 +1,4 @@
-"""Trajectories as the text that reward models read, split at the bounds of the steps.
+"""Turns trajectories into the text that reward models read, split at the bounds of the steps.
 
 An episode whose agent rewrote its history has one transcript for each branch. Text is decoded from the policy's tokens
 and never mapped back onto them: the k-th step of the transcripts, counted through all branches, is the k-th step of the
@@ -40,9 +40,10 @@ class Passage:
     """A piece of a transcript: a step to score, or context. Context before the first step is the prompt, later context
     is tool results.
 
-    `text` includes the special tokens of the policy's template. `bare` is the text without them, for models with
-    another template; None if the text has no special tokens. `runs` splits the text into stretches of special tokens
-    (True) and of ordinary tokens (False). A special token's text in an ordinary stretch is only ordinary text.
+    - `text` includes the special tokens of the policy's template.
+    - `bare` is the text without them, for models with another template. If it is None, `text` has no special tokens.
+    - `runs` splits the text into stretches of special tokens (True) and of ordinary tokens (False). If ordinary tokens
+      spell out a special token, their stretch is still ordinary.
     """
 
     text: str

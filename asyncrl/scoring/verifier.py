@@ -32,7 +32,7 @@ _BACKSTOP = 8
 
 class Verifier:
     """Scores with the configured rules, `rule_processes` episodes at once. Each episode may take `timeout_s` and
-    `rule_memory_mb`. verl's reward managers use the tokenizer of `policy`. Programs run in `sandbox`.
+    `rule_memory_mb` of memory. verl's reward managers use the tokenizer of `policy`. Programs run in `sandbox`.
 
     Raises ConfigError: a rule cannot be loaded.
     """

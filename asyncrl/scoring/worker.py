@@ -44,8 +44,12 @@ Unit = list[Lease]
 
 
 class ScoringWorker:
-    """Scores until it is stopped. The replay takes leases back `lease_s` after their last renewal. `samples` logs some
-    episodes of evaluations. `spans` records each lease, batch and delivery."""
+    """Scores until it is stopped.
+
+    - The replay takes leases back `lease_s` after their last renewal.
+    - `samples` logs some episodes of evaluations.
+    - `spans` records each lease, batch and delivery.
+    """
 
     def __init__(
         self,

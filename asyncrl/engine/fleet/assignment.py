@@ -1,4 +1,4 @@
-"""The assignment of sessions to endpoints. A session stays where its prefix is cached; a new session goes to the
+"""Assigns sessions to endpoints. A session stays where its prefix is cached; a new session goes to the
 endpoint with the fewest sessions.
 
 Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
@@ -64,7 +64,7 @@ class Assignment:
 class EvaluationLease:
     """The endpoint that is leased to the sessions pinned to the version of `update`.
 
-    `update` is None while no session needs a lease, `endpoint` is None while no endpoint can be leased. A lease ends
+    `update` is None while no session needs a lease. `endpoint` is None while no endpoint can be leased. A lease ends
     `linger_s` after its last session, since the evaluation's next sessions may be about to start.
     """
 
@@ -112,6 +112,7 @@ class EvaluationLease:
 
 
 def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
-    """The endpoint of `version` or older with the fewest requests, if another endpoint is left for training."""
+    """The endpoint with the fewest requests among those of `version` or an older one. None if there is none, or if no
+    other endpoint is left for training."""
     fitting = [endpoint for endpoint in ready if endpoint.version <= version]
     return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

@@ -1,4 +1,4 @@
-"""The discovery of servers by their urls: in the configuration, in a file that may change, or from an SGLang router."""
+"""Finds the urls of servers: in the configuration, in a file that may change, or at an SGLang router."""
 
 from __future__ import annotations
 

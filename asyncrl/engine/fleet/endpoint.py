@@ -15,8 +15,8 @@ Only a READY endpoint gets requests, and its server has exactly the weights of `
 has `proved` the version. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no
 requests until a whole update has succeeded.
 
-The server's own report of its weights before it joined is ignored. Requests in flight end with a fault when their
-endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
+What the server reports about its weights before it has joined is ignored. Requests in flight end with a fault when
+their endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
 """
 
 from __future__ import annotations
@@ -62,11 +62,13 @@ class EndpointState(Enum):
 class Endpoint:
     """A server with its state, its requests and its updates.
 
-    `target` gives the update that the server should have; the policy's ids are less than `vocabulary`. `changed` is
-    called at every change of state; after `notify`, the endpoint reads its target at once. The endpoint counts
-    `server_faults`, `server_updates` and `canary_failures` in `counts`, and records each stop by an update in `pauses`.
-    `fault` is the reason why the server is lost, or "". With `turns` the server shares its GPUs with the learner, and
-    holds no GPU memory while `rests` is true.
+    - `target` gives the update that the server should have. The endpoint calls `target` at once after `notify`.
+    - `changed` is called at every change of state.
+    - The policy's token ids are less than `vocabulary`.
+    - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
+    - It records each stop by an update in `pauses`.
+    - With `turns` the server shares its GPUs with the learner, and holds no GPU memory while `rests` is true.
+    - `fault` is the reason why the server is lost, or "".
     """
 
     def __init__(

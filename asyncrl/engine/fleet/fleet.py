@@ -114,8 +114,8 @@ class Fleet:
         return True
 
     async def keep(self) -> None:
-        """Find servers and keep them up to date; returns only by cancellation. Requests are served only while it
-        runs."""
+        """Find servers and keep them up to date; returns only by cancellation. Requests are served only while
+        `keep` runs."""
         while True:
             urls = await self._discover()
             if urls is not None:
@@ -180,7 +180,7 @@ class Fleet:
         self._salts.pop(session, None)
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Offer `version` to all servers (see `Engine`); return once one serves this version or a newer one.
+        """Offer `version` to all servers (see `Engine`); return once a server has this version or a newer one.
 
         A server that fails the `check` is lost until it passes a check. If all servers are lost, this raises
         CanaryError. The servers keep trying, and the next call may have the same version or a newer one.

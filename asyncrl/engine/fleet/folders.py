@@ -42,9 +42,9 @@ logger = logging.getLogger(__name__)
 class Folders:
     """Versions of `run` for the servers of the actor `name`, in a new directory under `parent`.
 
-    `write_config` adds the model's configuration to a version written here. The newest versions are kept, and the
-    versions that a server is loading. A server may take `load_s` to load a version; a directory counts as abandoned
-    after twice that time.
+    - `write_config` adds the model's configuration to a version that this process writes.
+    - The newest versions are kept, and the versions that a server is loading.
+    - A server may take `load_s` to load a version. A directory counts as abandoned after twice that time.
 
     Raises OSError: the directory cannot be made.
     """
@@ -83,7 +83,7 @@ class Folders:
             # This and all time stamps are from the file system's clock, which may differ from this machine's.
             now = self.directory.stat().st_mtime
             if now - before > self._load_s:
-                # This machine was suspended: its other actors may not have updated their directories yet.
+                # This machine was suspended: its other actors might not have updated their directories yet.
                 return
             old = now - 2 * self._load_s
             for other in [each for run in run_directories(self._parent, self._run) for each in run.iterdir()]:

@@ -47,7 +47,8 @@ class Http:
     async def call(self, method: str, path: str, data: bytes | None = None, timeout_s: float | None = None) -> bytes:
         """Send a request and return the body of the answer. `timeout_s` None: no time limit.
 
-        Raises ServerFaultError (no answer, or an answer of 5xx) and ServerRefusedError (an answer of 4xx).
+        Raises ServerRefusedError: the status is 4xx, except 408 and 429, which mean a busy server. Raises
+        ServerFaultError: there is no answer, or one with any other status than 200.
         """
         if self._closed:
             raise ServerFaultError(f"the connection to {self._url} has been closed")

@@ -30,7 +30,8 @@ class RequestsInFlight:
 
     @asynccontextmanager
     async def one(self, rid: str) -> AsyncIterator[None]:
-        """Count the request `rid` as in flight within the context. Cancelling the body aborts it on the server.
+        """Count the request `rid` as in flight within the context. Cancelling the body aborts the request on the
+        server.
 
         Raises TimeoutError: the body was interrupted.
         """

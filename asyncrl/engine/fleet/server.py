@@ -1,7 +1,7 @@
 """The fleet's protocol of one inference server: SGLang, vLLM or another one.
 
 A server belongs to one actor. Each version of the weights has a label, which differs between actor processes. The label
-shows if a server has weights from another actor, or has loaded its own folder's weights after a restart.
+shows if a server has weights from another actor, or, after a restart, only the weights of its model's folder.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Segment:
 
     `finish` is one of these:
 
-    - stop: the last token is one of the request's stop ids, or under a grammar one of the server's
+    - stop: the last token is one of the request's stop ids, or under a grammar one of the server's own stop ids
     - length: the request's or the server's limit of tokens is reached
     - cut: the request was interrupted and can be continued
 

@@ -1,4 +1,4 @@
-"""The update of one server from one version of the weights to the next.
+"""Updates one server from one version of the weights to the next.
 
     paused:         pause ──► load, flush ──► resume ──► canary ──► answers are used
     idle:           abort or drain ──► load, flush ──► canary, new requests ──► answers are used
@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 class ServerUpdater:
     """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
 
-    It counts `canary_failures` in `counts`, and records each stop in `pauses`. `canary` has judged the newest version.
-    `refused` has the last version whose canary the server has failed, with the number of failures.
+    - It counts `canary_failures` in `counts`, and records each stop in `pauses`.
+    - `canary` has judged the newest version.
+    - `refused` has the last version whose canary the server has failed, with the number of failures.
     """
 
     def __init__(

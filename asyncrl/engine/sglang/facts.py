@@ -1,4 +1,4 @@
-"""Facts about an SGLang server and this machine, which decide by which route weights reach the server."""
+"""Finds the facts about an SGLang server and this machine that decide by which route weights reach the server."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _listener(port: int) -> Mapping[str, str] | None:
                     environment: Mapping[str, str] = process.environ()
                     return environment
     except (psutil.Error, OSError):
-        # A process that this process may not inspect is treated like a server on another machine.
+        # A process that this process is not allowed to inspect is treated like a server on another machine.
         return None
     return None
 

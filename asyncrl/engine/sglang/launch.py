@@ -1,4 +1,4 @@
-"""An SGLang server that the actor starts, restarts if it dies, and ends when the actor ends."""
+"""Starts an SGLang server for an actor, restarts it if it dies, and ends it when the actor ends."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def server_command(
 class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
-    It must answer within `start_s`. After its first successful start, `max_failures` starts in a row may fail. With
-    `turns` it is started only within the servers' turns.
+    The server must answer within `start_s`. After its first successful start, `max_failures` starts in a row may fail.
+    With `turns` it is started only within the servers' turns.
     """
 
     def __init__(
@@ -120,8 +120,9 @@ class LaunchedServer:
     async def keep(self) -> None:
         """Keep the server running; returns only by cancellation, and then ends the server.
 
-        If the first process was killed before it answered, it is started once more. SGLang also kills itself if it
-        cannot start. Raises ConfigError: the server never started. EngineError: it ran before, and does not restart.
+        If the first process was killed before it answered, it is started again, but only once, since SGLang also kills
+        itself if it cannot start. Raises ConfigError: the server never started. EngineError: it ran before, and does
+        not restart.
         """
         has_run, failures = False, 0
         try:
@@ -169,7 +170,7 @@ class LaunchedServer:
         return answered
 
     async def _answers(self, process: subprocess.Popen[bytes]) -> bool:
-        """True if the server answers before it ends and in time."""
+        """True if the server answers in time, and before its process ends."""
         http = Http(self.url)
         try:
             async with asyncio.timeout(self._start_s):

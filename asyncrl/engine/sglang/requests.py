@@ -1,4 +1,4 @@
-"""SGLang's requests and answers, without a socket.
+"""Makes SGLang's requests and reads its answers, without a socket.
 
 SGLang computes log-probs after temperature and before any filter, so requests set only the temperature. At temperature
 0, SGLang takes the largest logit and reports log-probs at temperature 1, as an engine must. The sampled tokens include
@@ -217,11 +217,11 @@ def _alternatives(given: Sequence[list[_Likely] | None] | None, count: int) -> A
 
 
 def _read_routing(text: str, routing: RoutingRequest, sampled: int) -> RoutedTokens:
-    """Read the rows of an array int32[tokens, layers, top_k], which `text` has in base64. The numbers of layers without
-    a router are ignored.
+    """Read the rows of an array int32[tokens, layers, top_k], which `text` has in base64. Layers without a router are
+    left out.
 
-    A start after the last row gives no rows. Raises ValueError, or its subclass RoutingError: the rows do not fit the
-    model.
+    If the request's `start` is after the last row, there are no rows. Raises ValueError, or its subclass RoutingError:
+    the rows do not fit the model.
     """
     shape, start = routing.shape, routing.start
     numbers = np.frombuffer(base64.b64decode(text, validate=True), "<i4")

@@ -1,4 +1,4 @@
-"""One SGLang server of a release before or since 0.5.22.
+"""Calls one SGLang server, of a release before or since 0.5.22.
 
 Since SGLang 0.5.22, an update has a begin and an end call, and answers show which version sampled which token. Earlier
 servers have neither, and crash if they are flushed while they have requests, so no request may continue through an
@@ -6,7 +6,7 @@ update.
 
 With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
 in a queue. Their tokens, one for each request, are counted after the update. So they would have the new version
-although the old one sampled them. A pause `retract` empties the queue first.
+although the old version sampled them. A pause `retract` empties the queue first.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ class SglangServer:
 
     @property
     def loads_after_requests(self) -> bool:
-        """True if the server has no spans. In such a server an update waits for the requests, unless it is paused."""
+        """True if the server has no spans. In such a server an update waits for the requests, unless the
+        server is paused."""
         # With spans, tokens sampled between two parts of an update would be attributed to the new version.
         return not self.spans
 

@@ -1,4 +1,4 @@
-"""vLLM's requests and answers, without a socket.
+"""Makes vLLM's requests and reads its answers, without a socket.
 
 There are two endpoints. The answers of `/inference/v1/generate` show which weights sampled which token; this endpoint
 needs a server started with `--enable-scale-out`. Every server has `/v1/completions`, whose answers do not name the

@@ -1,4 +1,4 @@
-"""One vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. It loads weights from a folder.
+"""Calls one vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. It loads weights from a folder.
 
 A server started with `--enable-scale-out` reports which version sampled which token, so that requests may continue
 through an update. On other servers no request may run during an update. A restart loses the pushed weights; it is
@@ -38,8 +38,9 @@ _STARTED = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MU
 class VllmServer:
     """An `InferenceServer` (see the fleet's protocol) at `url`.
 
-    The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
-    `tied`: the policy's output layer is its embedding. A check may take `silence_s`, and an update may take `load_s`.
+    - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
+    - `tied`: true if the policy's output layer is its embedding
+    - A check may take `silence_s`, and an update may take `load_s`.
     """
 
     def __init__(
@@ -159,7 +160,8 @@ class VllmServer:
         return False
 
     def retracts(self, mode: str) -> bool:
-        """True in mode retract (see `InferenceServer`), whose flush drops keys and values. In_place has no flush."""
+        """True in mode retract (see `InferenceServer`), whose flush drops keys and values. Mode in_place has no
+        flush."""
         return mode == "retract"
 
     async def resume(self) -> None:

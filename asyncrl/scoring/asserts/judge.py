@@ -116,8 +116,11 @@ def _imports(node: ast.AST) -> Iterator[str]:
 
 
 class Program:
-    """The program's process. `used`: the tests have used data or operations of the program, not only handles.
-    `lacks_all`: the program defines none of the names that the tests use."""
+    """The connection to the program's process.
+
+    - `used`: the tests have used data or operations of the program, not only handles.
+    - `lacks_all`: the program defines none of the names that the tests use.
+    """
 
     def __init__(self, fd: int, verdict: VerdictOutput) -> None:
         self._socket = socket.socket(fileno=fd)
@@ -222,8 +225,11 @@ class Program:
 
 
 class ProgramObject:
-    """A handle to an object of the program. It has no operators with data: the program could learn the expected value,
-    or answer that its object equals every value. Operators between two handles are safe."""
+    """A handle to an object of the program.
+
+    Operators work only between two handles. If tests could compare a handle with data, the program could learn the
+    expected value, or answer that its object equals every value.
+    """
 
     __slots__ = ("_number", "_program")
 

@@ -1,4 +1,4 @@
-"""Process reward models, one file for each family."""
+"""Process reward models and outcome models, one file for each family."""
 
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel, StepScores
 from asyncrl.scoring.transcript import Passage, Transcript

@@ -1,5 +1,5 @@
-"""Causal language models as step scorers: a reader of hidden states at chosen positions, and a model made of
-readers."""
+"""Scores steps with causal language models: a reader reads values at chosen positions, and a process reward model
+adds the values of its readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's folder, local or from the Hugging Face hub: its name, tokenizer, weights and single tensors."""
+"""Reads a model's folder, local or from the Hugging Face hub: its name, tokenizer, weights and single tensors."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Checkpoint:
     def encoder(self, encode: Encode, max_tokens: int, rows: int) -> Encoder:
         """An encoder for the model, whose embedding has `rows` tokens.
 
-        Raises ConfigError: the family adds a token to transcripts that the embedding lacks.
+        Raises ConfigError: the embedding lacks a token that the family adds to transcripts.
         """
         self.require_rows(encode(PROBE).ids, rows)
         return Encoder(encode, max_tokens, rows, self.drop_oldest, self.name)

@@ -1,4 +1,4 @@
-"""Models by family: a built-in family, or the dotted path of your own class.
+"""Loads models by family: a built-in family, or the dotted path of your own class.
 
 A built-in family is a module with a dataclass `Params`, whose options are the keys of the section's `params`, and
 `load(config, params, key)`. Your own class is called with its section of the configuration, and is a `RewardModel`.

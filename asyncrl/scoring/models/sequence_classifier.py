@@ -1,4 +1,4 @@
-"""A model for AutoModelForSequenceClassification as an outcome model: one score for a whole episode.
+"""Uses a model for AutoModelForSequenceClassification as an outcome model: one score for a whole episode.
 
 The folder holds the model with its tokenizer. With a chat template, the input is the problem as the user's message and
 the whole response as the assistant's; without one, it is the problem, a newline and the response. The score is the

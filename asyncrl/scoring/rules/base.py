@@ -19,16 +19,20 @@ from asyncrl.types import Reason, Task, Trajectory
 class Rule(Protocol):
     """Scores one episode. `answer` is the text of the last assistant turn after its thoughts.
 
-    It is empty if a thought is open or the episode was cut at a tool call.
-    Returns the outcome, or a mapping with the outcome as `score`, further numbers by name, and optionally two texts.
+    `answer` is empty if a thought is open or the episode was cut at a tool call.
+    Returns the outcome, or a mapping with the outcome as `score`, further numbers by name, and perhaps the texts `pred`
+    and `reason`.
 
-    `pred` is the answer that the rule found; evaluations find the majority answer of a task's attempts by it. `reason`
-    explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is scored
-    again, and never gets zero for the failure.
+    `pred` is the answer that the rule found. Evaluations compare it to find the majority answer of a task's attempts.
+    `reason` explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is
+    scored again, and never gets zero for the failure.
 
-    The pool passes these keyword parameters if the rule takes them: `deadline`, the time (of `time.monotonic`) by which
-    the rule must return; `full_answer`, the answer with its thoughts; `confined`, a `Confined`; `sandbox`, the sandbox
-    of `actor.sandbox`. All further keyword parameters are options of the rule.
+    The pool passes these keyword parameters if the rule takes them. All further ones are options of the rule.
+
+    - `deadline`: the time (of `time.monotonic`) by which the rule must return
+    - `full_answer`: the answer with its thoughts
+    - `confined`: a `Confined`
+    - `sandbox`: the sandbox of `actor.sandbox`
     """
 
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float | str]: ...
@@ -36,10 +40,12 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleInput:
-    """One episode for rules: `answer` without its thoughts and `full_answer` with them.
+    """One episode for rules.
 
-    `response` is all text after the prompt, tool results included. The rules must return by `deadline` (of
-    `time.monotonic`), and run the policy's programs in `sandbox`.
+    - `answer`: the answer without its thoughts; `full_answer`: the answer with them
+    - `response`: all text after the prompt, tool results included
+    - `deadline`: the time (of `time.monotonic`) by which the rules must return
+    - `sandbox`: the sandbox in which rules run the policy's programs
     """
 
     task: Task
@@ -74,9 +80,10 @@ NOT_FINITE = "not_finite"
 class RuleScores:
     """The scores that a task's rules gave to an episode.
 
-    `outcome` is the score of the first rule, which judges if the answer is right; `total` is the weighted sum of all
-    rules' scores. `scores` has each rule's score by name, and its further numbers as RULE/NAME. For `vote` and
-    `reasons` see `Labels`.
+    - `outcome`: the score of the first rule, which judges if the answer is right
+    - `total`: the weighted sum of all rules' scores
+    - `scores`: each rule's score by name, and its further numbers as RULE/NAME
+    - `vote` and `reasons`: see `Labels`
     """
 
     outcome: float

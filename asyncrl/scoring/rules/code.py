@@ -52,12 +52,13 @@ def code(
 
     The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that are
     not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the asserts failed because they
-    passed something other than data, such as a function, to an object of the program (`result.sort(key=len)`). The
-    fault may be in the asserts, which do so with every program. Or it is in this program, which returned an object of
-    its own where the asserts expect data.
+    passed something other than data, such as a function, to an object of the program (`result.sort(key=len)`).
+    Either the asserts do so with every program, or only because this program returned an object of its own where they
+    expect data.
 
-    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So only the
-    time during which programs ran counts. If the waiting takes until the deadline, the sandbox has failed.
+    In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So
+    only the time during which programs ran counts towards these three quarters. If the waiting takes until the
+    deadline, the sandbox has failed.
 
     Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
     judge any program, for example because they pass it a function; or the sandbox supports no asserts. Raises

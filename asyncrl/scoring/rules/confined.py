@@ -1,8 +1,8 @@
-"""Compares answers with ground truths in a separate process, under limits that only the answer can overrun.
+"""Compares answers with ground truths in a separate process, under limits on processor time and memory.
 
-A comparison with an answer such as `9^{9^{9^9}}` would never end, or take all memory. Such an answer scores zero, while
-an overrun of the whole verification is a failure of the rule. The time limit counts processor time, so that a right
-answer stays right on a busy machine.
+A comparison with an answer such as `9^{9^{9^9}}` would never end, or take all memory. Such an answer scores zero. But
+if the ground truth takes too long, the rule has failed. The time limit counts processor time, so that a right answer
+stays right on a busy machine.
 
 The kernel enforces the limits, because a library could catch and ignore an exception. A forked process serves many
 answers, until an answer overruns a limit.
@@ -47,7 +47,7 @@ Confined = Callable[[Prepare, Compare, str, str, float], Mapping[str, float]]
 
 
 class Confinement:
-    """The processes of one rule, one for each pair of functions."""
+    """The processes of one rule, one for each pair of `prepare` and `compare`."""
 
     def __init__(self) -> None:
         self._processes: dict[tuple[Prepare, Compare], _Process] = {}

@@ -1,4 +1,4 @@
-"""Rules by name: a built-in rule, or the dotted path of your function or of a reward manager class for verl."""
+"""Finds rules by name: a built-in rule, or the dotted path of your function or of a reward manager class for verl."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def tool_calls(
     partial: bool = False,
     every_branch: bool = False,
 ) -> Mapping[str, float]:
-    """`score` is 1 if the episode makes every expected call, else 0; `matched` is the share of the expected calls.
+    """`score` is 1 if the episode makes every expected call, else 0. `matched` is the share of the expected calls
+    that the episode makes.
 
     `order` requires the expected order, and `extra_calls` allows further calls. Arguments must be exactly the expected
     ones (`exact`), include them (`subset`), or are not compared (`ignore`). Numbers may differ by `tolerance`,

@@ -111,8 +111,13 @@ Names = Sequence[str]
 class VerlBatch:
     """A batch of one episode under the names of verl's DataProto.
 
-    `batch` has prompts int64[1, P], responses int64[1, R], attention_mask int64[1, P + R], response_mask int64[1, R] (1
-    on the policy's own tokens) and input_ids int64[1, P + R]. `non_tensor_batch` has arrays of one object.
+    `batch` has these tensors, for P tokens of the prompt and R tokens of the response:
+
+    - `prompts` int64[1, P] and `responses` int64[1, R]; `input_ids` int64[1, P + R] has both
+    - `attention_mask` int64[1, P + R], all ones
+    - `response_mask` int64[1, R]: 1 on the policy's own tokens
+
+    `non_tensor_batch` has arrays of one object.
     """
 
     batch: dict[str, Any]

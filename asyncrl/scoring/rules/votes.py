@@ -30,7 +30,7 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "gsm8k": final_number,
     "multiple_choice": option,
 }
-"""The functions of rules that find the answer in a text themselves. They return None for no answer."""
+"""The function by which a rule finds the answer in a text, by the name of the rule. It returns None for no answer."""
 
 
 def vote(result: object, read: Callable[[str], object], answer: str) -> str:

@@ -31,8 +31,9 @@ END_S = 5.0
 class ServerEnd:
     """One server as the routes into it see it.
 
-    A call of an update may take `load_s`. Once the server has joined, `spans` is true if updates have begin and end
-    calls (see server.py), and `ranks` is the server's number of GPUs.
+    - `load_s`: the seconds that a call of an update may take
+    - `spans`, known once the server has joined: true if updates have begin and end calls (see server.py)
+    - `ranks`, known once the server has joined: the server's number of GPUs
     """
 
     url: str
@@ -165,7 +166,7 @@ async def bucketed(
 
     A thread fills the next buffer while the last one is in use. The last bucket has the update's label, which names the
     weights once all are loaded. With `all_labelled` each bucket has the label, so that an answer shows if any part of
-    the update was loaded before it.
+    the update was loaded before the answer.
     """
     tensors = await update.tensors(source)
     body = {"load_format": "flattened_bucket", "flush_cache": False}

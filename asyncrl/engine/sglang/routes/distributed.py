@@ -39,7 +39,7 @@ group. If the server still has the group, they end by their own time limit, or w
 
 @dataclass(slots=True)
 class _Joined:
-    """A group, and the `store` through which its ranks connect, which must live as long as the group."""
+    """A group, and the `store` through which its ranks connect. The store must live as long as the group."""
 
     name: str
     store: dist.TCPStore
@@ -50,7 +50,7 @@ class DistributedServerRoute(BucketServerRoute):
     """Broadcasts from `device` to `/update_weights_from_distributed`; the server may be silent for `timeout_s`.
 
     The store has no encryption keys, so it listens beyond loopback only if the network is declared `insecure`.
-    `make_group` makes this end of a group, `own_address` finds the address by which the server reaches this machine.
+    `make_group` makes this end of a group. `own_address` finds the address by which the server reaches this machine.
     """
 
     def __init__(

@@ -3,9 +3,9 @@
 The body has the form of SGLang's `flattened_bucket`: one pickle for each rank, with a buffer uint8[n] and the layout of
 its tensors. The server's unpickler accepts known names only, and this process has no SGLang to write such a pickle.
 
-So the buffer is pickled as a call of torch's rebuild function. SGLang replaces this function in its servers by one that
-finds a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because the
-server reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
+So the buffer is pickled as a call of torch's rebuild function. SGLang replaces it in its servers by a function that
+finds a GPU by its uuid, since indices differ between processes. The layout is pickled as plain namespaces, because
+the server reads only attributes. SGLang 0.5.17 and 0.5.23 accept these pickles.
 
 Torch counts the processes that use a buffer, and keeps its memory until each has opened its handle and dropped the
 buffer. A server does so when its copies are done. So the actor drops a buffer once the server has answered.
@@ -98,7 +98,7 @@ class IpcServerRoute(BucketServerRoute):
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
-        # A later bucket may not fit although the first one did.
+        # A later bucket might not fit although the first one did.
         with _refused_without_room(self.device):
             async with self.end.updating(), aclosing(self.buckets(update)) as made:
                 async for bucket, flat, body in made:

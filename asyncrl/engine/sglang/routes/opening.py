@@ -21,7 +21,13 @@ GPU_RESERVE_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True)
 class ServerRouteSettings:
-    """The configuration of routes into servers: `wanted` is `weights.into_servers`."""
+    """The configuration of routes into servers.
+
+    - `wanted`: the value of `weights.into_servers`
+    - `bucket_bytes`: the size of buckets on the CPU
+    - `timeout_s`: the seconds that a server may be silent in a group
+    - `insecure`: true if the network is declared insecure
+    """
 
     wanted: str = AUTO
     bucket_bytes: int = 64 << 20
