@@ -149,7 +149,7 @@ class Episode:
             )
 
     async def _reserve(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for the completions, and wait for it while completions in flight may need it."""
+        """Reserve room for the completions. Wait as long as completions in flight may need that room."""
         while not self.is_over:
             with suppress(BusyError):
                 return self.recorder.reserve_all(request, count)
