@@ -1,4 +1,4 @@
-"""An episode, from its ticket to its trajectory.
+"""Runs an episode, from its ticket to its trajectory.
 
 The runner waits until the engine serves the ticket's version, lets a player lead the conversation, and builds the
 trajectory from the record. The player is `ToolPlayer` (`tool_player`), with asyncrl's own tools and users, or an agent

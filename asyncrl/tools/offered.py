@@ -1,4 +1,4 @@
-"""The tools on offer: the function schemas that an actor's configuration offers for a task."""
+"""Finds the tools on offer: the function schemas that an actor's configuration offers for a task."""
 
 from __future__ import annotations
 

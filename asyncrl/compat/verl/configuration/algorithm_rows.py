@@ -1,4 +1,4 @@
-"""The keys of verl's section `algorithm`, and the keys of section `actor` that set the loss."""
+"""Translates the keys of verl's section `algorithm`, and the keys of section `actor` that set the loss."""
 
 from __future__ import annotations
 
