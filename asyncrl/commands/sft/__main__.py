@@ -70,7 +70,7 @@ def run(config: TrainConfig) -> None:
 def _prepared(config: TrainConfig, stop: threading.Event) -> Iterator[None]:
     """Check the models, render the demonstrations and complete the configuration.
 
-    No other process can use the run's folder until the block ends.
+    Until the block ends, this process owns the run's folder.
     """
     from asyncrl.episode.from_config import prepare_demonstrations
 

@@ -171,7 +171,7 @@ class Imitation:
     def save_prepared(self) -> None:
         """Begin a checkpoint of the models that the last `checkpoints.prepare` found.
 
-        A pass may be running, but no weight may have changed since that `prepare`.
+        A pass may be running, but the weights must be the same as at that `prepare`.
         """
         self.checkpoints.save_prepared(self._with_norms())
 
