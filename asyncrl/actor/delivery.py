@@ -34,7 +34,7 @@ class Delivery:
         self._error_logger = ErrorLogger(log)
 
     async def deliver(self, outcomes: Mapping[str, EpisodeOutcome]) -> None:
-        """Deliver the outcome of each ticket. All are durable at the replay when this returns."""
+        """Deliver the outcome of each ticket. All outcomes are durable at the replay when this returns."""
         trajectories = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, Trajectory)}
         failures = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
         failed = len(failures)

@@ -1,4 +1,4 @@
-"""The tickets that a worker holds, and the state of each."""
+"""Keeps track of the tickets that a worker holds."""
 
 from __future__ import annotations
 

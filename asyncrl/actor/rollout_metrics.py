@@ -1,4 +1,4 @@
-"""The metrics of an actor, logged every few seconds: counts since the start, means and maxima since the last log."""
+"""Logs the metrics of an actor every few seconds: counts since the start, means and maxima since the last log."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class RolloutWorker:
 
     `source` gives tickets and `sink` takes outcomes. They are two clients, since each is called from its own thread.
     `spans` records each episode, from the arrival of its ticket until its delivery was acknowledged. `outgoing` has the
-    images that its trajectory shows.
+    images that the trajectories show.
     """
 
     def __init__(
@@ -170,8 +170,8 @@ class RolloutWorker:
         """Deliver all waiting outcomes, wait for the acknowledgement, and release their tickets."""
         while True:
             finished = [await self._finished.get()]
-            # Many outcomes are delivered at once. An actor that is far from the replay could else deliver only one per
-            # round trip.
+            # Many outcomes are delivered at once. Otherwise an actor that is far from the replay could deliver only one
+            # in each round trip.
             while len(finished) < CREDITS and not self._finished.empty():
                 finished.append(self._finished.get_nowait())
             await self._delivery.deliver({ticket_id: outcome for ticket_id, outcome, _ in finished})

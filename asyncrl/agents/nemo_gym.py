@@ -4,7 +4,7 @@
     POST /TOOL          arguments of a call      returns the result for the policy
     POST /verify        ROW, {"response": ...}   returns the episode's reward
 
-    POST /reset, /step                           the same for servers in the style of Gymnasium, which score each turn
+    POST /reset, /step                           instead, on servers in the style of Gymnasium, which score each turn
 
 ROW is a line of Gym's data, with the prompt and the tools in `responses_create_params`. Gym and the policy's endpoint
 both use OpenAI's Responses, so the server gets exactly the items that the policy wrote.

@@ -1,4 +1,4 @@
-"""The client of the policy for the built-in agents, which use their episode's endpoint like any agent."""
+"""Requests turns of the policy for the built-in agents, which use their episode's endpoint like any agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of an environment server, with limits on simultaneous episodes, on bytes, and on seconds.
+"""Sends the requests of episodes to an environment server, with limits on simultaneous episodes, bytes and seconds.
 
 If a server is full or cannot be reached, the beginning of an episode is retried until `start_s` has passed. Then the
 episode fails, and its ticket is tried again. If the server is lost later, the episode fails at once, since only the

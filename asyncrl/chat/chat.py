@@ -1,4 +1,4 @@
-"""A chat template as exact token ids: prompts, and the suffixes that follow sampled tokens.
+"""Encodes conversations by a chat template as exact token ids: prompts, and the suffixes that follow sampled tokens.
 
 Invariant: prompt, sampled tokens, suffix, sampled tokens, ... are the tokens of the template's own rendering of the
 whole conversation. This holds if the policy wrote canonical text and the template does not rewrite the history
@@ -55,8 +55,8 @@ class Chat:
       template's own rendering of a call, or None if no format does.
     - `stop_ids` are the tokens that end a turn: the template's ends of an answer and of a turn that calls tools, the
       tokenizer's eos, the ends of the format, and `further_ends`.
-    - `one_call` is true if the template shows only one call per turn, `opens_thought` if its generation prompt opens a
-      thought.
+    - `one_call` is true if the template shows only one call per turn.
+    - `opens_thought` is true if the template's generation prompt opens a thought.
     - `piece` returns the text of one token; a part of a character is shown as U+FFFD.
 
     Raises ConfigError: there is no template, or it ends an assistant turn without a special token.
@@ -194,7 +194,7 @@ class Chat:
 
         The first value is true if a turn has no end token and ends with the first token of the next turn, as in GLM's
         templates. The next values are the tokens that end the last turn, an earlier answer, and a turn with calls. The
-        last one is empty if the template does not show calls.
+        last of them is empty if the template does not show calls.
         """
 
         def after_mark(turn: dict[str, Any], *following: dict[str, Any], tools: Messages = ()) -> str:

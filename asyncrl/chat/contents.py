@@ -134,9 +134,9 @@ def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
 
 
 def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
-    """The characters into which a normalizer changes other characters. An empty text is among them if it deletes some.
+    """The characters into which a normalizer changes other characters, and an empty text if it deletes characters.
 
-    `normalizer` is its JSON.
+    `normalizer` is the normalizer's JSON, and `normalize` its function.
     """
     made = {letter for content in _replacements(normalizer) for letter in content or [""]}
     for character in map(chr, range(sys.maxunicode + 1)):

@@ -1,4 +1,4 @@
-"""The blocks of a message's content: images, text, and blocks that no template may get.
+"""Finds the images in messages, and refuses blocks that templates must not get.
 
 An image block is `{"type": "image", "image": SOURCE}`, or the `{"type": "image_url", "image_url": {"url": SOURCE}}` of
 the chat-completions API; `image_sources` reads the source.

@@ -1,4 +1,4 @@
-"""The sources of images in messages: bytes in the message, files of permitted folders, and public addresses.
+"""Reads the images of messages: from bytes in the message, from files of permitted folders, or from public addresses.
 
 An image block (`image_blocks`) has a source: the bytes of a file, a struct with `bytes` or `path` as Hugging Face
 datasets write it, a `data:` URL, a path, or an http or https URL.
@@ -31,9 +31,9 @@ Fetch = Callable[[str, int], Awaitable[bytes]]
 
 
 async def read_source(block: Mapping[str, Any], config: ImagesConfig, fetch: Fetch | None = None) -> bytes:
-    """Read the file that an image block names. `fetch` gets URLs, by default `fetch_public`.
+    """Read the file that an image block names. `fetch` downloads URLs, by default `fetch_public`.
 
-    Raises RefusedError: the block names no file, or its file may not be read or is too large.
+    Raises RefusedError: the block names no file, or its file is not permitted, cannot be read or is too large.
     """
     limit = int(config.max_mb * 2**20)
     source = _source(block)

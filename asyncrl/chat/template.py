@@ -1,4 +1,4 @@
-"""A tokenizer's chat template: it renders messages as text.
+"""Renders messages as text with a tokenizer's chat template.
 
 Templates accept different messages:
 

@@ -1,4 +1,4 @@
-"""The thoughts in the policy's turn, `<think>...</think>`, and the content after them.
+"""Splits the policy's turn into its thoughts, `<think>...</think>`, and the content after them.
 
 The text after the last `</think>` is the content. Some chat templates (QwQ, distills of R1) open the thought in the
 generation prompt. There the turn has only `</think>`.

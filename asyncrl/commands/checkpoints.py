@@ -12,7 +12,7 @@ from asyncrl.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class FinishedSteps:
-    """A checkpoint: its folder, and the number of learner steps before it."""
+    """A checkpoint: its folder, and the number of learner steps after which it was written."""
 
     folder: Path
     steps: int

@@ -28,8 +28,9 @@ T = TypeVar("T")
 
 
 class RunView:
-    """A run by its folder, or by its name under `runs`. It may be running. Tables are Apache Arrow's: `.to_pandas()`
-    and `polars.from_arrow` read them.
+    """A run, given by its folder or by its name under `runs`. The run may be running.
+
+    Methods return tables of Apache Arrow, which `.to_pandas()` and `polars.from_arrow` convert.
 
     Raises ConfigError: there is no such run.
     """
@@ -54,12 +55,12 @@ class RunView:
 
     @property
     def result(self) -> str:
-        """done, stopped or failed; empty while the run is running and if it was never ended by its launcher."""
+        """done, stopped or failed. Empty while the run is running, and if its launcher wrote no result."""
         return self._reader.end()
 
     @property
     def summary(self) -> Mapping[str, Any]:
-        """The numbers of the summary at the end of the last start; empty before that."""
+        """The numbers of the summary that the launcher wrote when it last ended; empty if it wrote none."""
         return self._reader.summary()
 
     @property
@@ -68,8 +69,9 @@ class RunView:
         return self._reader.roles()
 
     def metrics(self, role: str = "learner") -> pa.Table:
-        """The metrics of a role: a row for each report, a column for each number (docs/metrics.md), in which a report
-        without the number has null.
+        """The metrics of a role: a row for each report, and a column for each number (docs/metrics.md).
+
+        If a report lacks a number, the value is null.
 
         Raises ConfigError: the run has no metrics of that role yet.
         """
@@ -83,8 +85,9 @@ class RunView:
         return _table(self._reader.rows("evaluation"))
 
     def episodes(self, states: Collection[str] = ()) -> pa.Table:
-        """The stored episodes with the columns of `asyncrl inspect export` (docs/replay.md), texts included; with
-        `states`, such as `{"trained"}`, only those in one of them.
+        """The stored episodes with the columns of `asyncrl inspect export` (docs/replay.md), texts included.
+
+        With `states`, such as `{"trained"}`, only the episodes in one of these states are returned.
 
         Raises StoreError: the run has no replay yet.
         """
@@ -96,7 +99,7 @@ class RunView:
             return trajectory_table(stored, states, None if decode is ids_as_text else decode)
 
     def kept(self) -> pa.Table:
-        """The episodes that were kept for people, with step, reward and their kind; `asyncrl dashboard` shows them."""
+        """The episodes that were kept for people, with step, reward and kind; `asyncrl dashboard` shows them."""
         import pyarrow as pa
         from msgspec.structs import asdict
 
@@ -126,7 +129,7 @@ def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str 
 def interruptible(work: Callable[[threading.Event], T]) -> T:
     """Call `work` in a thread, since a notebook's own thread has an event loop, and return its result.
 
-    On KeyboardInterrupt the event that `work` got is set. It is raised once `work` has returned.
+    `work` gets an event, which a KeyboardInterrupt sets. The KeyboardInterrupt is raised once `work` has returned.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="asyncrl") as pool:

@@ -1,4 +1,4 @@
-"""Functions over the types of Arrow columns."""
+"""Examines the types of Arrow columns."""
 
 from __future__ import annotations
 

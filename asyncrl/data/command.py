@@ -52,7 +52,7 @@ SOURCES = {
     "openenv": "address of the server, such as http://127.0.0.1:8000",
     "nemo-gym": "file with JSON lines",
 }
-"""The meaning of --source for sets whose source is not a file, folder or pattern of files."""
+"""The meaning of --source for each set that does not take just any file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
 """Sets of several publishers, each with the default of --data-source."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {

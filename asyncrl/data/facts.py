@@ -1,4 +1,4 @@
-"""The facts of tasks that are needed for their ids and for searches, as columns with the same types for all files."""
+"""Extracts the facts of tasks that their ids and searches need, as columns with the same types for all files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from asyncrl.data.columns import fields, is_text
 from asyncrl.types import Task
 
 ENVIRONMENT = "environment"
-"""The column with the name of a task's environment. If a file lacks the column, the field of `extra_info` has the
-name."""
+"""The column with the name of a task's environment. If a row has no value there, the field of the same name in
+`extra_info` has the environment's name."""
 USER = "interaction_kwargs"
 _TEXT = pa.large_string()
 FACTS = pa.schema([(name, _TEXT) for name in ("data_source", "split", "index", "environment", "user", "roles")])

@@ -1,4 +1,4 @@
-"""The tasks and the demonstrations of a run, as its configuration describes them."""
+"""Opens the tasks and the demonstrations of a run, as its configuration describes them."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
 class WantedRows:
     """The columns `required` and `optional` of each row, in verl's layout.
 
-    `columns` are the wanted columns that the rows so far had. Iteration raises DataError: a row cannot be read or sent,
-    or in the end no row had a required column.
+    `columns` are the wanted columns that the rows so far had. Iteration raises DataError: a row cannot be read or sent.
+    After the last row it raises DataError if a required column was in no row.
     """
 
     def __init__(self, path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> None:

@@ -2,7 +2,7 @@
 
 `columns` maps a field to its column. The fields are `prompt` (messages, or text that becomes a user message),
 `ground_truth`, `data_source`, `tools` and `environment`; any other name becomes `extra_info.NAME`. Dots name a column
-within a struct. A field that is not mapped is read from the column with the field's name.
+within a struct. A field that is not mapped is read from its place in verl's layout.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The start of a run writes this file in three cases: a class makes the tasks, a source is not a file, or the rows do not
 fit into memory (`data.keep_in_memory=false`). The file has the packed rows (`asyncrl.data.rows`) in the order of the
-sources, with the source of each. It is written in parts, so it may be larger than memory. The run keeps the file,
+sources, with the source of each row. It is written in parts, so it may be larger than memory. The run keeps the file,
 because episodes refer to tasks by their row.
 """
 

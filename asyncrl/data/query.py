@@ -1,4 +1,4 @@
-"""Sources of tasks that are not files: `KIND:NAME?KEY=VALUE&KEY=VALUE`."""
+"""Parses the sources of tasks that are not files: `KIND:NAME?KEY=VALUE&KEY=VALUE`."""
 
 from __future__ import annotations
 

@@ -86,8 +86,9 @@ class TaskFile(Sequence[Task]):
         return self._rows.file_of(number).place(number)
 
     def left(self, kept: NDArray[np.bool_]) -> TaskFile:
-        """The tasks for which `kept` (bool[rows]) is true, with unchanged ids. Rows are not copied, since they may not
-        fit into memory. Raises DataError: no task is left.
+        """The tasks for which `kept` (bool[rows]) is true, with unchanged ids. Raises DataError: no task is left.
+
+        Rows are not copied, since they might not fit into memory.
         """
         if not kept.any():
             raise DataError(f"{self._name}: no task is left of {len(self)}")

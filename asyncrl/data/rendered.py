@@ -34,7 +34,8 @@ class RenderedDemonstrations:
     - `tokens` int32[N], and `mask` bool[N] of assistant turns
     - `ends` int64[D]: the exclusive end of each demonstration
     - `digest`: a hash of the three arrays
-    - `cut`, `left_out`: the number of rows that were too long, and were truncated or left out
+    - `cut`: the number of rows that were truncated, because they were too long
+    - `left_out`: the number of rows that were left out, because they were too long
     - `made_from`: a hash of the source files
     """
 
@@ -75,10 +76,11 @@ class RenderedDemonstrations:
 
 @dataclass(frozen=True, slots=True)
 class RunDemonstrations:
-    """The rendered demonstrations of a run with the folder `run_dir`.
+    """The rendered demonstrations of a run.
 
-    `overlong` is the treatment of rows with more than `max_tokens` tokens. `store` is the replay folder of another run
-    whose episodes this run trains on; None: the run trains on its own episodes.
+    - `run_dir`: the run's folder
+    - `overlong`: the treatment of rows with more than `max_tokens` tokens
+    - `store`: the replay folder of another run, whose episodes this run trains on; None: it trains on its own episodes
     """
 
     run_dir: Path

@@ -33,7 +33,7 @@ _ROW = wire.decoder(dict[str, Any])
 class TableFile:
     """A file, or a folder of `datasets`, whose rows have the numbers `first` to `first + rows - 1`.
 
-    `lines`: the rows are lines of a text.
+    `lines`: each row is a line of a text file.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class TableFile:
 
 @dataclass(frozen=True, slots=True)
 class RowTable:
-    """Rows with the same schema. The first row has the number `first`. Packed rows only have the column PACKED."""
+    """Rows with the same schema. The first row has the number `first`. A packed table has only the column PACKED."""
 
     first: int
     table: pa.Table
@@ -65,10 +65,11 @@ class RowTable:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of all files, in order. `columns` are the columns that at least one file has.
+    """The rows of all files, in order.
 
-    `made` is the file of rows that the start of a run has made, and `facts` are its columns of `asyncrl.data.facts`;
-    None: the rows come from `files`.
+    - `columns`: the columns that at least one file has
+    - `made`: the file of rows that the start of a run has made; None: the rows come from `files`
+    - `facts`: the columns of `asyncrl.data.facts` in the file `made`; None without such a file
     """
 
     parts: Sequence[RowTable]

@@ -56,16 +56,16 @@ def check_sendable(value: Any) -> None:
     """Raises WireError, ValueError or TypeError: no message can carry the value."""
     try:
         msgspec.msgpack.encode(value)
-    except (
-        OverflowError
-    ):  # Only for larger integers. JSON refuses half of a surrogate pair, which `pack` would replace.
+    except OverflowError:
+        # An integer is too large for msgspec, but `pack` can write it. `pack` would also replace half of a surrogate
+        # pair, so JSON refuses that first.
         msgspec.json.encode(value)
         pack(value, "the row")
     check_plain(value, MAX_DEPTH)
 
 
 def message_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without its null fields. Arguments of tool calls may be null."""
+    """A message without its null fields. Its tool calls are not changed, since their arguments may be null."""
     if all(type(value) is str for value in given.values()):
         return dict(given)
     found: dict[str, Any] = without_nulls({name: value for name, value in given.items() if name != "tool_calls"})
@@ -74,7 +74,7 @@ def message_of(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_depth(value: Any) -> None:
-    """Raises WireError or ValueError: the value is nested too deep, or has text without an encoding.
+    """Raises WireError or ValueError: the value is nested too deep, or has text that UTF-8 cannot encode.
 
     The value must come from `plain` or from JSON.
     """

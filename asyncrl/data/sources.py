@@ -33,7 +33,12 @@ _ON_HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 class RowPart(NamedTuple):
-    """Consecutive rows of one source. `first` is the index of the first row. `path` names the file, or the source."""
+    """Consecutive rows of one source.
+
+    - `path`: the name of the file, or of the source
+    - `lines`: true if each row is a line of a text file
+    - `first`: the index of the first row
+    """
 
     path: str
     lines: bool
@@ -140,7 +145,10 @@ def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layou
 
 
 def _check_name(source: str, name: str) -> None:
-    """Raises DataError: `datasets` would read a local folder. A local folder must be named by its absolute path."""
+    """Raises DataError: `name` is neither OWNER/NAME nor an absolute path, or a local folder has this name.
+
+    `datasets` would read that folder instead of the hub.
+    """
     path = Path(name)
     if path.is_absolute() and ".." not in path.parts:
         return

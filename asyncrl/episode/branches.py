@@ -1,4 +1,4 @@
-"""The branches of an episode: token sequences that grow turn by turn, each with the columns of a trajectory."""
+"""Holds the branches of an episode: token sequences that grow turn by turn, each with the columns of a trajectory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One completion: the sampled tokens, read as a turn, and the turn cut at a stop text of the request."""
+"""Reads the sampled tokens of a completion as a turn, and cuts the turn at a stop text of the request."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ class Completion:
 
 
 class ReadText(NamedTuple):
-    """A `whole` turn, and the turn as `shown` to the caller, up to the text `stop`.
+    """A turn that was read from text.
 
-    `only_stop` is true if nothing but `stop` was cut from the turn.
+    - `whole`: the whole turn
+    - `shown`: the turn that the caller gets, which ends before the text `stop`
+    - `stop`: the stop text that the policy wrote; empty if it wrote none
+    - `only_stop`: true if nothing but `stop` was cut from the turn
     """
 
     whole: ParsedTurn

@@ -125,9 +125,9 @@ def render_file(
     """Render all demonstrations of a file.
 
     `overlong` (algorithm.sft.overlong) decides what happens to demonstrations of more than `limit` tokens. If a
-    demonstration has nothing to learn within its first `limit` tokens, it is left out, too. Raises DataError with row
-    and column: a demonstration cannot be rendered or is refused, or all are left out. Raises StoppedError: `stop` was
-    set meanwhile.
+    demonstration has nothing to learn within its first `limit` tokens, it is left out, too. Raises DataError: a
+    demonstration cannot be rendered or is refused (then the error names row and column), or all are left out. Raises
+    StoppedError: `stop` was set meanwhile.
     """
     rows: list[Rendered] = []
     cut = left_out = 0

@@ -1,4 +1,4 @@
-"""An episode, from its ticket to its trajectory.
+"""Runs an episode, from its ticket to its trajectory.
 
 The runner waits until the engine serves the ticket's version, lets a player lead the conversation, and builds the
 trajectory from the record. The player is `ToolPlayer` (`tool_player`), with asyncrl's own tools and users, or an agent
@@ -149,7 +149,7 @@ class Episode:
             )
 
     async def _reserve(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for the completions, and wait for it while completions in flight may need it."""
+        """Reserve room for the completions. Wait as long as completions in flight may need that room."""
         while not self.is_over:
             with suppress(BusyError):
                 return self.recorder.reserve_all(request, count)

@@ -41,7 +41,7 @@ class DemonstrationRecorder:
     def __call__(self, ticket: Ticket) -> Trajectory:
         """Record the demonstration of the ticket's task, up to its last assistant turn.
 
-        Raises RefusedError for these reasons, and InvariantError as Recorder:
+        Raises InvariantError as Recorder, and RefusedError for these reasons:
 
         - The task shows images.
         - The chat template does not take the messages.

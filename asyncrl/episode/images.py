@@ -1,4 +1,4 @@
-"""The images of an episode: reads them, and places them among the episode's tokens.
+"""Reads the images of an episode, and places them among the episode's tokens.
 
 The model needs one placeholder token for each feature of an image, but templates write one for the whole image. So the
 template gets `{"type": "image", "digest": ...}` instead of an image block, and the placeholder that it writes is
@@ -93,7 +93,7 @@ class ImageDesk:
         return cls(ImageReader.of(model, images), shape, images)
 
     async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
-        """The digest of a block's image, and the image. Raises RefusedError: it may not be read, or is not an image."""
+        """The digest of a block's image, and the image. Raises RefusedError: it cannot be read, or is not an image."""
         data = await read_source(block, self.config, self.fetch)
         name = digest_of(data)
         if name not in self._tokens:

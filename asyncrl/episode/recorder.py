@@ -67,10 +67,14 @@ class LimitError(RefusedError):
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    """Limits: completions of an episode, and tokens of one completion, of one branch, and of all branches.
+    """Limits of an episode.
 
-    The tokens of branches include prompts and tool results. A first prompt longer than `max_prompt_length` is cut, or
-    refused, as `truncation` says (left, right, middle or error).
+    - `max_turns`: completions
+    - `max_turn_tokens`: tokens of one completion
+    - `max_tokens`: tokens of one branch, with prompts and tool results
+    - `max_total_tokens`: tokens of all branches together
+    - `max_prompt_length`: tokens of the first prompt; None: no limit
+    - `truncation`: cuts (left, right, middle) or refuses (error) a first prompt that is too long
     """
 
     max_turns: int
@@ -84,9 +88,10 @@ class EpisodeLimits:
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
 
-    `max_tokens` is the caller's own limit of the completion. The completion obeys `grammar`. The caller gets the
-    completion up to the first of the texts `stop`. If the engine supports it, the caller gets the log-probs of
-    `alternatives` alternatives for each token.
+    - `max_tokens`: the caller's own limit of the completion
+    - `grammar`: the grammar that the completion obeys; None: no grammar
+    - `stop`: texts; the caller gets the completion up to the first of them
+    - `alternatives`: the number of alternatives to each token whose log-probs the caller gets, if the engine gives them
     """
 
     messages: tuple[Message, ...]

@@ -1,4 +1,4 @@
-"""The steps of an episode: token spans, each of which gets one process score.
+"""Divides the turns of an episode into steps: token spans, each of which gets one process score.
 
 Steps are found in the texts of single tokens, without tokenising anything again. A newline is one byte in UTF-8, so the
 text of a token shows its newlines even if the token contains only a part of another character.

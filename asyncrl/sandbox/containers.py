@@ -1,4 +1,4 @@
-"""Runs programs of the policy in containers, by the programs docker or podman.
+"""Runs programs of the policy in containers, with docker or podman.
 
 A container has no network, no capabilities, a read-only image, a private /tmp, and limits on memory, processors,
 processes and files. Its first process (`child/container.py`) starts the program, ends it when its time is over, and

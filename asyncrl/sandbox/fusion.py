@@ -33,7 +33,7 @@ _PATH = "/run_code"
 class FusionSandbox:
     """Runs programs on the server at `url`, with or without `/run_code` at its end.
 
-    `first_wait_s` is the pause after the first of `tries`. Each further pause is twice as long.
+    `first_wait_s` is the pause after the first of `tries` attempts. Each further pause is twice as long as the last.
     """
 
     def __init__(self, url: str, tries: int = TRIES, first_wait_s: float = FIRST_WAIT_S) -> None:
@@ -77,7 +77,7 @@ class FusionSandbox:
     async def _request(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> Any:
         """Send a request. Returns None for an answer that is too large.
 
-        Raises ValueError: the answer is not JSON; SandboxError: the server refuses the request.
+        Raises ValueError: the server failed, or the answer is not JSON; SandboxError: the server refuses the request.
         """
         async with session.post(self._url, json=body, allow_redirects=False) as response:
             content = bytearray()

@@ -113,10 +113,10 @@ async def run(
     errors: bool = True,
     namespaces: bool | None = None,
 ) -> ProgramResult:
-    """Run `program` in an empty folder that is deleted afterwards. It reads `stdin` and has the open files `fds`.
+    """Run `program` in an empty folder that is deleted afterwards.
 
-    With `errors` its standard error is part of the output. `namespaces`: true to run it in new namespaces; None to do
-    so if this machine grants them. Raises SandboxError.
+    The program reads `stdin` and has the open files `fds`. With `errors` its standard error is part of the output.
+    `namespaces`: true to run it in new namespaces; None to do so if this machine grants them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)

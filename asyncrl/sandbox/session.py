@@ -5,7 +5,7 @@ all its processes are stopped. If one of them nevertheless runs, the session end
 when its caller ends for any reason.
 
 Starting Python takes too long for each episode. So `SessionServer` starts one Python process, which forks for each
-session. The sessions share its memory.
+session. The sessions share the memory that they do not change.
 """
 
 from __future__ import annotations

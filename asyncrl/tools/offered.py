@@ -1,4 +1,4 @@
-"""The tools on offer: the function schemas that an actor's configuration offers for a task."""
+"""Finds the tools on offer: the function schemas that an actor's configuration offers for a task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Offer:
                 self._tools[name] = function
 
     def functions(self, task: Task) -> Functions:
-        """The function objects by name that the policy may call if the task has no schemas of its own.
+        """The function objects, by name, that the policy may call if the task has no schemas of its own.
 
         Raises ToolError: the task names an environment that is not on offer.
         """

@@ -41,7 +41,7 @@ class PythonSession(Tool):
             "required": ["code"],
         },
     }
-    # The session limits the time of a cell. Before the cell, a call may wait for memory without a limit.
+    # The session limits the time of a cell, but not the time that a call waits for memory before its cell runs.
     limits_itself: ClassVar[bool] = True
     service: ClassVar[SessionService]
     backend: ClassVar[Sandbox]

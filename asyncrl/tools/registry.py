@@ -1,4 +1,4 @@
-"""Tools by name: the built-in ones, and any class by its dotted path."""
+"""Finds tools by name: built-in tools, and any class by its dotted path."""
 
 from __future__ import annotations
 

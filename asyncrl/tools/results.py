@@ -1,4 +1,4 @@
-"""The results of tools, environments and simulated users: a text, or a list of texts and images.
+"""Reads the results of tools, environments and simulated users: a text, or a list of texts and images.
 
 The items of a list are texts, Pillow images, and blocks `{"type": "text", "text": ...}` or
 `{"type": "image", "image": SOURCE}`. A source is as in messages of tasks (`image_sources`), or a picture in memory: a

@@ -1,4 +1,4 @@
-"""The Python sessions of an actor's episodes, whose memory limits together have a bound.
+"""Opens the Python sessions of an actor's episodes, and bounds the sum of their memory limits.
 
 The session of an episode begins with the episode's first call, as soon as its memory limit and those of all other
 sessions fit into the bound. The session ends with the episode.

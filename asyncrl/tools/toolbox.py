@@ -1,4 +1,4 @@
-"""The tools of an actor, and the open tools of one episode.
+"""Opens the tools of an actor for each episode, and calls them.
 
 The policy reads the result of a call: a tool's text or images, or the reason for a refusal or a malformed call. If a
 tool raises anything else, or takes too long, the call is retried; if it fails too often, ToolError ends the episode.
@@ -35,7 +35,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ToolLimits:
-    """Limits of a call: seconds of one try, retries after a failure, and characters of a result for the policy."""
+    """Limits of a call.
+
+    - `timeout_s`: seconds of one try
+    - `retries`: tries after the first one, if a try fails
+    - `max_chars`: characters of a result that the policy reads
+    """
 
     timeout_s: float = 10.0
     retries: int = 2
@@ -44,9 +49,11 @@ class ToolLimits:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Counts since the start: all calls, malformed calls, calls of unknown tools, and refused calls.
+    """Counts since the start.
 
-    `failures` counts the attempts in which a tool failed.
+    - `calls`: all calls
+    - `malformed`: malformed calls; `unknown`: calls of unknown tools; `refused`: calls that a tool refused
+    - `failures`: tries in which a tool failed
     """
 
     calls: int = 0
@@ -61,7 +68,7 @@ class Toolbox:
 
     def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits, spans: Spans | None = None) -> None:
         self._classes = classes
-        # A tool may change the schema of its class, which the policy reads.
+        # These are copies, since a tool may change the schema of its class, but the policy must always read the same.
         self._functions = {name: copied(dict(cls.schema)) for name, cls in classes.items()}
         self._limits = limits
         self._spans = spans or NoSpans()

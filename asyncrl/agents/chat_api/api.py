@@ -54,7 +54,7 @@ _WORDS = re.compile(r"\s*\S+|\s+\Z")
 class PolicyRequest:
     """A request for `count` completions.
 
-    With `wants_call` the caller wants a tool call, which the policy may still not make. `overridden` are settings that
+    With `wants_call` the caller wants a tool call, but the policy need not make one. `overridden` are settings that
     have no effect. `options` are the options of the protocol's answer.
     """
 

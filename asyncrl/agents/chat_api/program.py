@@ -58,7 +58,11 @@ ENDING_S = 5.0
 
 @dataclass(slots=True)
 class ProgramCounts:
-    """Counts since the start: programs started, and episodes that failed because of their program."""
+    """Counts since the start.
+
+    - `started`: programs that were started
+    - `failed`: episodes that failed because of their program
+    """
 
     started: int = 0
     failed: int = 0
@@ -201,7 +205,7 @@ class AgentProgram:
                 self._stop()
                 first = [answer, self._readers[0]]
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)
-                self._read(bytes(self._line))  # The last line may have no end.
+                self._read(bytes(self._line))  # The last line may lack a newline.
             if answer.done():
                 if last:
                     await asyncio.wait([self._ended], timeout=ENDING_S)

@@ -50,10 +50,12 @@ APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits on clients. One episode may have `at_once` unanswered requests.
+    """Limits on clients.
 
-    A client with a key may take `body_s` seconds to send a body of at most `body_bytes`, and `reading_s` seconds to
-    read a completion.
+    - `connections`: limits on all connections
+    - `at_once`: the most unanswered requests of one episode
+    - `body_s`, `body_bytes`: the most seconds to send a body, and the most bytes of it, for a client with a key
+    - `reading_s`: the most seconds that a client takes to read a completion
     """
 
     connections: ConnectionBounds = field(default_factory=ConnectionBounds)

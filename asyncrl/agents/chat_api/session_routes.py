@@ -1,4 +1,4 @@
-"""The HTTP routes of `sessions`."""
+"""Answers the HTTP requests with which agents use `sessions`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sessions of agents that connect: they request episodes over HTTP, play them, and report their results.
+"""Serves agents that connect: they request episodes over HTTP, play them, and report their results.
 
     POST /sessions               with the sessions' key: returns an episode, with its address, its key and its task
     POST /sessions/ID/reward     with the episode's key: sets rewards, metrics and turns; a repetition replaces them

@@ -1,4 +1,4 @@
-"""The formats of DeepSeek.
+"""Reads and writes tool calls in the formats of DeepSeek.
 
 V3, R1 and its distills write `type<｜tool▁sep｜>name`, a newline, and the arguments as a JSON block of markdown. V3.1
 writes `name<｜tool▁sep｜>{...}`.

@@ -2,7 +2,7 @@
 
 `<|python_tag|>` is followed by such JSON, by a call of a built-in tool such as `brave_search.call(query="...")`, or by
 a program for the tool `python` (`code_interpreter`, `ipython`). Several JSON calls are separated by `;`, or only by
-blanks if the policy omits it. A turn with `<|python_tag|>` may end with `<|eom_id|>`.
+blanks if the policy omits `;`. A turn with `<|python_tag|>` may end with `<|eom_id|>`.
 Source: Meta's prompt format of Llama 3.1.
 """
 

@@ -1,4 +1,4 @@
-"""The formats of Mistral.
+"""Reads and writes tool calls in the formats of Mistral.
 
 - Tokenizers v3 to v7 (7B v0.3, Nemo, Large): `[TOOL_CALLS][{"name": ..., "arguments": {...}, "id": ...}]`, with all
   calls of a turn in the list.

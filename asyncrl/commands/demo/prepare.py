@@ -23,7 +23,12 @@ HELD_OUT_TASKS = 200
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Training updates of the policy and the step scorer, and the number of held-out expressions to test the scorer."""
+    """The effort of the preparation.
+
+    - `warm_start`: training updates of the policy
+    - `step_scorer`: training updates of the step scorer
+    - `judged`: held-out expressions with which the step scorer is tested
+    """
 
     warm_start: int = 180
     step_scorer: int = 150

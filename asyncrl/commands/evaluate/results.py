@@ -1,5 +1,5 @@
-"""The results of an evaluation, for each data source and for all tasks: outcomes, rewards, process scores, lengths,
-pass@k, best@k, maj@k and failures.
+"""Computes the results of an evaluation, for each data source and for all tasks: outcomes, rewards, process scores,
+lengths, pass@k, best@k, maj@k and failures.
 
 An attempt is right if its outcome is at least a threshold. `replay.estimates` computes the three estimates at k, from
 the tasks with at least k scored attempts. A failed attempt only counts as failed.

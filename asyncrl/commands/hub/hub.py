@@ -89,7 +89,9 @@ def model_folder(name: str, checkpoint: int | None) -> Path:
 
 
 def files_of(folder: Path, repo: str, report: Path | None = None) -> list[HubFile]:
-    """The files of a model folder to upload: only files in OF_A_MODEL. The log names other files that are not hidden.
+    """The files of a model folder to upload: only files in OF_A_MODEL.
+
+    Other files are not uploaded. The log names them, except hidden files.
 
     `repo` is written into the model card, if asyncrl wrote the card. Raises ConfigError: a file is a link to the
     outside of the folder, where it may point to a key, for example.

@@ -36,7 +36,7 @@ _NOT_BESIDE = (".safetensors", ".bin", ".pt", ".index.json")
 class OutputSettings:
     """Settings of the result.
 
-    - `folder`: has the configuration and the tokenizer
+    - `folder`: the folder from which the configuration and the tokenizer come
     - `tied`: the output layer is the embedding, even if the configuration does not tie them
     - `dtype`: the dtype of the parameters; None keeps the checkpoint's dtype
     """

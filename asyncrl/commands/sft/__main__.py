@@ -68,7 +68,10 @@ def run(config: TrainConfig) -> None:
 
 @contextmanager
 def _prepared(config: TrainConfig, stop: threading.Event) -> Iterator[None]:
-    """Check the models, render the demonstrations and complete the configuration. The block owns the run's folder."""
+    """Check the models, render the demonstrations and complete the configuration.
+
+    Until the block ends, this process owns the run's folder.
+    """
     from asyncrl.episode.from_config import prepare_demonstrations
 
     learner, run_dir = config.learner, locations.run_dir(config.run)

@@ -169,7 +169,10 @@ class Imitation:
             self.saved = self.progress.step
 
     def save_prepared(self) -> None:
-        """Begin a checkpoint of the models as `checkpoints.prepare` saw them, while a pass over them may be running."""
+        """Begin a checkpoint of the models that the last `checkpoints.prepare` found.
+
+        A pass may be running, but the weights must be the same as at that `prepare`.
+        """
         self.checkpoints.save_prepared(self._with_norms())
 
     def _with_norms(self) -> Progress:

@@ -201,7 +201,7 @@ def _columns(attended: Tensor) -> list[int]:
 
 
 def _of_the_best(labels: Sequence[Labels], groups: Sequence[str]) -> list[Labels]:
-    """The labels, without positive process scores in the rewards of all but the best members of each group."""
+    """The labels of all members. Only the best members of a group keep positive process scores in their rewards."""
     # Negative scores stay, as in algorithms/rewards/best_of_n.py, so that a worse score never gives a higher reward.
     best: dict[str, float] = {}
     for label, group in zip(labels, groups, strict=True):

@@ -1,4 +1,4 @@
-"""DAPO-Math-17k (Yu et al., 2025), Parquet in verl's layout.
+"""Makes tasks from DAPO-Math-17k (Yu et al., 2025), which is Parquet in verl's layout.
 
 The published file repeats each problem about a hundred times; only the first copy is kept. The rules `exact_number`
 (all answers are integers) and `math` can score the answers.

@@ -1,4 +1,4 @@
-"""GSM8K's published JSON lines: grade-school problems, for a policy with a calculator. The rule `gsm8k` scores them."""
+"""Makes tasks from GSM8K's published JSON lines, for a policy with a calculator. The rule `gsm8k` scores them."""
 
 from __future__ import annotations
 

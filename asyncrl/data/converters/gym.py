@@ -1,4 +1,4 @@
-"""Tasks of text games with `reset` and `step`, such as those of textarena and gem. A task is a seed.
+"""Makes tasks of text games with `reset` and `step`, such as those of textarena and gem. A task is a seed.
 
 The tasks are made in a Python where the game is installed, by the program that also plays the episodes.
 """

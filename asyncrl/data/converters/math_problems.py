@@ -1,4 +1,7 @@
-"""MATH (Hendrycks et al., 2021): files of one problem each, or rows with the same fields. The rule `math` scores it."""
+"""Makes tasks from MATH (Hendrycks et al., 2021): files of one problem each, or rows with the same fields.
+
+The rule `math` scores them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks from files of NeMo Gym. A line has a request of OpenAI's Responses API and data for the resources server.
+"""Makes tasks from files of NeMo Gym. A line has a request of OpenAI's Responses API and data for the resources server.
 
 A task keeps its whole line, which an episode sends to the server. The task's messages are the texts of the request, so
 that people can read them.

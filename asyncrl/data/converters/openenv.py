@@ -1,4 +1,4 @@
-"""Tasks of an OpenEnv server: the tasks in its list, or seeds of its environment.
+"""Makes tasks of an OpenEnv server: the tasks in its list, or seeds of its environment.
 
     GET /metadata, /list_environments             the environment
     POST /NAME/num_tasks {"split": "train"}       the number of tasks; 501: there is no list, and a task is a seed

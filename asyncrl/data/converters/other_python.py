@@ -1,4 +1,4 @@
-"""Tasks that a program in another Python makes, because the environment's packages conflict with asyncrl's."""
+"""Reads tasks that a program in another Python makes, since the environment's packages conflict with asyncrl's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programming problems with tests, such as APPS and TACO. The rule `code` scores them."""
+"""Makes tasks from programming problems with tests, such as APPS and TACO. The rule `code` scores them."""
 
 from __future__ import annotations
 

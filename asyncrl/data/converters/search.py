@@ -1,4 +1,4 @@
-"""Questions with short answers, such as HotpotQA, Natural Questions or TriviaQA, to be answered with a search tool.
+"""Makes tasks from questions with short answers, such as HotpotQA or TriviaQA, to be answered with a search tool.
 
 The rule `f1` scores them; its extra score `exact` is the exact match.
 """

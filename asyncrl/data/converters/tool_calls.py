@@ -1,6 +1,7 @@
-"""Requests with the tool calls that answer them, such as xLAM's data set. The rule `tool_calls` scores them.
+"""Makes tasks from requests and the tool calls that answer them, such as xLAM's data set.
 
-The tools exist only as schemas and cannot run. So an episode is one turn, which an agent plays (docs/data.md).
+The rule `tool_calls` scores them. The tools exist only as schemas and cannot run. So an episode is one turn, which an
+agent plays (docs/data.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Tasks of verifiers environments, made in a Python where the environment is installed, by the program that also plays
-the episodes.
+"""Makes tasks of verifiers environments.
+
+The program that plays the episodes also makes the tasks, in a Python where the environment is installed.
 """
 
 from __future__ import annotations

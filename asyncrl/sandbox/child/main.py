@@ -1,7 +1,7 @@
-"""The launcher, and the program's process after it was confined.
+"""Runs the launcher, and later the program in its confined process.
 
-The watcher writes `status N` or `failed REASON` to the control socket. It reads orders for a session from it, and ends
-when the caller closes the connection.
+The watcher writes `status N` or `failed REASON` to the control socket. For a session it also reads orders from this
+socket. The watcher ends when the caller closes the connection.
 
 `machine/guard.py` is not used here, because the watcher (`watching.py`) ends the program together with its caller.
 """

@@ -1,4 +1,4 @@
-"""Namespaces for the program, and a root folder with only the files that the program may see."""
+"""Makes namespaces for the program, and a root folder with only the files that the program may see."""
 
 import ctypes
 import os
@@ -71,7 +71,7 @@ def bind(source: str, target: str) -> None:
 
 
 def make_read_only(mounts: str) -> None:
-    """Make each mount in the jail read-only, since the flag applies to one mount only. Its other flags must stay."""
+    """Make each mount in the jail read-only, since the flag applies to one mount only. Its other flags are kept."""
     with open(mounts, "rb") as lines:
         targets = [unescape(line.split()[4]) for line in lines]
     for target in targets:

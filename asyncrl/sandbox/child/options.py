@@ -1,4 +1,4 @@
-"""The launcher's options, and the user ids with which the program may run."""
+"""Reads the launcher's options, and finds user ids with which the program may run."""
 
 import os
 import sys

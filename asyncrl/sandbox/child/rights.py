@@ -58,7 +58,7 @@ def take_user(users: range, launcher: int) -> int:
     # Launchers in the same PID namespace begin with different ids.
     user = users[launcher % len(users)]
     for _ in range(TRIES):
-        # The namespace of this process may not map the id.
+        # The namespace of this process might not map the id.
         with suppress(OSError):
             os.setresuid(user, user, 0)
             if is_alone():

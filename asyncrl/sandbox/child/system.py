@@ -1,4 +1,4 @@
-"""Calls of the C library."""
+"""Calls functions of the C library."""
 
 import ctypes
 import os

@@ -88,7 +88,10 @@ def takes_too_much(options: Options) -> bool:
 
 
 def memory(process: str) -> int:
-    """The bytes of memory of a process. If the kernel reports it, shared memory is divided among its processes."""
+    """The bytes of memory of a process.
+
+    Memory that several processes share is divided among them, if the kernel reports this share.
+    """
     with suppress(OSError, ValueError):
         with suppress(PermissionError), open(f"{process}/smaps_rollup", "rb") as rollup:
             return int(rollup.read().partition(b"\nPss:")[2].split()[0]) << 10

@@ -1,4 +1,4 @@
-"""The environments of an actor, and the environment of one episode.
+"""Opens an environment of the actor for each episode, and calls its methods.
 
 Each episode has its own object. `reset` gets the task's row, and returns text or images that are added to the prompt.
 Calls run one after another, even within one turn.
@@ -52,9 +52,12 @@ MAX_STUCK = 1000
 
 @dataclass(slots=True)
 class EnvironmentCounts:
-    """Counts since the start: episodes begun, errors of tools that the policy read, failures of environments.
+    """Counts since the start, except `stuck`.
 
-    `stuck` is the current number of threads whose call took too long and has not returned.
+    - `resets`: episodes begun
+    - `errors`: errors of tools that the policy read
+    - `failures`: failures of environments
+    - `stuck`: the current number of threads whose call took too long and has not returned
     """
 
     resets: int = 0

@@ -1,4 +1,4 @@
-"""The simulated users of an actor, and the user of one episode.
+"""Opens the simulated user of each episode, and calls the user's methods.
 
 A task chooses its user by `extra_info.interaction_kwargs.name`; a task without `interaction_kwargs` has no user. A user
 that was started for an episode is finalized exactly once.
@@ -34,7 +34,12 @@ KWARGS = "interaction_kwargs"
 
 @dataclass(frozen=True, slots=True)
 class InteractionLimits:
-    """Limits: seconds of a call, messages of a user in an episode (None: no limit), and characters of a message."""
+    """Limits of a user in one episode.
+
+    - `timeout_s`: seconds of a call
+    - `max_messages`: messages of the user; None: no limit
+    - `max_chars`: characters of a message
+    """
 
     timeout_s: float = 60.0
     max_messages: int | None = None
@@ -43,7 +48,12 @@ class InteractionLimits:
 
 @dataclass(slots=True)
 class InteractionCounts:
-    """Counts since the start: responses of users, responses that ended the conversation, and failed calls."""
+    """Counts since the start.
+
+    - `responses`: responses of users
+    - `ended`: responses that ended the conversation
+    - `failures`: failed calls
+    """
 
     responses: int = 0
     ended: int = 0

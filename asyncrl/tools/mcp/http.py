@@ -1,4 +1,4 @@
-"""The connection to an MCP server at a URL (streamable HTTP), with bounds on the bytes of responses."""
+"""Connects to an MCP server at a URL (streamable HTTP), with bounds on the bytes of responses."""
 
 from __future__ import annotations
 

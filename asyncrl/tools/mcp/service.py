@@ -1,4 +1,4 @@
-"""The sessions of one MCP server, which the tools of all episodes share.
+"""Opens the sessions of one MCP server for the tools of all episodes.
 
 A server that keeps state has a session for each episode, which begins with the episode's first call. If a session is
 lost after it has answered a call, the episode fails, since another session would answer from another state. A `shared`

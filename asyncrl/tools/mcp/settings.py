@@ -1,4 +1,4 @@
-"""The servers of `actor.mcp_servers`, with the keys that other MCP clients use.
+"""Reads the servers of `actor.mcp_servers`, with the keys that other MCP clients use.
 
 A server that asyncrl starts has {command, args, env}. A server that runs already has {url, headers}.
 """

@@ -1,6 +1,6 @@
-"""The connection to an MCP server that is a program, over its standard input and output.
+"""Connects to an MCP server that is a program, over its standard input and output.
 
-Unlike the connection of the package `mcp`, this connection has bounds. A message that is too long is cut while it is
+Unlike a connection of the package `mcp`, this one has bounds. A message that is too long is cut while it is
 read, and its call gets an error. Too many messages that answer no request end the connection.
 
 The program leads a process group, which is killed when the connection closes or this process dies. Its environment has

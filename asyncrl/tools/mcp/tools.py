@@ -1,4 +1,4 @@
-"""The tools of MCP servers: requests their lists, checks and names them, and makes a class of each tool."""
+"""Requests the lists of tools of MCP servers, checks and names the tools, and makes a class of each tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client of a retrieval server in the format of Search-R1, for many episodes at once.
+"""Requests passages from a retrieval server in the format of Search-R1, for many episodes at once.
 
     POST URL {"queries": [...], "topk": 3, "return_scores": true}
     200 {"result": [[{"document": {"contents": "TITLE\\nTEXT"}, "score": 0.5}, ...], ...]}, one list for each query

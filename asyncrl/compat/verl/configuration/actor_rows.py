@@ -1,4 +1,4 @@
-"""The keys of verl's sections `actor_rollout_ref.model`, `.actor` and `.ref`, and `critic`."""
+"""Translates the keys of verl's sections `actor_rollout_ref.model`, `.actor` and `.ref`, and `critic`."""
 
 from __future__ import annotations
 

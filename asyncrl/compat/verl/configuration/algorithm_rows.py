@@ -1,4 +1,4 @@
-"""The keys of verl's section `algorithm`, and the keys of section `actor` that set the loss."""
+"""Translates the keys of verl's section `algorithm`, and the keys of section `actor` that set the loss."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ MEANS_OF_SEQUENCES = ("sapo", "geo_mean")
 
 FILTER = "algorithm.filter_groups"
 OF_FUNCTION = ("acc", "score")
-"""Metrics for filtering groups that exclude the penalty on long responses."""
+"""Metrics by which verl filters groups, without the penalty on long responses."""
 OF_BATCH = ("seq_reward", "seq_final_reward")
-"""Metrics for filtering groups that include the penalty."""
+"""Metrics by which verl filters groups, with that penalty."""
 
 
 def part(name: str, **params: Any) -> dict[str, Any]:

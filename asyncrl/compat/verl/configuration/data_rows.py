@@ -1,4 +1,4 @@
-"""The keys of verl's section `data`."""
+"""Translates the keys of verl's section `data`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The keys of verl's sections `reward`, `reward_model` and `custom_reward_function`, and of process-reward managers."""
+"""Translates the keys of verl's sections `reward`, `reward_model` and `custom_reward_function`.
+
+It also translates the keys of process-reward managers.
+"""
 
 from __future__ import annotations
 

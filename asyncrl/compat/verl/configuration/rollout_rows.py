@@ -1,4 +1,4 @@
-"""The keys of verl's section `actor_rollout_ref.rollout`."""
+"""Translates the keys of verl's section `actor_rollout_ref.rollout`."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ class Row:
     - `there`: keys of verl. A key that ends in `.*` means all keys of its section that no other row has
     - `here`: our keys; empty if there is no counterpart
     - `sentence`: the translation in words, or what to use instead
-    - `translate`: None if the function of another row reads these keys
+    - `translate`: makes our settings; None if another row's function reads these keys, or if this row makes no settings
     - `defaults`: the values of the keys in verl
     - `alias_of`: the newer name of this key; empty if its name is current
     """

@@ -1,4 +1,4 @@
-"""The `key=value` words of a shell script, such as verl's examples. The script is read, never run.
+"""Reads the `key=value` words of a shell script, such as verl's examples. The script is never run.
 
 `NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}` and `$((SUM))` are expanded. Every word with a
 dotted key counts, also within an array. Other words are skipped, and loops and conditions have no effect.

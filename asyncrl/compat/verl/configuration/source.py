@@ -1,4 +1,4 @@
-"""A configuration of verl: a YAML file or the words of a script, with verl's defaults for all other keys."""
+"""Reads a configuration of verl: a YAML file or the words of a script, with verl's defaults for all other keys."""
 
 from __future__ import annotations
 

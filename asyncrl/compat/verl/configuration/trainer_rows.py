@@ -1,4 +1,4 @@
-"""The keys of verl's section `trainer`, and the sections that have no counterpart."""
+"""Translates the keys of verl's section `trainer`, and lists the sections that have no counterpart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The process that runs a worker on a Ray cluster, and the preparation of batches for the transfer."""
+"""Runs a worker in a process on a Ray cluster, and prepares batches for the transfer."""
 
 from __future__ import annotations
 

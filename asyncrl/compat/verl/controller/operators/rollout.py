@@ -25,7 +25,12 @@ OpenPlayer = Callable[[AsyncExitStack], Awaitable[tuple[Engine, EpisodeRunner]]]
 
 @dataclass(frozen=True, slots=True)
 class RolloutLimits:
-    """Limits: concurrent episodes, attempts per episode, seconds per attempt."""
+    """Limits of a rollout.
+
+    - `concurrency`: episodes that run at once
+    - `max_attempts`: attempts of each episode
+    - `timeout_s`: seconds of each attempt
+    """
 
     concurrency: int
     max_attempts: int
