@@ -14,14 +14,17 @@ import asyncrl
 from asyncrl.commands.from_python import interruptible
 from asyncrl.config.compose import parsed
 from asyncrl.errors import ConfigError
+from tests.chaos.world import World
 from tests.end_to_end.support import ROOT
 from tests.helpers import GENEROUS_S
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_run_from_python_has_its_rows_and_episodes_as_tables(prepared: list[str], tmp_path: Path) -> None:
-    words = (parsed(word) for word in prepared)
+def test_a_run_from_python_has_its_rows_and_episodes_as_tables(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    single = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1", "replay.filter.zero_variance=false")
+    words = (parsed(word) for word in (*world.overrides(1), *single))
     values = {word.key_or_group: word.value() for word in words}
     more = {
         "run.dir": tmp_path,

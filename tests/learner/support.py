@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -55,6 +57,22 @@ _FILES = {encoded((columns * PATCH, rows * PATCH)): rows * columns // MERGE**2 f
 FILES = {digest_of(data): data for data in _FILES}
 """Images of sizes that the tests' processor keeps."""
 FILE_TOKENS = {digest_of(data): tokens for data, tokens in _FILES.items()}
+
+
+def made_once(
+    factory: pytest.TempPathFactory, name: str, make: Callable[[Path], dict[str, Any]]
+) -> tuple[dict[str, Any], Path]:
+    """The results that `make` returns for a folder, and this folder. Of all workers of a test run, the first one that
+    needs them makes them, and the others wait."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+    results = folder / "made.pt"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not results.exists():
+            folder.mkdir()
+            torch.save(make(folder), results)
+    return torch.load(results, weights_only=False), folder
 
 
 def write_model(folder: Path, layers: int = 2, seed: int = 0) -> Path:

@@ -18,7 +18,7 @@ from asyncrl.learner.ranks.launcher import run_ranks
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.observe.spans import spans_file
 from asyncrl.runs.kept import KeptEpisodes
-from tests.learner.support import Run, assert_weights_close, assert_weights_equal
+from tests.learner.support import Run, assert_weights_close, assert_weights_equal, made_once
 from tests.learner.two_ranks import (
     COPIED,
     EXPERTS,
@@ -49,7 +49,7 @@ def done_by(count: int, replicas: int, *arguments: object) -> tuple[dict[str, An
 
 @pytest.fixture(scope="module")
 def two(model: Path, mixture: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    return done_by(2, 1, model, mixture, tmp_path_factory.mktemp("two"))
+    return made_once(tmp_path_factory, "two", lambda folder: done_by(2, 1, model, mixture, folder)[0])
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +69,20 @@ def pair(two: tuple[dict[str, Any], Path]) -> tuple[dict[str, Any], Path]:
 
 
 @pytest.fixture(scope="module")
-def one_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("one")
+def one_and_folder(
+    model: Path, mixture: Path, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], Path]:
+    return made_once(tmp_path_factory, "one", lambda folder: train_all(model, mixture, folder, ranks))
 
 
 @pytest.fixture(scope="module")
-def one(model: Path, mixture: Path, ranks: Ranks, one_folder: Path) -> dict[str, Any]:
-    return train_all(model, mixture, one_folder, ranks)
+def one(one_and_folder: tuple[dict[str, Any], Path]) -> dict[str, Any]:
+    return one_and_folder[0]
+
+
+@pytest.fixture(scope="module")
+def one_folder(one_and_folder: tuple[dict[str, Any], Path]) -> Path:
+    return one_and_folder[1]
 
 
 @pytest.mark.parametrize(
@@ -191,10 +198,11 @@ def contents(folder: Path) -> dict[str, bytes]:
     ],
 )
 def test_a_checkpoint_of_several_ranks_resumes_on_one(
-    batch: str, by: str, model: Path, mixture: Path, ranks: Ranks, request: pytest.FixtureRequest
+    batch: str, by: str, model: Path, mixture: Path, ranks: Ranks, request: pytest.FixtureRequest, tmp_path: Path
 ):
     results, folder = request.getfixturevalue(by)
-    config = configs(model, mixture, folder)[batch]
+    shutil.copytree(folder / batch, tmp_path / batch)  # Other tests read the folder, maybe at the same time.
+    config = configs(model, mixture, tmp_path)[batch]
     steps = config.learner.steps
     run = Run(replace(config, learner=replace(config.learner, steps=steps + 1))).train(ranks)
     assert list(run.weights) == [steps, steps + 1]
