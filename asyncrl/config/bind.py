@@ -9,7 +9,7 @@ from asyncrl.errors import ConfigError
 
 TRUSTED = "network.insecure=true on a network where you trust everyone"
 KEYS_FIX = f"set network.keys to a folder that `asyncrl keys` made, or {TRUSTED}"
-GROUP_FIX = f"gloo and NCCL have no keys; set weights.channel to zmq or disk, or {TRUSTED}"
+GROUP_FIX = f"gloo and NCCL have no keys; set weights.to_engines to zmq or disk, or {TRUSTED}"
 HOSTS_FIX = f"gloo and NCCL between hosts have no keys and do not encrypt; set {TRUSTED}"
 SERVER_GROUP_FIX = f"gloo and NCCL have no keys; set weights.into_servers=disk, or {TRUSTED}"
 CHAT_API_FIX = f"agents are answered over plain HTTP; set 127.0.0.1, or {TRUSTED}"

@@ -30,7 +30,7 @@ def route_settings(config: TrainConfig) -> RouteSettings:
     """Return the settings by which the learner and its engines choose routes."""
     weights = config.weights
     return RouteSettings(
-        to_engines=weights.channel,
+        to_engines=weights.to_engines,
         into_servers=weights.into_servers,
         engine=config.engine.kind,
         on_loopback=is_loopback(config.network.learner_address),

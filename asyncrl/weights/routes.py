@@ -2,7 +2,7 @@
 
     learner ──TO_ENGINES──► engine of an actor ──INTO_SERVERS──► servers of its fleet
 
-`weights.channel` and `weights.into_servers` name a route or are `auto`. With `auto`, a process takes the first route
+`weights.to_engines` and `weights.into_servers` name a route or are `auto`. With `auto`, a process takes the first route
 that works and on which neither side can hang. If a route fails, the next one brings the version.
 
 | to engines | how | memory of an engine beyond its weights | its end at the engine |
@@ -37,7 +37,7 @@ Facts = TypeVar("Facts")
 class RouteSettings:
     """The configuration of routes, the same in all processes of a run.
 
-    - `to_engines`, `into_servers` and `engine`: the options weights.channel, weights.into_servers and engine.kind.
+    - `to_engines`, `into_servers` and `engine`: the options weights.to_engines, weights.into_servers and engine.kind.
     - `on_loopback`: only processes on the learner's own machine can reach the learner.
     - `folder`: the place of the disk route's folders.
     """
@@ -196,7 +196,7 @@ TO_ENGINES: Sequence[Route[EngineFacts]] = (
     # The learner always serves this route, so engines that missed a broadcast or a folder get the version too.
     Route("zmq", "it is the fastest into host memory, and deltas are the fewest bytes to other machines", always=True),
 )
-"""The routes from the learner to engines, `weights.channel`."""
+"""The routes from the learner to engines, `weights.to_engines`."""
 
 INTO_SERVERS: Sequence[Route[ServerFacts]] = (
     Route("ipc", "the server copies within its own GPU", _no_shared_gpu),

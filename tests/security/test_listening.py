@@ -112,7 +112,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         if interface := other_interface():
             # What gloo would choose by itself depends on how the machine's name resolves.
             patched.setenv("GLOO_SOCKET_IFNAME", interface)
-        with Run("train", folder, *overrides, f"weights.channel={channel}") as run:
+        with Run("train", folder, *overrides, f"weights.to_engines={channel}") as run:
             run.wait_for_step(STEPS - 1)
             yield channel, run
 
@@ -127,7 +127,7 @@ def test_synchronous_training_with_keys_is_on_policy_and_engine_and_learner_agre
 @pytest.mark.timeout(900)
 def test_a_run_listens_on_what_the_documentation_lists_and_on_loopback_only(run: tuple[str, Run]) -> None:
     channel, running = run
-    wanted = expected(running, {"always", f"`weights.channel={channel}`", "`actor.agent`"})
+    wanted = expected(running, {"always", f"`weights.to_engines={channel}`", "`actor.agent`"})
     fixed = {port for ports in wanted.values() for port in ports}
     seen: dict[str, Any] = {}
 

@@ -18,7 +18,7 @@ async def test_folders_go_unread_to_actors_that_have_servers(tmp_path: Path, kin
     config = TrainConfig()
     config.engine.kind = kind
     config.run.name, config.run.dir = OWN_RUN.name, str(tmp_path)
-    config.weights.channel, config.weights.dir = "disk", str(tmp_path)
+    config.weights.to_engines, config.weights.dir = "disk", str(tmp_path)
     write_folder(run_directory(tmp_path, OWN_RUN), 1, some_tensors(), lambda folder: None)
 
     disk, zmq = open_routes(config, None)

@@ -20,9 +20,9 @@ CUMEM, INTERFACE = "NCCL_CUMEM_ENABLE", "NCCL_SOCKET_IFNAME"
 
 
 def config(
-    kind: str = "sglang", into_servers: str = "nccl", channel: str = "zmq", host: str = "127.0.0.1"
+    kind: str = "sglang", into_servers: str = "nccl", to_engines: str = "zmq", host: str = "127.0.0.1"
 ) -> TrainConfig:
-    weights = WeightsConfig(into_servers=into_servers, channel=channel)
+    weights = WeightsConfig(into_servers=into_servers, to_engines=to_engines)
     config = TrainConfig(engine=EngineConfig(kind=kind), weights=weights)
     config.network.host = host
     return config
@@ -47,9 +47,9 @@ def test_nccl_goes_without_cumem_where_servers_get_weights_by_it(
 @pytest.mark.parametrize(
     ("given", "actor", "on_loopback"),
     [
-        (config(channel="distributed"), False, True),
+        (config(to_engines="distributed"), False, True),
         (config(host="10.0.0.1"), False, True),
-        (config(host="10.0.0.1", channel="distributed"), False, False),
+        (config(host="10.0.0.1", to_engines="distributed"), False, False),
         (config(), True, False),
         (config(into_servers="auto"), True, True),
         (config(kind="embedded"), True, True),
@@ -61,9 +61,9 @@ def test_nccl_stays_on_this_machine_unless_weights_leave_it(given: TrainConfig, 
     assert environment == ({INTERFACE: f"={loopback_interface()}"} if on_loopback else {})
 
 
-@pytest.mark.parametrize(("channel", "expected"), [("distributed", "0"), ("zmq", None)])
+@pytest.mark.parametrize(("to_engines", "expected"), [("distributed", "0"), ("zmq", None)])
 def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(
-    channel: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    to_engines: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in (CUMEM, "GLOO_SOCKET_IFNAME"):
         monkeypatch.setenv(name, "")
@@ -71,5 +71,5 @@ def test_a_learner_in_a_group_with_such_an_actor_agrees_before_its_ranks_join(
     # With a membership that no launcher wrote, joining fails.
     monkeypatch.setenv(VARIABLE, "{")
     with pytest.raises(msgspec.DecodeError):
-        learner.run(config(channel=channel), threading.Event(), Activity())
+        learner.run(config(to_engines=to_engines), threading.Event(), Activity())
     assert os.environ.get(CUMEM) == expected

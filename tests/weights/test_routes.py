@@ -22,8 +22,8 @@ ON_GPU = ServerFacts(here=True, gpus=(0, 1), same_gpus=True, visible=4)
         ({"engine.kind": "vllm"}, "cpu", "disk"),
         ({"engine.kind": "sglang", "weights.into_servers": "disk"}, "cpu", "disk"),
         ({"engine.kind": "vllm", "network.host": "10.0.0.1"}, "cpu", "zmq"),
-        ({"weights.channel": "disk"}, "cuda", "disk"),
-        ({"weights.channel": "distributed", "network.host": "10.0.0.1"}, "cpu", "distributed"),
+        ({"weights.to_engines": "disk"}, "cuda", "disk"),
+        ({"weights.to_engines": "distributed", "network.host": "10.0.0.1"}, "cpu", "distributed"),
     ],
 )
 def test_auto_takes_the_fastest_route_to_engines_by_which_no_side_can_hang(

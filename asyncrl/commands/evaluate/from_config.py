@@ -89,7 +89,9 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
             filter_overlong=config.data.filter_overlong,
             truncation=config.data.truncation,
         ),
-        weights=replace(config.weights, dir=None, channel=_channel(config.weights.channel, config.engine.kind)),
+        weights=replace(
+            config.weights, dir=None, to_engines=_to_engines(config.weights.to_engines, config.engine.kind)
+        ),
         replay=replace(config.replay, retention="all", source=None, shards=1, shard=0),
         learner=replace(config.learner, steps=0, epochs=None, eval_attempts=request.attempts),
         algorithm=replace(config.algorithm, sft=SftConfig()),
@@ -111,8 +113,8 @@ def require_same(now: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _channel(channel: str, engine_kind: str) -> str:
-    """The value of `weights.channel` for a publisher without a GPU, given the run's value."""
-    if channel == "disk":
+def _to_engines(route: str, engine_kind: str) -> str:
+    """The value of `weights.to_engines` for a publisher without a GPU, given the run's value."""
+    if route == "disk":
         return "disk"
-    return "zmq" if engine_kind == "embedded" else WeightsConfig().channel
+    return "zmq" if engine_kind == "embedded" else WeightsConfig().to_engines

@@ -70,8 +70,8 @@ def colocation_conflicts(
         yield "replay.max_lag cluster.colocated: nothing is sampled while the learner trains; set 0"
     if replay.source is not None:
         yield "cluster.colocated replay.source: a stored run needs no servers; set the first to false"
-    if weights.channel == "distributed":
-        yield "weights.channel cluster.colocated: learner and actor never hold GPUs at the same time; use auto"
+    if weights.to_engines == "distributed":
+        yield "weights.to_engines cluster.colocated: learner and actor never hold GPUs at the same time; use auto"
     if weights.into_servers == "nccl":
         yield "weights.into_servers cluster.colocated: NCCL needs a GPU without a server; use auto"
     if nodes > 1:
@@ -106,9 +106,9 @@ def hosts_conflicts(learner: LearnerConfig, network: NetworkConfig) -> Iterator[
 
 def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: NetworkConfig) -> Iterator[str]:
     """The reasons why weights do not reach the engines, or why other machines could reach the weights."""
-    if weights.channel == "distributed" and not is_loopback(network.learner_address) and not network.insecure:
+    if weights.to_engines == "distributed" and not is_loopback(network.learner_address) and not network.insecure:
         key = _key(network.learner_host, "learner")
-        yield f"weights.channel {key}: other machines can reach this address: {GROUP_FIX}"
+        yield f"weights.to_engines {key}: other machines can reach this address: {GROUP_FIX}"
     if engine.kind == "vllm" and weights.into_servers not in ("auto", "disk"):
         yield "weights.into_servers engine.kind: vLLM takes weights from a folder only; use auto"
     away = not all(is_loopback(urlsplit(url).hostname or "") for url in engine.urls)

@@ -296,7 +296,7 @@ class EngineConfig:
 class WeightsConfig:
     """The routes of new weights from the learner to the engines, and into servers (docs/weights.md)."""
 
-    channel: str = option(
+    to_engines: str = option(
         "auto",
         "route of weights to engines; auto: the fastest safe route (docs/weights.md)",
         choices=("auto", "zmq", "disk", "distributed"),

@@ -26,7 +26,11 @@ def run(tmp_path: Path) -> Path:
         *("algorithm=dapo", "actor.temperature=0.7", "actor.tools=[]", "engine=sglang", "engine.urls=[http://a:1]"),
         *("scoring.rules={test: [{name: exact_match, weight: 0.5}]}", "data.weights={test: 2.0}", "replay.shards=2"),
         *("network.replay_port=7000", "network.weights_port=7002", "observe.sinks=[wandb]", "learner.eval_attempts=3"),
-        *("model.path='a folder, with a comma'", f"data.train={tmp_path}/tasks.parquet", "weights.channel=distributed"),
+        *(
+            "model.path='a folder, with a comma'",
+            f"data.train={tmp_path}/tasks.parquet",
+            "weights.to_engines=distributed",
+        ),
     ]
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
@@ -46,7 +50,7 @@ def test_every_role_reads_the_configuration_of_the_run_without_its_training(run:
     assert read([f"experiment='{path}'"]) == config
     assert (config.learner.steps, config.learner.eval_attempts, config.replay.shards) == (0, 8, 1)
     assert (config.data.eval, config.data.weights) == ([asked.data], {})
-    assert (config.network.replay_port, config.weights.channel, config.observe.sinks) == (0, "auto", ["console"])
+    assert (config.network.replay_port, config.weights.to_engines, config.observe.sinks) == (0, "auto", ["console"])
     assert config.scoring.rules == {"test": [{"name": "exact_match", "weight": 0.5}]}
     assert (config.actor.temperature, config.model.path) == (0.7, "a folder, with a comma")
 

@@ -298,7 +298,7 @@ ROWS = (
     none(
         ROLLOUT,
         "checkpoint_engine.* update_weights_bucket_megabytes",
-        "Weights take the fastest route; `weights.channel` and `weights.into_servers` choose another one.",
+        "Weights take the fastest route; `weights.to_engines` and `weights.into_servers` choose another one.",
     ),
     none(
         ROLLOUT,
