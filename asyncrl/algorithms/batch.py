@@ -205,7 +205,8 @@ class Totals:
         return cls(tokens.total(), sequences, groups, of_groups)
 
     def of_pass(self, owner: Tensor) -> Totals:
-        """The totals for a pass with the sequences owner int64[R]: group_tokens becomes int64[R]."""
+        """The totals for a pass of R sequences. `owner` int64[R] has the index of each sequence in the batch;
+        `group_tokens` is narrowed to these sequences."""
         return self if self.group_tokens is None else replace(self, group_tokens=self.group_tokens[owner])
 
 

@@ -59,8 +59,8 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Part:
 
 
 def _hint(name: str, known: Iterable[str]) -> str:
-    """A text such as `did you mean gspo? ` with names similar to an unknown name, or its preset. Empty if there are
-    none."""
+    """A text such as `did you mean gspo? `: the names similar to the unknown `name`, and `algorithm=NAME` if a preset
+    has exactly this name. Empty if there are none."""
     names = list(known)
     longer = [each for each in names if name and each.startswith(name)]
     near = longer or difflib.get_close_matches(name, names, 1)

@@ -8,8 +8,9 @@ A request that cannot be answered yet waits until the state changes, for at most
 a lease waits briefly for other requests, to share their commit. A request that is refused or meets an internal error
 has no effect: it is counted, and the answer has the reason.
 
-Back-pressure: the server holds at most BATCH requests and REPLIES_BYTES of replies. Further requests stay in the
-bounded queues of the sockets, and clients stop sending when their credits are used up.
+Back-pressure: a turn takes at most BATCH requests, and as many more are received during its commit. It stops once its
+replies exceed REPLIES_BYTES. Further requests stay in the bounded queues of the sockets, and clients stop sending when
+their credits are used up.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ log = logging.getLogger(__name__)
 
 BATCH = 256
 REPLIES_BYTES = 32 << 20
-"""The limit on the replies of one turn. Further requests wait for the next turn."""
+"""A turn ends once its replies exceed this size. Further requests wait for the next turn."""
 TICK_S = 0.25
 COMPANY_S = 0.02
 """The time for which requests that only renew leases wait for other requests, to share a turn."""

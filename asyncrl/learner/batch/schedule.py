@@ -1,5 +1,8 @@
 """Assigns sequences to the forward passes of each rank.
 
+Ranks wait for each other in every layer. So the time of a minibatch is its cost in lockstep: the sum over passes of the
+largest cost on a rank.
+
 `schedule` needs only lengths and costs, so every rank gets the same schedule. These properties are tested:
 - Every sequence is in exactly one pass of one rank of one minibatch. No sequence is split.
 - The split into minibatches does not depend on the ranks: minibatch m holds consecutive sequences of the plan.
@@ -8,9 +11,6 @@
 - For at most `COMPARED` sequences, a schedule has no more passes and no larger cost in lockstep than a reference
   schedule. Its costliest rank costs no more than in the reference, or at most `EVEN` times the mean. The reference
   divides sequences over ranks by Karmarkar-Karp, and over the passes of a rank by first-fit-decreasing.
-
-Ranks wait for each other in every layer. So the time of a minibatch is its cost in lockstep: the sum over passes of the
-largest cost on a rank.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from asyncrl.learner.batch.bins import (
 Passes = list[list[int]]
 
 COMPARED = 256
-"""The most sequences of a minibatch for which several schedules are compared. With more sequences the first schedule is
-nearly ideal."""
+"""The most sequences of a minibatch for which several schedules are compared. With more sequences only one
+schedule is made, by `_of_many`, since it is nearly ideal."""
 EVEN = 1.02
 """Ranks whose costs are at most this many times the mean count as equal."""
 PASS_SHARE = 1 / 64
@@ -76,7 +76,7 @@ class _Minibatch:
         return order
 
     def alone(self) -> list[Passes]:
-        """Return the passes for a single rank, as few as possible."""
+        """Return the passes for a single rank, about as few as possible."""
         if len(self.lengths) > COMPARED:
             return self._of_many([list(self._all)])
         passes = first_fit_decreasing(self.lengths, self._all, self.limit)
@@ -146,7 +146,7 @@ class _Minibatch:
         return parts
 
     def _evened(self, parts: list[Passes]) -> list[Passes]:
-        """Return the same passes after exchanges between ranks."""
+        """Even out the cost of each pass over the ranks: within a pass, ranks give or swap sequences."""
         columns = [even_out(self.lengths, self.costs, list(each), self.limit) for each in zip(*parts, strict=True)]
         return [list(each) for each in zip(*columns, strict=True)]
 
