@@ -110,9 +110,9 @@ class Ce(LossStream):
 class RefKl(LossStream):
     """Distillation on the policy's own samples: the policy gradient with log(pi_ref / pi_theta) as the advantage.
 
-    Formula: -sg(log pi_ref - log pi_theta) min(s, cap), s = pi_theta / mu, with the gradient of log pi_theta even
-    beyond the cap, 0 where pi_theta - mu < -delta; times (weight score), divided by the share of policy tokens with a
-    weight
+    Formula: -sg(log pi_ref - log pi_theta) r, r = min(pi_theta / mu, cap), and the gradient of r is r times the
+    gradient of log pi_theta, even beyond the cap; the loss is 0 where pi_theta - mu < -delta; times (weight score),
+    divided by the share of policy tokens with a weight
     Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes
     Source: the stream ref_kl of the library prime-rl, 2026; On-Policy Distillation of Language Models: Learning from
     Self-Generated Mistakes, 2023
@@ -137,8 +137,8 @@ class RefKl(LossStream):
 
 
 def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTokens, reduce: Reduce) -> Tensor:
-    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's count or sum of
-    weights."""
+    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's mean weight over the
+    global batch, or by its share of tokens with a weight."""
     weights = torch.stack([view.by_sequence(stream.weights(episodes)) for stream in streams])
     counted = [each if stream.by_weight else each != 0 for stream, each in zip(streams, weights, strict=True)]
     counts = weights.new_tensor([weights.shape[1]])

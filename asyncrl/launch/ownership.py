@@ -34,7 +34,7 @@ LEFT_S = 10.0
 """The owner of a folder has ended if the folder has no owner for this long. By then a restarted owner has written its
 name, and the ranks of a finished run have ended."""
 TRIES = 10
-"""The attempts to lock a file that its owner has locked, or removes at the same time."""
+"""The most attempts to lock a file that its owner has locked, or removes during the attempt."""
 MOST_TRIES = 150
 """The attempts to lock a file while another process checks if it has an owner, with a shared lock."""
 LOOKING_S = 0.02

@@ -37,8 +37,8 @@ class ZmqRoute:
     """Pulls from the publisher by `requests`, with at most `credits` requests for chunks outstanding.
 
     With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. If a
-    version comes without deltas, a tensor travels only if its checksum differs from the last version and from the files
-    of `stored`. `received` counts bytes of weights.
+    version comes without deltas, a tensor travels only if its checksum differs from the last version or, without a last
+    version, from the files of `stored`. `received` counts bytes of weights.
 
     `newer_than` and `fetch` raise UnavailableError if the publisher is silent for too long, and WireError if it refuses
     or its answer is malformed. After such an error, call `reset` before the next call.
@@ -156,8 +156,9 @@ class ZmqRoute:
 
 
 def _runs(edges: Sequence[int], firsts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Join parts that follow each other at the publisher: yield spans [begin, end) of the concatenated parts, each with
-    the shift to its offset at the publisher. Part i has the bytes [edges[i], edges[i + 1])."""
+    """Join parts that are neighbours at the publisher, too. Part i has the bytes [edges[i], edges[i + 1]) of the
+    concatenated parts. Yield (begin, end, shift) of each span: byte p of the concatenated parts is byte p + shift at
+    the publisher."""
     begin = 0
     for index, first in enumerate(firsts):
         shift = first - edges[index]

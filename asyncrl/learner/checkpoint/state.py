@@ -1,8 +1,8 @@
 """Writes weights and optimiser state to disk, and reads them. The number of ranks may change between writing and
 reading.
 
-Every rank that holds a shard of the models' first copy writes its shards into a safetensors file of its own, without
-communication. The rows of a sharded tensor are concatenated from all files in the order of the ranks. A tensor that is
+If the ranks hold several copies of the models (`learner.replicas`), only the ranks of the first copy write. Each writes
+its shards into its own safetensors file, without communication. The rows of a sharded tensor are concatenated from all files in the order of the ranks. A tensor that is
 not sharded is in the file of rank 0.
 """
 
@@ -56,7 +56,7 @@ class HostCopy:
     def changed(self) -> None:
         """Record that all kernels that change the tensors have been launched. The next copy begins after these
         kernels."""
-        # Without this, a rank that reads nothing back after a step would copy tensors before its optimizer wrote them.
+        # `take` copies on its own stream. Without the event it could copy tensors before the optimiser wrote them.
         if self._device.type == "cuda":
             self._changed = torch.cuda.current_stream(self._device).record_event()
 
@@ -100,7 +100,7 @@ class HostCopy:
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            # The system allocates memory only when it is written.
+            # Both write zeros, since the system allocates memory only when it is written.
             return pinned(tensor) if tensor.is_cuda else torch.zeros_like(tensor)
         return buffer
 

@@ -176,7 +176,8 @@ class Trace:
 
     @property
     def is_aligned(self) -> bool:
-        """True if all clocks that may differ are known."""
+        """True if the run has one host only, or if every role except the replays has measured the lead of a replay's
+        clock."""
         hosts = {host for role in self.roles for host in role.hosts}
         known = all(role.endpoint or any(each.samples for each in role.clocks.values()) for role in self.roles)
         return len(hosts) <= 1 or known
@@ -188,7 +189,7 @@ class Trace:
         return clock.ahead_of(self._reference)
 
     def _ahead_of_reference(self, endpoint: str) -> int:
-        """The lead of a shard's clock over the first shard's, as measured by roles that are connected to both."""
+        """The lead of one replay's clock over the first replay's, as measured by roles that are connected to both."""
         seen = []
         for clock in (clock for role in self.roles for clock in role.clocks.values()):
             ours, theirs = (clock.samples.get(each) for each in (endpoint, self._reference))
