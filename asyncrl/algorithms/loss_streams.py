@@ -110,7 +110,7 @@ class Ce(LossStream):
 class RefKl(LossStream):
     """Distillation on the policy's own samples: the policy gradient with log(pi_ref / pi_theta) as the advantage.
 
-    Formula: -sg(log pi_ref - log pi_theta) r, r = min(pi_theta / mu, cap), and the gradient of r is r times the
+    Formula: -sg(log pi_ref - log pi_theta) r, r = min(pi_theta / mu, cap); the gradient of r is r times the
     gradient of log pi_theta, even beyond the cap; the loss is 0 where pi_theta - mu < -delta; times (weight score),
     divided by the share of policy tokens with a weight
     Use: with a stronger model of the same vocabulary as reference, from which the policy learns on its own episodes

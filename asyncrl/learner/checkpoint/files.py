@@ -1,8 +1,8 @@
 """Writes the files of one checkpoint, by a thread of every rank while training continues.
 
-The threads communicate by files, since collectives belong to the main threads. Each rank of the
-model's first copy (`learner.replicas`) writes its file, then its checksums. Rank 0 waits for all checksums, renames the folder, and marks it
-as complete. A rank that cannot write its part removes the folder, so that rank 0 does not wait for it.
+The threads communicate by files, since collectives belong to the main threads. Each rank of the model's first copy
+(`learner.replicas`) writes its file, then its checksums. Rank 0 waits for all checksums, renames the folder, and marks
+it as complete. A rank that cannot write its part removes the folder, so that rank 0 does not wait for it.
 """
 
 from __future__ import annotations

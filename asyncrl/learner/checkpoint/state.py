@@ -2,8 +2,8 @@
 reading.
 
 If the ranks hold several copies of the models (`learner.replicas`), only the ranks of the first copy write. Each writes
-its shards into its own safetensors file, without communication. The rows of a sharded tensor are concatenated from all files in the order of the ranks. A tensor that is
-not sharded is in the file of rank 0.
+its shards into its own safetensors file, without communication. The rows of a sharded tensor are concatenated from all
+files in the order of the ranks. A tensor that is not sharded is in the file of rank 0.
 """
 
 from __future__ import annotations
