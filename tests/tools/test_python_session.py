@@ -216,7 +216,8 @@ def test_nothing_outlives_an_episode_that_is_cancelled_or_an_actor_that_is_kille
         assert len(started) == expected
         playing.cancel()
         await asyncio.wait([playing])
-        assert living(started) == []
+        # A busy kernel ends a killed process a moment after the signal.
+        await async_until(lambda: not living(started))
 
     playing(act)
     program = f"""
