@@ -133,9 +133,9 @@ def interruptible(work: Callable[[threading.Event], T]) -> T:
     """
     stop = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="asyncrl") as pool:
-        future = pool.submit(work, stop)
         try:
-            return future.result()
+            # Within the block: `work` may already run when an interrupt comes before `submit` has returned.
+            return pool.submit(work, stop).result()
         except KeyboardInterrupt:
             stop.set()
             raise
