@@ -15,7 +15,7 @@ export PYTHONDONTWRITEBYTECODE :=
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/engines.md)"
-	@echo "make test     the tests, but for those of the targets that follow test-quick (17 minutes on 2 cores)"
+	@echo "make test     the tests, but for those of the targets that follow test-quick (15 minutes on 2 cores)"
 	@echo "make test-quick  the fast ones of them (1 minute)"
 	@echo "make test-failed  those that failed the last time, one after the other"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
