@@ -33,15 +33,14 @@ def check_algorithm(config: TrainConfig) -> None:
             f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives: every episode would be "
             "a dead letter. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
         )
-    if unread := "\n".join(_unread_steps(config.scoring, config.replay.filter.score, parts)):
+    if unread := "\n".join(_unread_steps(config.scoring, parts)):
         raise ConfigError(unread)
 
 
-def _unread_steps(scoring: ScoringConfig, filtered_by: str, parts: Composition) -> Iterator[str]:
-    """Step scores that would cost time and change nothing."""
-    shaping = scoring.shaping
-    named = {*parts.label_needs.scores, filtered_by}
-    if not scoring.prm.is_configured or scoring.shadow or parts.may_read_steps or "process" in named:
+def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
+    """The refusal of step scores that would cost time and change nothing."""
+    shaping, reads = scoring.shaping, parts.may_read_steps or "process" in parts.label_needs.scores
+    if reads or scoring.shadow or not scoring.prm.is_configured:
         return
     model = f"scoring.prm.family={scoring.prm.family}" if scoring.prm.path is None else "scoring.prm.path"
     if shaping.prm_aggregation == "per_step":
