@@ -8,9 +8,9 @@ This room helps to keep these promises:
   value, and `preflight/same_tasks.py` does so if the tasks have changed.
 - 8, closed by default: `addresses.py` makes keys for a run that other machines can reach.
 
-In reading order: `local.py` (`asyncrl train`, from the checks to the end), `claim.py` (whether the run in a folder may
-resume), `preflight/preflight.py` (all checks, one list), `placement/placement.py` (which process has which GPUs),
-`launcher.py` with `hosts/`, `ray/` and `slurm/`, `addresses.py`, `supervisor.py`. `autoscale.py` and `scaling.py`
+In reading order: `local.py` (`asyncrl train`, from the checks to the end), `claim.py` (may a run resume?),
+`preflight/preflight.py` (all checks, one list), `placement/placement.py` (which process has which GPUs), `launcher.py`
+with `hosts/`, `ray/` and `slurm/`, `addresses.py`, `supervisor.py`. `autoscale.py` and `scaling.py`
 change a running run, and `doctor/` checks a host.
 
 May be changed without asking: a check of `preflight/`, a rule of `autoscale.py`, a diagnosis of `doctor/`. The

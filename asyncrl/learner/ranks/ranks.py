@@ -255,7 +255,7 @@ def _expert_mesh(kind: str, size: int, replicas: int, expert_ranks: int) -> Devi
 
 @contextmanager
 def _stopping_together(ranks: Ranks) -> Iterator[None]:
-    """If the block ends with StoppedError, wait for this rank's GPU. If a rank is in the middle of a pass, all ranks
+    """Wait for this rank's GPU if the block ends with StoppedError. If a rank is in the middle of a pass, all ranks
     exit at once instead."""
     try:
         yield

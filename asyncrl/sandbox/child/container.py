@@ -75,8 +75,8 @@ def watch(
     cells: int,
     ended: int,
 ) -> NoReturn:
-    """Pass each further request of `lines` to the session as a cell, and report how each request ended, until the
-    process `program` ends, its time is over, or the caller ends.
+    """Report how each request ended, until the process `program` ends, its time is over, or the caller ends. Requests
+    of `lines` go to the session as its cells.
 
     `woken` is readable after a child has ended. A session reads its cells from `cells`, and writes a byte to `ended`
     after each cell. Between two cells the session is paused.
