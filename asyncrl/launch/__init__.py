@@ -10,7 +10,7 @@ This room helps to keep these promises:
 
 In reading order: `local.py` (`asyncrl train`, from the checks to the end), `claim.py` (may a run resume?),
 `preflight/preflight.py` (all checks, one list), `placement/placement.py` (which process has which GPUs), `launcher.py`
-with `hosts/`, `ray/` and `slurm/`, `addresses.py`, `supervisor.py`. `autoscale.py` and `scaling.py`
+with `hosts/`, `ray/` and `slurm/`, `supervisor.py`. `autoscale.py` and `scaling.py`
 change a running run, and `doctor/` checks a host.
 
 May be changed without asking: a check of `preflight/`, a rule of `autoscale.py`, a diagnosis of `doctor/`. The
