@@ -4,7 +4,7 @@ One after another, a trajectory gets the kinds of scores that its task needs. On
 as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any
 other scorer, or from an earlier start of the same scorer, count as late.
 
-`units` defines which trajectories are scored together.
+`units` defines which trajectories are scored together, as one unit.
 """
 
 from __future__ import annotations

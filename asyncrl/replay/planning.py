@@ -1,5 +1,5 @@
-"""Batch plans assign complete groups to learner steps. A plan is recorded before the learner gets it, and never
-changes.
+"""Makes the batch plans, which assign complete groups to learner steps. A plan is recorded before the learner gets it,
+and never changes.
 
 Eviction enforces the age bound: a group with a trajectory older than max_lag is evicted and counted instead of planned.
 """

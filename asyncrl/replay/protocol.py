@@ -56,8 +56,8 @@ class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return type(self).__name__
 
     def queue(self) -> Hashable:
-        """The queue in which the request waits. If the first request of a queue cannot be answered, none of them
-        can."""
+        """The queue in which the request waits. If the first request of a queue cannot be answered, no other request of
+        this queue can."""
         return self
 
 
@@ -69,8 +69,11 @@ class WorkerRequest(ReplayRequest, frozen=True):
 
 
 class GetTickets(WorkerRequest, frozen=True):
-    """Request up to `want` tickets. The actor has the tickets `holding`. `waiting` are those of them whose episodes are
-    not running now."""
+    """Request up to `want` tickets.
+
+    - `holding`: the tickets that the actor has
+    - `waiting`: those of the `holding` tickets whose episodes are not running now
+    """
 
     holding: Names
     waiting: Names
@@ -173,7 +176,7 @@ class Fetch(ReplayRequest, frozen=True):
 
 
 class FetchImage(ReplayRequest, frozen=True):
-    """Request the stored bytes of an image of a trajectory by their SHA-256."""
+    """Request the stored bytes of an image of a trajectory. `digest` is their SHA-256."""
 
     id: Name
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]

@@ -32,7 +32,7 @@ TABLES = (
     "trajectories",  # trajectory -> TrajectoryRecord; kept for good, so that an id is never taken twice
     "data",  # trajectory -> frames
     "labels",  # trajectory -> frames
-    "waiting",  # kind of scores, order -> trajectory that needs them next
+    "waiting",  # kind of scores, order -> trajectory or group that needs them next
     "leased",  # scorer -> trajectories it scores (many)
     "ready",  # order -> ReadyGroup: complete, labelled, may be trained
     "again",  # order -> row of a task that is to be run again before the feed continues

@@ -1,5 +1,5 @@
-"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. Exports
-adapters also as a peft folder."""
+"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. It also
+exports the adapters alone, as a peft folder."""
 
 from __future__ import annotations
 

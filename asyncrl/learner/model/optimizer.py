@@ -87,8 +87,8 @@ class Trainable(Generic[M]):
         self.fitted = Exchange()
         """The exchange that fits into memory, for learner.exchange=auto and learner.reshard=null."""
         self.norms: deque[float] = deque(maxlen=NORMS)
-        """The latest norms. They include gradients that were too large, so that the limit adapts if gradients stay
-        larger."""
+        """The latest gradient norms. They include the norms of gradients that were too large, so that the limit adapts
+        if gradients stay larger."""
         self.copied: torch.cuda.Event | None = None
         """The GPU event at the end of a checkpoint's copy of weights and moments. An update waits for this event before
         it changes them."""

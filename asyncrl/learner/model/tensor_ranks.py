@@ -2,9 +2,9 @@
 whole matrix.
 
 Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
-Outside of these blocks it has the t-th part of the tokens, as with context parallelism. A block gathers its tokens, and
-multiplies by rows of its first matrices and by columns of its last one. Each rank gets the sum over the ranks for its
-own tokens.
+Outside of these blocks (attention and MLPs) it has the t-th part of the tokens, as with context parallelism. A block
+gathers the tokens, and multiplies them by rows of its first matrices and by columns of its last matrix. Each rank gets
+the sum over the ranks for its own tokens.
 
 This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
 The model's plan in transformers tells how each matrix is divided. The head and the embedding are gathered for each
@@ -137,7 +137,7 @@ class _Found:
 
     @property
     def width(self) -> int:
-        """The elements of one head, or 1 for a neuron."""
+        """The number of elements of one head, or 1 for a neuron."""
         return int(getattr(self.module, "head_dim", 1))
 
     @property

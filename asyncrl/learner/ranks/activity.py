@@ -33,8 +33,8 @@ SHOWN_PARTS = 3
 class RankState(msgspec.Struct, frozen=True):
     """The state of one rank's main thread.
 
-    - `waits`: it waits for the replay or the disk, or has not begun its first phase. `in_collective`: it waits for
-      other ranks.
+    - `waits`: it waits for the replay or the disk, or has not begun its first phase.
+    - `in_collective`: it waits for other ranks.
     - `unfinished`: the work that a stop should wait for.
     - `still_s`: the seconds since it last advanced.
     - `work`: a description of its long work, with the remaining time.

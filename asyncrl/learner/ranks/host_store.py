@@ -1,6 +1,6 @@
 """The store by which torch connects the ranks of several hosts, kept by the first host's launcher.
 
-torch's own store for several hosts accepts every connection to its port. This one needs the run's keys.
+torch's own store for several hosts accepts every connection to its port. This store needs the run's keys.
 """
 
 from __future__ import annotations
