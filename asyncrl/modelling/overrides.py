@@ -111,7 +111,7 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
         if own in _FORBIDDEN:
             raise ConfigError(f"{KEY}.{prefix}{name}: {_FORBIDDEN[own]}")
         if own not in values:
-            # The suggestion for `rope_theta` alone may be a nested field that ends with it.
+            # For `rope_theta` alone, the suggestion may be the nested field rope_parameters.rope_theta.
             near = did_you_mean(name, [*_dotted(config), *config.attribute_map])
             raise ConfigError(f"{KEY}.{prefix}{name}: a {config.model_type} configuration has no such field{near}")
         inner = getattr(config, own)

@@ -45,7 +45,7 @@ class ScoreRule:
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
     """Compute attention [Q, heads, D] of query [Q, heads, D] over key and value [K, kv heads, D].
 
-    The queries belong to the last Q keys.
+    The queries belong to the same tokens as the last Q keys.
     """
     if not rule.is_usual:
         blocks = _Blocks.of(query, key, value, rule)

@@ -231,7 +231,8 @@ class _Rank:
         return 0.0 if self._state is None or self.status is not None else self._silent
 
     def check_heartbeat(self) -> None:
-        """Read the pipe. Call this at every poll. Raises RanksError: the rank runs without heartbeats for too long."""
+        """Read the pipe. Call this at every poll. Raises RanksError: the rank has run without heartbeats for too
+        long."""
         try:
             *_, last, _ = b"", *os.read(self._heartbeats, PIPE_BYTES).split(b"\n")
         except BlockingIOError:
