@@ -42,7 +42,7 @@ LONGEST_REASON = 200
 RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
 """Runs the episode of a ticket, and calls its second argument when the engine serves the ticket's version.
 
-It may raise anything.
+The function may raise any error.
 """
 
 

@@ -1,7 +1,7 @@
 """`model.override_config`: a run's changes to fields of the model's Hugging Face configuration.
 
 Every role that opens the model applies the changes in the same way, servers get them as `engine_overrides`, and the
-exported config.json has them. They may change how weights are used, but not the weights' names and shapes.
+exported config.json has them. These changes may alter how weights are used, but not the weights' names and shapes.
 """
 
 from __future__ import annotations

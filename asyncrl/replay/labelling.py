@@ -163,8 +163,8 @@ class Labelling:
         return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Give a scorer's leases to other scorers. They count as attempts only if the scorer died, not if a reply was
-        lost."""
+        """Give a scorer's leases to other scorers. The leases count as attempts only if the scorer died, not if a reply
+        was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)

@@ -255,7 +255,7 @@ class ReplayServer:
         self, requests: list[Received], nested: bool
     ) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
         """Apply requests in a transaction. Returns the number of applied requests, the queue and client of each
-        answered waiting request, and all replies. It stops early when the replies exceed REPLIES_BYTES. Answered
+        answered waiting request, and all replies. The turn stops early when the replies exceed REPLIES_BYTES. Answered
         requests stay in their queues until the commit."""
         replies: list[Answered] = []
         taken = size = 0

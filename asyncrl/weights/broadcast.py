@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class Broadcaster:
-    """Calls engines through `server` and broadcasts to them from `device`. They connect to this learner at `host`.
+    """Calls engines through `server` and broadcasts to them from `device`. The engines connect to this learner at
+    `host`.
 
     `make_group` makes the group of each call. A push waits at most `patience_s` for an engine that is between two
     requests.

@@ -116,7 +116,7 @@ class WeightGroup:
             raise UnavailableError(f"the weight group could not be formed: {error}") from error
 
     def begin(self, tensor: torch.Tensor) -> dist.Work:
-        """Begin to broadcast `tensor` from rank 0, or to receive it on other ranks. It must not change until
+        """Begin to broadcast `tensor` from rank 0, or to receive it on other ranks. The tensor must not change until
         `finish`."""
         # Takes the stream in this thread: the thread below has its own current stream and device.
         stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None

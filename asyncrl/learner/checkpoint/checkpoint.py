@@ -152,7 +152,7 @@ class Checkpoints:
 
     def save(self, progress: Progress, models: Models) -> None:
         """Begin a checkpoint, once the previous one is complete. Later changes of the models and of `progress` are not
-        in it.
+        in the checkpoint.
 
         Raises StoppedError on every rank: a rank was asked to stop while it waited for room on the disk.
         """
@@ -264,8 +264,8 @@ class Checkpoints:
         checkpoints are damaged.
         """
         self._base = _base(models)
-        # All ranks use rank 0's answer, since it marks checkpoints: other ranks may not see a new mark on a shared disk
-        # yet.
+        # All ranks use rank 0's answer, since it marks checkpoints: other ranks might not see a new mark on a shared
+        # disk yet.
         while step := self._ranks.agree(self._newest()):
             folder = self._path(step)
             damage = self.damage(folder)

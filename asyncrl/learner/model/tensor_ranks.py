@@ -50,8 +50,8 @@ class _Tokens:
 
 
 def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[nn.Parameter]:
-    """Divide the matrices in the `layers` of a Hugging Face `model`, which are neither compiled nor sharded yet, if
-    learner.tensor_ranks is more than 1. Returns their parameters, which FSDP must ignore.
+    """Divide the matrices in the `layers` of a Hugging Face `model`, if learner.tensor_ranks is more than 1. The layers
+    are neither compiled nor sharded yet. Returns the parameters of the matrices, which FSDP must ignore.
 
     Raises ConfigError: transformers has no plan for the model that divides all matrices of its layers, or the heads or
     neurons cannot be divided.
@@ -75,7 +75,7 @@ def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[
 
 def check_division(model: Any, size: int) -> None:
     """Raises ConfigError: learner.tensor_ranks=`size` cannot divide the layers of a Hugging Face `model` (see
-    `divide_layers`), which may be on the meta device."""
+    `divide_layers`). The model may be on the meta device."""
     _checked_blocks(model, model.get_decoder().layers if hasattr(model.get_decoder(), "layers") else (), size)
 
 
@@ -180,7 +180,8 @@ class _Found:
 
 
 class _Block:
-    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or [1, U, D] of all."""
+    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or [1, U, D] of all
+    tokens."""
 
     tokens: _Tokens
 

@@ -152,8 +152,8 @@ def _overlap(left: range, right: range) -> range:
 
 
 def gather_slice(own: Tensor, slices: Slices) -> Tensor:
-    """Return this rank's slice of a matrix of which it stores the rows `own`, in their dtype. Returns `own` itself if
-    every rank stores its slice. All ranks of a copy call this."""
+    """Return this rank's slice of a matrix, in the dtype of `own`. `own` has the rows of the matrix that this rank
+    stores. Returns `own` itself if every rank stores its slice. All ranks of a copy call this."""
     plan = _plan(slices.rows, slices.dim, slices.shard, slices.shards, slices.bounds)
     if not plan.moves:
         return own

@@ -20,7 +20,7 @@ RETRY_S = 0.02
 
 
 class HostStore(dist.Store):
-    """The store of one round. Keep a reference for as long as torch uses it.
+    """The store of one round (start of all ranks). Keep a reference for as long as torch uses it.
 
     A wait raises DistStoreError after `timeout_s`. A call raises UnavailableError if the first host does not answer.
     """

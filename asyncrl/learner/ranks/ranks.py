@@ -159,7 +159,7 @@ class Ranks:
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
-        """Make `request` and return its result. It may wait for the replay or the disk for any time. Raises
+        """Make `request` and return its result. The request may wait for the replay or the disk for any time. Raises
         StoppedError on every rank if the request of one rank raises it."""
         answers: list[T] = []
         with suppress(StoppedError), self.activity.waiting():
@@ -303,13 +303,14 @@ def joined(
                 ranks.stop_if(False)
                 exit_now(EXIT_STOPPED)
             if cuda:
-                # Queued operations finish, since all ranks left at the same point. NCCL would warn of unfinished ones.
+                # Queued operations finish, since all ranks left at the same point. NCCL would warn of unfinished
+                # operations.
                 torch.cuda.synchronize(device)
             raise
     finally:
         stopping.end()
-        # A reference to a gloo group keeps its threads alive, which abort a process that exits. Sharded models have
-        # such references in cycles, and the collector ignores cycles from before `freeze_heap`.
+        # A reference to a gloo group keeps the group's threads alive, and these threads abort a process that exits.
+        # Sharded models have such references in cycles, and the collector ignores cycles from before `freeze_heap`.
         gc.unfreeze()
         gc.collect()
         activity.enter(END)
