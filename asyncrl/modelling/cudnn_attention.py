@@ -29,7 +29,7 @@ UIDS = {
         1,
     )
 }
-"""The number of each tensor in cuDNN."""
+"""The number by which cuDNN knows each tensor."""
 MOST_NUMBERS = 2**31 - 1
 """The most elements of a tensor, since offsets in it are int32."""
 

@@ -1,5 +1,5 @@
-"""Evaluations run the held-out tasks once or several times with a policy version. Their episodes do not count in
-admission, and are not trained."""
+"""Runs evaluations of policy versions on the held-out tasks, once or several times each. The episodes of evaluations do
+not count in admission, and are not trained."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The environment variables that NCCL needs before the first group of a process."""
+"""Sets the environment variables that NCCL needs before the first group of a process."""
 
 from __future__ import annotations
 

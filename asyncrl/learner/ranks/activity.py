@@ -27,7 +27,7 @@ COLLECTIVES = str(Path("torch", "distributed"))
 FRAMES = 4
 """The number of a thread's innermost calls that are searched for a collective."""
 SHOWN_PARTS = 3
-"""The number of parts of a file's path in messages."""
+"""The number of last parts of a file's path that messages show."""
 
 
 class RankState(msgspec.Struct, frozen=True):
