@@ -194,7 +194,7 @@ class ReplayClient:
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
         """Record that the learner uses these values of all configuration keys from `time` on, in seconds since 1970.
         Returns all changes of the run so far. Raises ConfigError: the replay refused the values, for example because a
-        resumed run must keep one that has changed."""
+        value has changed that a resumed run must keep."""
         try:
             return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
         except RefusedError as error:

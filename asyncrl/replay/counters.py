@@ -73,7 +73,6 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     """Audit all trajectories that were accepted for training.
 
     - `states`: the number of these trajectories in each state
-
     - `lost`: trajectories without readable data although their state is not final, and accepted trajectories without a
       record
     - `trained_twice`: the number of plans beyond `uses` that contain a trajectory, summed over all trajectories

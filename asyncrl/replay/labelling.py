@@ -322,9 +322,10 @@ class Labelling:
     def requeue(self, tx: Transaction, ticket: str) -> str:
         """Try a dead letter again. Returns how:
 
-        "scoring": the episode is stored and its group still waits for a replacement, so the episode is scored again.
-        "task": its task runs again as a new group, before the feed continues. Raises RefusedError: there is no such
-        dead letter, or it belongs to a finished evaluation or a skipped plan.
+        - "scoring": the episode is stored and its group still waits for a replacement, so the episode is scored again.
+        - "task": its task runs again as a new group, before the feed continues.
+
+        Raises RefusedError: there is no such dead letter, or it belongs to a finished evaluation or a skipped plan.
         """
         dead = self._dead_letters.get(tx, ticket)
         if dead.scoring and self._reinstate(tx, ticket, dead):

@@ -28,9 +28,15 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 T = TypeVar("T")
 
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
-"""The outcome of a request. ok: done. nothing: there is nothing to give yet. over: the run is done. busy: send the
-request again later. refused: the request had no effect. ended: the run must end because of too many failures. The body
-of busy, refused and ended is the reason."""
+"""The outcomes of a request. The body of busy, refused and ended is the reason.
+
+- ok: the request is done.
+- nothing: there is nothing to give yet.
+- over: the run is done.
+- busy: the client must send the request again later.
+- refused: the request had no effect.
+- ended: the run must end because of too many failures.
+"""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 

@@ -40,7 +40,7 @@ class LocalBatch:
     - `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
     - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
     - `routing` uint8[N, W] has the experts that tokens go to, if experts are replayed (see `PackedSequences`).
-      `refused` counts the episodes whose recorded experts do not exist in the model.
+    - `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
     """
 

@@ -57,8 +57,8 @@ class Progress:
     - `evaluations` has the version of each pending evaluation, by its step.
     - `algorithm` is the state that the algorithm keeps from step to step.
     - `norms` and `loss_scales` have the latest gradient norms and the loss scale of each model.
-    - `demonstrations` counts the demonstrations trained so far, and `demonstrations_digest` is the digest of all
-      demonstrations of the run.
+    - `demonstrations` counts the demonstrations trained so far.
+    - `demonstrations_digest` is the digest of all demonstrations of the run.
     """
 
     step: int = 0

@@ -53,8 +53,8 @@ class Activations:
 
     @property
     def nbytes(self) -> float:
-        """The bytes for each token of a pass, in addition to the inputs of layers, if all layers kept everything. It is
-        0 before the first pass."""
+        """The bytes of activations for each token of a pass if all layers keep everything, without the inputs of the
+        layers. It is 0 before the first pass."""
         return self._layers * self._all
 
     @property
