@@ -90,7 +90,7 @@ class RunSettings:
     - `largest_episode`: the most tokens of an episode. The tokens of all its branches must fit into one pass.
     - `bucket_bytes`: the size of the buckets in which weights are published.
     - `canary`: the settings of the canaries of versions, or None for no canaries.
-    - `demonstrations`: these are trained in addition to episodes, if there are any.
+    - `demonstrations`: the demonstrations that are trained in addition to episodes, if there are any.
     - `max_lag`: lags are counted up to this number.
     - `uploads_model`: the sinks of metrics get the exported model.
     """

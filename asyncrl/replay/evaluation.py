@@ -28,7 +28,7 @@ def start(
     version: int,
     open_group: Callable[[Transaction, str, GroupRecord], None],
 ) -> None:
-    """For each attempt at each held-out task of this shard, open a group with one member. A second call has no effect.
+    """Open a group of one member for each attempt at each held-out task of this shard. A second call has no effect.
 
     Every attempt has its own group, so that the other attempts go on if one fails for good."""
     if EvaluationRecord.load(tx, version) is not None:

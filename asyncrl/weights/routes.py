@@ -121,8 +121,8 @@ class Route(Generic[Facts]):
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice(Generic[Facts]):
-    """The `routes` to try, best first. `why` is the reason for the first, and `left_out` has the reasons against other
-    routes."""
+    """The `routes` to try, best first. `why` is the reason for the first route, and `left_out` has the reasons against
+    other routes."""
 
     routes: Sequence[Route[Facts]]
     why: str

@@ -45,9 +45,9 @@ PIPE_BYTES = 1 << 16
 SILENT_BEATS = 5
 """The number of missed heartbeats after which a rank is shown as silent."""
 BEGUN_S = 10.0
-"""Seconds that a rank waits for its first heartbeat. If none comes, it runs without heartbeats."""
+"""Seconds that a rank waits for its first heartbeat. If none comes, the rank runs without heartbeats."""
 KILLED_S = 10.0
-"""Seconds to wait for a process that was killed: one that hangs in the kernel may never end."""
+"""Seconds to wait for a process that was killed: a process that hangs in the kernel may never end."""
 
 
 class RanksError(AsyncrlError):

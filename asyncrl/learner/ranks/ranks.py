@@ -105,7 +105,7 @@ class Ranks:
 
     @property
     def is_first_of_pass_group(self) -> bool:
-        """True if this rank counts the values that all ranks of its pass group have."""
+        """True if this rank alone counts the values that all ranks of its pass group have."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
