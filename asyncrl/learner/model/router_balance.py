@@ -34,9 +34,9 @@ probabilities of every expert, and the entropy. The second sum is the number of 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The settings by which experts are balanced. `weight` is the weight of the loss. Each update lowers the bias of an
-    expert by `bias_rate` if the expert got more tokens than the mean of its layer, and raises the bias if the expert
-    got fewer (DeepSeek-V3, 2024)."""
+    """The settings by which experts are balanced. `weight` is the weight of the loss. Each update changes the bias of
+    an expert by `bias_rate`: down if the expert got more tokens than the mean of its layer, and up if it got fewer
+    (DeepSeek-V3, 2024)."""
 
     weight: float = 0.0
     bias_rate: float = 0.0
