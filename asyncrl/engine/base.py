@@ -87,7 +87,7 @@ class IdleClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # The seconds of past idle times and the start of the current one are one tuple, so that threads read them
+        # The seconds of past idle times and the start of the current idle time are one tuple, so that threads read them
         # together.
         self._state: tuple[float, float | None] = (0.0, self._started)
 

@@ -91,7 +91,8 @@ class CompletionRequest(NamedTuple):
     - `max_tokens`: the caller's own limit of the completion
     - `grammar`: the grammar that the completion obeys; None: no grammar
     - `stop`: texts; the caller gets the completion up to the first of them
-    - `alternatives`: the number of alternatives to each token whose log-probs the caller gets, if the engine gives them
+    - `alternatives`: the number of alternatives to each token; the caller gets their log-probs, if the engine gives
+      them
     """
 
     messages: tuple[Message, ...]

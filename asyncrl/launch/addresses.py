@@ -43,7 +43,7 @@ class RunAddresses:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
-        """The addresses of a run. Filling one in also sets it in `config`."""
+        """The addresses of a run. A value that a method fills in is also set in `config`."""
         return cls(config.run, config.network, config.learner, config.replay.shards)
 
     @property

@@ -90,7 +90,7 @@ def check_resume(config: TrainConfig, run_dir: Path) -> None:
 
 
 def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """A line for each key whose value in `after` differs from the run in the folder; empty if there is no run.
+    """A line for each key whose value in `after` differs from its value in the folder's run; empty if there is no run.
 
     Raises ConfigError: the run cannot resume with these values.
     """

@@ -259,7 +259,7 @@ class Supervisor:
             child.starts += 1
 
     def _fail(self, child: _Child, status: int, now: float) -> None:
-        """Plan the next start of a role that ended. Raises RunFailedError: it cannot continue."""
+        """Plan the next start of a role that ended. Raises RunFailedError: the role cannot continue."""
         name = child.role.name
         log_file = self._log_of(child.role)
         last = last_lines(log_file, start=child.log_start)

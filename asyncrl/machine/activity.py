@@ -165,11 +165,11 @@ def _overwrite(path: Path, text: bytes) -> None:
 
 @contextmanager
 def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: float = STOP_S) -> Iterator[None]:
-    """Send heartbeats of `activity` during the block, if the process that started this one wants them. `hang_s` and
+    """Send heartbeats of `activity` during the block, if the process that started this process wants them. `hang_s` and
     `still_s`: see `Heartbeat`.
 
-    If the starter has ended, no process would notice that this one hangs. So this process is killed with its group
-    after `stop_s`, or after `FINISH_S` if it must finish some work.
+    If the starter has ended, no process would notice that this process hangs. So it is killed with its group after
+    `stop_s`, or after `FINISH_S` if it must finish some work.
     """
     path = os.environ.pop(VARIABLE, None)  # Removed, so that children do not inherit it.
     if path is None:

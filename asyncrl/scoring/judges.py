@@ -180,7 +180,7 @@ class _JudgeProcess:
     def __init__(self, program: str, settings: Mapping[str, Any]) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
-        # The process imports the same modules as this one.
+        # The process imports the same modules as this process.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
         command = [sys.executable, "-m", program, str(fd)]
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)

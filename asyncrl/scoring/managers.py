@@ -37,7 +37,8 @@ Group = Sequence[Lease]
 class ManagerScore:
     """The scores of one member of a group.
 
-    - `reward` and `outcome`, which is 1 for a right answer
+    - `reward`: the manager's reward
+    - `outcome`: 1 for a right answer
     - `extra`: further numbers by name
     - `vote`: a short form of the answer; empty if the manager gives none
     - `reason`: explains the scores; empty if the manager gives none

@@ -5,8 +5,9 @@ at most one segment of a turn, so that only this segment is sampled again if the
 one request: see partial_turn.
 
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
-get requests. An update returns once the first server serves it. The remaining servers follow independently, so a slow
-or dead server delays no request. Meanwhile evaluations may have a leased server: see assignment.
+get requests. An update returns once the first server serves the new version. The remaining servers follow
+independently, so a slow or dead server delays no request. Meanwhile evaluations may have a leased server: see
+assignment.
 """
 
 from __future__ import annotations

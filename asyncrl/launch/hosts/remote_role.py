@@ -2,8 +2,8 @@
 
 It starts the command, prints its process id, and reads stdin, to which the launcher writes a byte every second. The
 byte `STOP` asks the role to stop, `DRAIN` asks it to finish its episodes first, and `KILL` kills it. The role also has
-to stop if the launcher closes stdin, and it is killed if the launcher is silent for the lease. The exit status is the
-role's, or 128 plus the number of the signal that killed it.
+to stop if the launcher closes stdin, and it is killed if the launcher is silent until the lease expires. The exit
+status is the role's, or 128 plus the number of the signal that killed it.
 
 The launcher may lose the connection before it reads the process id, and then starts the role again at once. So each
 start has a number, and a file in the folder of the role's heartbeat has the number and the process of the latest start.

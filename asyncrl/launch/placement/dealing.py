@@ -40,7 +40,7 @@ class Wish:
         return self.unit if self.shares else self.unit * (self.count or 1)
 
     def fitting(self, gpus: int) -> int:
-        """The number of GPUs that the role takes if there are `gpus`."""
+        """The number of GPUs that the role takes if the node has `gpus` of them."""
         wanted = gpus if self.count is None else self.unit * self.count
         return min(gpus, wanted) // self.unit * self.unit
 
@@ -48,10 +48,10 @@ class Wish:
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
     """The GPUs of each role that has a wish: the first ones for the learner, then those for actors, then for scorers.
 
-    If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor of
-    actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the actors' GPUs,
-    or all roles share GPUs. With `in_turns`, learner and actors have the same GPUs, and scorers have others. Raises
-    ConfigError: a role wants more GPUs than there are, or `in_turns` leaves no GPU for the scorers.
+    If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor the
+    number of actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the
+    actors' GPUs, or all roles share GPUs. With `in_turns`, learner and actors have the same GPUs, and scorers have
+    others. Raises ConfigError: a role wants more GPUs than there are, or `in_turns` leaves no GPU for the scorers.
     """
     if not gpus:
         return dict.fromkeys(wishes, ())
