@@ -58,8 +58,8 @@ from asyncrl.machine.shared_folder import answer_to, canary
 log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
-"""The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to recover
-from a partition of half a minute."""
+"""The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
+recover from a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
 """The time for a host to answer at the start, when it may load torch from a cold disk."""
