@@ -34,7 +34,7 @@ class PlacedImage(NamedTuple):
 
 
 def collapsed(tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArray[np.int32]:
-    """Reduce each image's placeholders in `tokens` to the single one that the chat template writes."""
+    """Reduce each image's placeholders in `tokens` to the single placeholder that the chat template writes."""
     if not images:
         return tokens
     kept = np.ones(len(tokens), np.bool_)

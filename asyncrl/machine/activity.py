@@ -168,8 +168,8 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
     """Send heartbeats of `activity` during the block, if the process that started this process wants them. `hang_s` and
     `still_s`: see `Heartbeat`.
 
-    If the starter has ended, no process would notice that this process hangs. So it is killed with its group after
-    `stop_s`, or after `FINISH_S` if it must finish some work.
+    If the starter has ended, no process would notice that this process hangs. So this process is killed with its group
+    after `stop_s`, or after `FINISH_S` if it must finish some work.
     """
     path = os.environ.pop(VARIABLE, None)  # Removed, so that children do not inherit it.
     if path is None:
@@ -221,8 +221,8 @@ class Pulse:
         self._seen = self._changed()
 
     def is_lost(self, limit_s: float) -> bool:
-        """True if there was no heartbeat for `limit_s` seconds, or, before the first one, for at least `START_S`. Call
-        this often: of the time between two calls, at most `LONGEST_LOOK_S` counts."""
+        """True if there was no heartbeat for `limit_s` seconds, or, before the first heartbeat, for at least `START_S`.
+        Call this often: of the time between two calls, at most `LONGEST_LOOK_S` counts."""
         now, seen = self._clock(), self._changed()
         self._silent_s += min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now

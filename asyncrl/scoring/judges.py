@@ -253,7 +253,8 @@ def _resident(process: psutil.Process) -> int:
 
 
 def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """Answer each request from the pipe until it is closed, then kill all processes of the session, this one included.
+    """Answer each request from the pipe until it is closed, then kill all processes of the session, including this
+    process.
 
     `arguments`, from the command line, hold the pipe's file descriptor. The pipe's first message has the settings,
     among them `timeout_s`, the limit of a request. `load` makes the answering function from the settings; a ConfigError

@@ -350,7 +350,7 @@ class Fleet:
         """The endpoint that can serve the session now, or None."""
         leased, update = self._lease.endpoint, self._lease.update
         if leased is not None and update is not None and self._lease.covers(session):
-            # The leased endpoint may serve an older version until it has loaded the pinned one.
+            # The leased endpoint may serve an older version until it has loaded the pinned version.
             return self._assignment.assign(session, [leased], update.version)
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
         return self._assignment.assign(session, others, self._version)

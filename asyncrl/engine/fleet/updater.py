@@ -69,9 +69,9 @@ class ServerUpdater:
     async def switch(self, update: Update, serving: bool, loaded: Callable[[], None] = lambda: None) -> None:
         """Update the server to `update`, which it has prepared.
 
-        `serving`: the server had a version before, so the update stops it. As soon as the update has called `loaded`,
-        an idle server may get requests again; their answers wait for the verdict. After an error the server's weights
-        are unknown, and these answers wait until the next verdict. Raises ServerFaultError, WeightsError, and
+        `serving`: the server had a version before, so the update stops the server. As soon as the update has called
+        `loaded`, an idle server may get requests again; their answers wait for the verdict. After an error the server's
+        weights are unknown, and these answers wait until the next verdict. Raises ServerFaultError, WeightsError, and
         CanaryError: the server fails the canary.
         """
         if self._settings.mode in ("in_place", "retract") and self._server.spans:

@@ -84,7 +84,7 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
             # Each start overwrites the same bytes, so that a full disk has room for them.
             os.pwrite(file.fileno(), msgspec.json.encode(kept).ljust(KEPT_BYTES), 0)
         except OSError:
-            kill_group(child)  # A later start would not know of it, and the role would run twice.
+            kill_group(child)  # A later start would not know of the process, and the role would run twice.
             raise
         sys.stdout.write(f"\n{STARTED.decode()}{kept.pid} {kept.kernel or '-'} {kept.began or '-'}\n")
         sys.stdout.flush()

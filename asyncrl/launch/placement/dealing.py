@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 USED_MEMORY = 0.82
 """The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
 them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
-# New weights that find no room on the GPU load from the host's memory, which takes five times as long.
+# If there is no room on the GPU for new weights, they come from the host's memory, which takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
 """The largest sum of shares on a GPU if at least one of them is not configured. CUDA needs the rest."""

@@ -193,7 +193,8 @@ def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -
 
 
 def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
-    """The weights of the nodes of a pool for a role: the GPUs that it can use there, or the CPUs if it uses no GPU."""
+    """The weights of the nodes of a pool for a role: the GPUs that the role can use there, or the CPUs if it uses no
+    GPU."""
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 

@@ -85,7 +85,7 @@ class RayCluster:
             raise ConfigError(f"cluster.ray.address={address}: {error}") from error
 
     def close(self) -> None:
-        """Leave the cluster, which ends every actor of this run, and the cluster itself if the run started it."""
+        """Leave the cluster. This ends every actor of this run, and the cluster itself if the run started it."""
         self.ray.shutdown()
 
     def own_address(self) -> str:
