@@ -105,10 +105,13 @@ class Activity:
 
 
 class Heartbeat:
-    """Renews the file at `path` as long as `activity` advances or waits. The process counts as hung `hang_s` seconds
-    after the file was last renewed. If `still_s` is longer than `hang_s`, the process counts as hung only after the
-    main thread has made no progress for `still_s`. `show` writes the stacks of all threads STACKS_S before the process
-    counts as hung."""
+    """Renews the file at `path` as long as `activity` advances or waits.
+
+    - `hang_s`: the process counts as hung this many seconds after the last renewal of the file
+    - `still_s`: if this is longer than `hang_s`, the process counts as hung only after the main thread has made no
+      progress for this many seconds
+    - `show`: writes the stacks of all threads STACKS_S before the process counts as hung
+    """
 
     def __init__(
         self,

@@ -34,9 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 class ServerUpdater:
-    """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
+    """Updates `server`.
 
-    - It counts `canary_failures` in `counts`, and records each stop in `pauses`.
+    - `requests` are the requests that the server has not answered yet.
+    - `memory` is given if the server shares its GPUs with the learner.
+    - The updater counts `canary_failures` in `counts`, and records each stop in `pauses`.
     - `canary` has judged the newest version.
     - `refused` has the last version whose canary the server has failed, with the number of failures.
     """

@@ -24,10 +24,12 @@ MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The GPUs that a role needs on a node: `unit` for each of `count` ranks, servers or processes.
+    """The GPUs that a role needs on a node.
 
-    `count=None`: as many as there is room for. `key` is the option to change if the wish cannot be met. `shares`:
-    several processes may share GPUs.
+    - `key`: the option to change if the wish cannot be met;
+    - `unit`: the GPUs of each of the role's ranks, servers or processes;
+    - `count`: the number of these ranks, servers or processes. `None`: as many as there is room for;
+    - `shares`: several of the role's processes may share GPUs.
     """
 
     key: str
