@@ -30,8 +30,8 @@ def order(values: Tensor) -> Tensor:
 
 
 def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
-    """The smallest key for which `condition` is true of the count and sum of all values up to it. 2^32 if there is
-    none."""
+    """The smallest key for which `condition` is true of the count and sum of all values up to this key. 2^32 if there
+    is none."""
     # This runs on the CPU: the host must wait for each histogram anyway, and a GPU would round the sums differently
     # each time.
     keys, values = order(values).cpu(), values.detach().cpu()

@@ -111,7 +111,7 @@ def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """Two numbers for each two successive rows of an actor: the mean number of requests of one engine while it was
+    """Two numbers for each pair of successive rows of an actor: the mean number of requests of one engine while it was
     busy, and the tokens that it sampled per second during that time.
     """
     for before, after in pairwise(rows):

@@ -276,8 +276,8 @@ class Recorder:
     def trajectory(self, rewards: Mapping[str, float], timings: Mapping[str, float], split: Split) -> Trajectory:
         """Concatenate the branches, each up to its last completion, in the order of these completions.
 
-        `split` is as for `split_steps`. Raises InvariantError: there is no completion, or the engine's log-probs or
-        versions are invalid.
+        `split`: see `split_steps`. Raises InvariantError: there is no completion, or the engine's log-probs or versions
+        are invalid.
         """
         ends = self.last_completions()
         if not ends:

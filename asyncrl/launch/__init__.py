@@ -2,8 +2,8 @@
 
 This package helps to keep these promises:
 
-- 1, nothing lost, nothing trained twice: `supervisor.py` starts killed roles again, `ownership.py` lets one process own
-  a run's folder, and `survivors.py` ends what an earlier start left running.
+- 1, nothing lost, nothing trained twice: `supervisor.py` starts killed roles again, `ownership.py` lets only one
+  process own a run's folder, and `survivors.py` ends what an earlier start left running.
 - 3, the same batch after a crash: `local.py` (`changes_of`, `claim`) refuses to resume a run if a fixed key has another
   value, and `preflight/same_tasks.py` does so if the tasks have changed.
 - 8, closed by default: `addresses.py` makes keys for a run that other machines can reach.

@@ -50,7 +50,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """A change of the number of processes of a role by one.
+    """A change of a role's number of processes by one.
 
     - `name`: actors or scorers;
     - `by`: +1 or -1;
