@@ -43,8 +43,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """The facts in a card. `values` is the configuration by key. `steps` and `evaluations` are rows of the metrics, up
-    to the exported weights. `environment` is `None` if the run has no record of it."""
+    """The facts in a card.
+
+    - `values`: the configuration by key;
+    - `steps`, `evaluations`: rows of the metrics, up to the step of the exported weights;
+    - `environment`: the hardware and versions; `None`: the run has no record of them.
+    """
 
     name: str
     values: Mapping[str, Any]
@@ -290,7 +294,8 @@ def _listed(value: Any) -> list[str]:
 
 
 def _last(path: str) -> str:
-    """The last part of a local path, which reveals nothing about the machine."""
+    """The last part of a local path, since the whole path would tell about the machine. An address of the hub stays
+    whole."""
     return path if path.startswith(("hf://", "hub:")) else Path(path).name
 
 

@@ -54,7 +54,7 @@ class Run:
 
     @property
     def owns_store(self) -> bool:
-        """True if the folder belongs to the store's run; False for a store that was imported alone."""
+        """True if the store is that of the run in this folder; False for a store that was imported without its run."""
         return self.store.name == STORE
 
     # The configuration.

@@ -151,7 +151,7 @@ def _from_mesh(name: str, shards: Sequence[DTensor]) -> Tensor:
 
 
 def _along_mesh(name: str, ranks: Tensor, placements: Sequence[Any], local: Sequence[Tensor]) -> Tensor:
-    """The tensor of the ranks in a part of the mesh. `placements` belong to its dimensions, the outermost first."""
+    """The merged tensor of `ranks`, a part of the mesh. `placements` has the placement of each dimension of `ranks`."""
     if not placements:
         return local[int(ranks)]
     parts = [_along_mesh(name, each, placements[1:], local) for each in ranks]
