@@ -118,7 +118,8 @@ def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
 
 
 def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
-    """Raises ConfigError: another text can normalise to one of `marks`, which are found in normalised text."""
+    """Raises ConfigError: another text can normalise to one of `marks`. The tokenizer searches for these marks in
+    normalised text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not marks or backend is None or backend.normalizer is None:
         return

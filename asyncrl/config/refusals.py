@@ -57,7 +57,7 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
 
 
 def may_exist(source: str) -> bool:
-    """True if a file, folder or pattern exists, or if the source is on a hub or generated, which is not checked."""
+    """True if a file, folder or pattern exists. A source on a hub, or a generated one, is not checked: also True."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

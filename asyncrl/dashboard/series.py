@@ -23,9 +23,13 @@ CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A part of a file to show. `names` are metrics; a name such as lag/* means all names with this beginning. With
-    `after`, the cursor of an earlier answer, only newer rows are wanted. With `first` and `last`, only rows between
-    these times are wanted."""
+    """A part of a file to show.
+
+    - `names`: names of metrics; a name such as lag/* means all names with this beginning
+    - `points`: the most rows of a large file
+    - `after`: the cursor of an earlier answer: only newer rows are wanted; empty: all rows
+    - `first`, `last`: only rows between these times are wanted; `None`: all rows
+    """
 
     names: Sequence[str]
     points: int = 1500

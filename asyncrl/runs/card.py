@@ -59,7 +59,7 @@ class TrainedModel:
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
     """Write the card and its picture into the folder of the model that a run exported after `steps` steps; `None`: at
-    its end. Return False if the folder has a card that somebody wrote, which is not replaced.
+    its end. Return False, and replace nothing, if the folder has a card that somebody wrote.
 
     Raises ConfigError: the run's configuration cannot be read; OSError.
     """
@@ -260,8 +260,8 @@ def _limits(model: TrainedModel) -> Iterator[str]:
 
 
 def _is_used(key: str, model: TrainedModel) -> bool:
-    """True if the training read this key of the algorithm. Keys of the critic, or of demonstrations, count only in a
-    run that has them."""
+    """True if the training read this key of the algorithm. Keys of the critic count only in a run with a
+    critic, and keys of demonstrations only in a run with demonstrations."""
     if key.startswith("algorithm.sft.") and not model.values["algorithm.sft.path"]:
         return False
     return not key.startswith("algorithm.value") or any("value/bias" in row for row in model.steps)

@@ -39,8 +39,8 @@ WHOLE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LineSpan:
-    """Bytes [start, end) of a file, which begin and end with whole lines. `file` identifies the file: a later file may
-    have the same name."""
+    """Bytes [start, end) of a file, from the beginning of a line to the end of a line. `file` identifies the file: a
+    later file may have the same name."""
 
     file: int
     start: int

@@ -176,10 +176,14 @@ def describe(
     Keys that need explanation:
 
     - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
-    - `running`: at least one shard answers. `problem`: the reason why a shard does not answer, or how the run ended.
-    - `steps`: recorded plans. `tokens`: sampled tokens, by the final state of their trajectories.
-    - `rates`: `None` without `before`. `admission` and `failed_handshakes`: `None` unless the run is running.
-    - `readers`: processes that have read one snapshot for too long. `failing`: the reasons why few tickets are issued.
+    - `running`: true if at least one shard answers.
+    - `problem`: the reason why a shard does not answer, or how the run ended.
+    - `steps`: the number of recorded plans.
+    - `tokens`: the numbers of sampled tokens, by the final state of their trajectories.
+    - `rates`: `None` without `before`.
+    - `admission`, `failed_handshakes`: `None` unless the run is running.
+    - `readers`: processes that have read one snapshot for too long.
+    - `failing`: the reasons why few tickets are issued.
     - `processes`: host, pid and restarts of each role, while the run is running. The pid of a role that does not run
       is 0.
     """

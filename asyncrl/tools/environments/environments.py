@@ -183,7 +183,7 @@ def _reward(result: Any) -> float:
 
 
 class OpenEnvironment:
-    """The environment of one episode: an object of `cls`, which `reset` makes.
+    """The environment of one episode. `reset` makes its object, of the class `cls`.
 
     After a call that took too long, the object gets no more calls.
     """
