@@ -27,7 +27,7 @@ class Wanted:
 
     - `names`: names of metrics; a name such as lag/* means all names with this beginning
     - `points`: the most rows of a large file
-    - `after`: the cursor of an earlier answer: only newer rows are wanted; empty: all rows
+    - `after`: the cursor of an earlier answer, after which rows are wanted; empty: all rows
     - `first`, `last`: only rows between these times are wanted; `None`: all rows
     """
 

@@ -54,8 +54,9 @@ class StoreSummary:
       they wait for (`playing`, `scoring`, and the same for held-out tasks).
     - Other `counts`: `actors` counts the tickets of each actor, and `dead_letters` the kept dead letters by what
       failed.
-    - `steps` is the number of recorded plans, and `learner_step` the step that the learner requested last.
-      `oldest_ticket` is the open ticket whose group was opened first, with its actor.
+    - `steps` is the number of recorded plans.
+    - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
+    - `learner_step` is the step that the learner requested last.
     """
 
     counters: dict[str, int]

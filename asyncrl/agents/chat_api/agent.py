@@ -79,8 +79,8 @@ async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base
 class AgentPlayer:
     """Lets `agent` play episodes, each with its own endpoint at `host`. Port 0: any free port.
 
-    Endpoints answer from `start` to `close`. The timing `agent` excludes the seconds of `generate`. `counters` reads
-    the agent's counters.
+    Endpoints answer from `start` to `close`. The timing `agent` leaves out the seconds of the timing `generate`.
+    `counters` reads the agent's counters.
     """
 
     def __init__(

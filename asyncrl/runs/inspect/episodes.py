@@ -87,7 +87,8 @@ class StepRow:
 
     - `version`: the learner's policy version at the step;
     - `tokens`, `sampled`: the numbers of all tokens, and of the tokens that the policy sampled;
-    - `lag_mean`, `lag_max`: of the lags, the numbers of versions between `version` and an episode's oldest token;
+    - `lag_mean`, `lag_max`: the mean and the largest lag of its episodes. A lag is the number of versions between
+      `version` and an episode's oldest token;
     - `truncated`: the number of episodes that were cut off;
     - `skipped`: why the step trains nothing; empty if it trains.
     """

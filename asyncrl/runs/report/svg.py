@@ -52,7 +52,7 @@ class Plot:
 class DrawnPlot:
     """A plot ready for a page.
 
-    - `legend`: for each curve its number, which decides its colour, its label, and its last value;
+    - `legend`: for each curve its number, its label and its last value. The number decides the colour;
     - `bin_size`: a point is the mean of at most this number of rows.
     """
 

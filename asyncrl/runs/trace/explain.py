@@ -94,8 +94,8 @@ def phrase(span: TraceSpan) -> str:
 
 
 def innermost(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, int]]:
-    """Divide the time among the spans: yield a span, and for how many microseconds it was the innermost one. Of two
-    spans with the same ends the inner one was recorded first."""
+    """Divide the time among the spans: yield a span and the number of microseconds for which it was the innermost one.
+    Of two spans with the same ends the inner one was recorded first."""
     edges = sorted({edge for span in spans for edge in (span.start, span.end)})
     for begin, end in pairwise(edges):
         there = [span for span in spans if span.start <= begin and end <= span.end]
