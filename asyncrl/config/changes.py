@@ -105,7 +105,8 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 
 def is_of_run(key: str) -> bool:
-    """True if a change of the key is a change of the run: the key is no address, and may not differ between hosts."""
+    """True if a change of the key counts as a change of the run. Keys of addresses, and keys that may differ between
+    hosts, do not count."""
     return key not in HOST_KEYS and not key.startswith(ADDRESSES)
 
 

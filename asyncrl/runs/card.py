@@ -104,7 +104,7 @@ def trained_model(run: Run, steps: int | None = None) -> TrainedModel:
 
 
 def draw_training(steps: Sequence[Row], evaluations: Sequence[Row], picture: Path) -> None:
-    """Draw a PNG by learner step: outcome and held-out accuracy at the top, reward at the bottom."""
+    """Draw curves over the learner's steps as a PNG: outcome and held-out accuracy at the top, reward at the bottom."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -105,7 +105,7 @@ class Run:
     # The state and the end.
 
     def is_running(self) -> bool:
-        """True if a launcher runs the folder now."""
+        """True if a launcher runs the run of this folder now."""
         with suppress(OSError):
             return owner_of(self.folder) is not None
         return False

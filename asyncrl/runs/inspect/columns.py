@@ -29,7 +29,7 @@ FORMAT = 8
 
 
 class Column(NamedTuple):
-    """The column of one type: its type in the file, and the conversions to it and from it."""
+    """A kind of column: the type of its values in the file, and the conversions of values to this type and back."""
 
     type: pa.DataType
     write: Callable[[Any], Any]

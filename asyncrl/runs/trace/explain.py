@@ -164,7 +164,7 @@ def explain_episode(trace: Trace, name: str) -> list[str]:
 
 
 def episode_stories(trace: Trace, names: Collection[str]) -> dict[str, EpisodeStory]:
-    """The spans of these episodes, by their names."""
+    """The spans of the episodes `names`, by the name of the episode."""
     stories: dict[str, EpisodeStory] = {}
     for span in trace.spans(_is("actor", "replay")):
         name = text_of(span.values, "episode")
