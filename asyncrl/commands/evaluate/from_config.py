@@ -64,7 +64,7 @@ class EvaluationRequest:
     config_dir: Path | None = None
 
     def read(self) -> TrainConfig:
-        """The configuration from the run or the words, still with training. Raises ConfigError."""
+        """The configuration from the run or the words, before `without_training` changes it. Raises ConfigError."""
         keys = [word.lstrip("+").partition("=")[0] for word in self.words]
         wrong = [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]
         wrong += [f"{key}: {ADAPTERS}" for key in keys if f"{key}.".startswith("model.lora.")]
