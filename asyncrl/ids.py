@@ -52,7 +52,7 @@ def evaluated_version(name: str) -> int:
 
 
 def held_out_row(group: str) -> int:
-    """The row number of the held-out task of an evaluation's group."""
+    """The row number of the held-out task, from the id of an evaluation's group."""
     return int(group.rpartition("-")[2])
 
 

@@ -1,5 +1,5 @@
 """Starts every role, restarts failed roles, and stops all of them cleanly. By default a role is a child of this
-process; `start` can run it elsewhere.
+process. The function `start` of a launcher can run it elsewhere.
 
 The run is done when the role named `until` ends with status 0. Roles whose names begin with that name, such as the
 learner on other hosts, may end with status 0, too. Status 2 means that the role cannot be configured, and status 3 that

@@ -42,7 +42,8 @@ def is_supervised() -> bool:
 
 
 def incarnation() -> str:
-    """Return a new name for this start of the process."""
+    """Return a random name. A process takes one when it starts, so that it differs from its earlier and later
+    restarts."""
     return uuid.uuid4().hex
 
 

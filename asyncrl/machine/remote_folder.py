@@ -115,8 +115,8 @@ def _short_hash(text: str) -> str:
 
 
 def _listed(system: Any, base: str) -> dict[str, _File]:
-    """List the files below `base` by their paths in it, without hidden files and the empty files that some stores keep
-    for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
+    """List the files below `base` by their paths in it. Hidden files are left out, and so are the empty files that some
+    stores keep for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
     """
     system.invalidate_cache()
     found, prefix = {}, f"{base.strip('/')}/".lstrip("/")

@@ -54,9 +54,9 @@ def _other_members(tx: Transaction) -> int:
 
 
 def unreported(tx: Transaction, steps: int) -> dict[str, int]:
-    """The amounts by which `trained` and `tokens_trained` will grow once a checkpoint of the first `steps` steps is
-    reported. A learner that stops saves a checkpoint, but reports it only at its next start. The amounts are 0 if the
-    checkpoint belongs to another run."""
+    """The amounts by which the counters `trained` and `tokens_trained` will grow once a checkpoint of the first `steps`
+    steps is reported. A learner that stops saves a checkpoint, but reports it only at its next start. The amounts are 0
+    if the checkpoint belongs to another run."""
     is_foreign = steps > tx.count("plans") or tx.counter("imported")
     planned = range(0) if is_foreign else range(tx.counter("released_steps"), steps)
     plans = [recorded_plan(tx, step) for step in planned]

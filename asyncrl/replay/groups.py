@@ -2,7 +2,8 @@
 fails too often.
 
 The counter `committed` is the number of uses of trajectories that are promised to training, without the uses of
-trajectories that were thrown away. Admission and the pace limit this counter.
+trajectories that were thrown away. A trajectory that may be trained R times has R uses. Admission and the pace limit
+this counter.
 """
 
 from __future__ import annotations

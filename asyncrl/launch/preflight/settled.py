@@ -1,4 +1,4 @@
-"""Checks a configuration after all roles were placed, for a start and for a plan.
+"""Checks a configuration after all roles were placed, for `asyncrl train` with and without `--plan`.
 
 Only then are the numbers of the learner's ranks and hosts known, and the addresses that other hosts must reach.
 """
@@ -15,7 +15,8 @@ from asyncrl.launch.placement.placement import Placement, settle
 
 OWN, ELSEWHERE = "127.0.0.1", "an address of another host"
 PORTS = (5755, 5757)
-"""The ports of the replay and of the learner's rendezvous in a plan, if a start would choose them."""
+"""The ports that a plan assumes for the replay and the learner's rendezvous, if the configuration leaves their choice
+to the start."""
 
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:
