@@ -96,7 +96,7 @@ class SharedGpus:
         return True
 
     def _wait(self, gives_up: Callable[[], bool]) -> None:
-        """Wait until the servers have freed the GPUs, on rank 0 alone. The other ranks wait for rank 0 in
+        """On rank 0, wait until the servers have freed the GPUs. The other ranks return at once, and wait for rank 0 in
         `together`."""
         assert self._lock is not None
         if self._ranks.rank != 0:

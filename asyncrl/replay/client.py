@@ -250,8 +250,8 @@ class ReplayClient:
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         """The result of an evaluation, as a mapping with these keys: outcome, accuracy, reward, count, failed, tokens,
-        newer_tokens (tokens that newer versions sampled), newest_version, sample (the ids of the kept episodes), and
-        sources with a Tally for each data source.
+        newest_version, newer_tokens (tokens that newer versions sampled), sample (the ids of the kept episodes), and
+        sources (a Tally for each data source).
 
         `None` while the evaluation is incomplete. With `wait`, waits about a second for it."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)

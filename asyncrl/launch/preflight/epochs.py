@@ -13,8 +13,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
-    """If `learner.epochs` is set, set `learner.steps` to the number of steps that the epochs need, and `learner.epochs`
-    to null. If both are null, set `learner.steps` to its default.
+    """Set `learner.steps` to the number of steps that `learner.epochs` needs, and `learner.epochs` to null. If both are
+    null, set `learner.steps` to its default.
 
     A resumed run gets the same number, since it has the same tasks and batch size. Raises DataError: the training tasks
     cannot be read.

@@ -168,7 +168,7 @@ class RayLauncher:
         return {str(self._cluster.wait(each, "the end of roles from an earlier start", stop)) for each in asked}
 
     def watch(self, supervisor: Supervisor) -> None:
-        """If the replay or the learner has a new address, restart all other roles, which still use the old address."""
+        """Restart the roles that still use an old address, after the replay or the learner got a new one."""
         if self._moved:
             supervisor.restart(supervisor.restarts.keys() - self._moved)
             self._moved.clear()

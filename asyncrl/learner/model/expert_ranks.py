@@ -117,8 +117,8 @@ class _SpreadExperts:
     # Compiled graphs cannot have sizes that come from other ranks.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum [T, D] of the experts' outputs, given states [T, D] and the numbers and weights [T,
-        top_k] of experts."""
+        """Return the weighted sum [T, D] of the experts' outputs, given states [T, D], and for each token the indices
+        and the weights [T, top_k] of its experts."""
         own, groups, dtype = self.spread
         tokens, top_k = chosen.shape
         order = chosen.flatten().argsort(stable=True)
