@@ -51,7 +51,7 @@ async def open_runner(
     demonstrate = None if data.demonstration is None else demonstration_recorder(actor, data, chat)
     player: Player
     if actor.played_by:
-        # Imported here, because a start without an agent must not wait for the import of a web server.
+        # Imported here, because an actor without an agent must not wait for the import of a web server when it starts.
         from asyncrl.agents.chat_api.opening import open_agent
 
         player = await open_agent(actor, locations.agents_folder(config.run), stack, images is not None)

@@ -34,9 +34,10 @@ LEFT_S = 10.0
 """The owner of a folder has ended if the folder has no owner for this long. By then a restarted owner has written its
 name, and the ranks of a finished run have ended."""
 TRIES = 10
-"""The most attempts to lock a file that its owner has locked, or removes during the attempt."""
+"""The maximum number of attempts to lock a file that its owner has locked, or removes during the attempt."""
 MOST_TRIES = 150
-"""The most attempts to lock a file while another process holds a shared lock to check if the folder has an owner."""
+"""The maximum number of attempts to lock a file while another process holds a shared lock to check if the folder has an
+owner."""
 LOOKING_S = 0.02
 """The pause between two attempts, longer than a check for an owner takes."""
 SILENT_S = 90.0

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 KILLED_S = 30.0
-"""The time for a killed process to end: a process that hangs in the kernel may never end."""
+"""The longest wait for a killed process to end: a process that hangs in the kernel may never end."""
 
 
 class Survivor:

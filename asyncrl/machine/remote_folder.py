@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PLACE = "~/.cache/asyncrl/models"
 ATTEMPTS = 3
-"""The most tries to copy a folder that changes meanwhile."""
+"""The maximum number of tries to copy a folder that changes meanwhile."""
 MB = 1e6
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PARTIAL = ".partial-"

@@ -40,7 +40,7 @@ client that is cut off while it sends the body does not get the answer."""
 class ConnectionBounds:
     """The bounds on connections.
 
-    - `connections`: the most connections in total.
+    - `connections`: the maximum number of connections.
     - `stranger_s`: the seconds after which the connection of a stranger is closed.
     - `idle_s`: the seconds after which an idle connection is closed.
     """

@@ -27,7 +27,7 @@ class Filters:
     - `zero_variance`: refuse a group whose members all have the same score
     - `score`: the score that `zero_variance` compares, "reward" or "outcome"
     - `min_reward`, `max_reward`: the limits on the mean reward of a group, without its demonstration
-    - `max_tokens`: the most tokens of each member
+    - `max_tokens`: the maximum number of tokens in each member
     """
 
     zero_variance: bool = False

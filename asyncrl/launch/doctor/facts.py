@@ -126,7 +126,7 @@ class PackageFacts:
 class LimitFacts:
     """The limits of a process.
 
-    - `files`, `locked`: the most files that it may open, and the most bytes that it may lock; -1: no limit;
+    - `files`, `locked`: the maximum numbers of files that it may open, and of bytes that it may lock; -1: no limit;
     - `shared_memory`, `shared_memory_free`: the bytes of /dev/shm, and how many of them are free;
     - `first_outgoing_port`: the first port that Linux gives to outgoing connections.
     """

@@ -62,7 +62,7 @@ LEASE_S = 120.0
 recover from a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
-"""The time for a host to answer at the start, when it may load torch from a cold disk."""
+"""A host must answer the first check within this time. It may have to load torch from a cold disk."""
 KILLED_S = 10.0
 ENDED_POLL_S = 0.1
 NO_CONNECTION = 255

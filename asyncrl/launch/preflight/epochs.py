@@ -1,4 +1,5 @@
-"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks that many times."""
+"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks for this number of
+epochs."""
 
 from __future__ import annotations
 

@@ -39,9 +39,10 @@ log = logging.getLogger(__name__)
 STEP = "asyncrl.launch.slurm.step"
 LATEST = "latest"
 LOOK_S = 300.0
-"""The time for every node of the job to report: Python may start slowly from a network disk."""
+"""Every node of the job must report within this time: Python may start slowly from a network disk."""
 KILL_S = 10.0
-"""The time for srun to end after it was asked to kill its step. A process that hangs in the kernel may never end."""
+"""The longest wait for srun to end after it was asked to kill its step. A process that hangs in the kernel may never
+end."""
 
 
 class SlurmLauncher:

@@ -16,7 +16,7 @@ import numpy as np
 Bins = list[list[int]]
 
 STEPS = 50
-"""The most exchanges that `even_out` makes."""
+"""The maximum number of exchanges that `even_out` makes."""
 ENOUGH = 1.001
 """`even_out` stops once no bin costs more than the mean times this factor."""
 

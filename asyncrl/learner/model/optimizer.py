@@ -169,8 +169,8 @@ class Trainable(Generic[M]):
         return self._config.reshard is None
 
     def exchange_bytes(self, exchange: Exchange) -> int:
-        """Return the most bytes of device memory that unsharded weights and gradients take. Layers that are gathered
-        only while they run are not counted."""
+        """Return the maximum number of bytes of device memory that unsharded weights and gradients take. Layers that
+        are gathered only while they run are not counted."""
         apart = {each for module in self.module.modules() for each in _gathered_by_itself(module)}
         parameters = [each for each in self.module.parameters() if each not in apart]
         if exchange.once:
