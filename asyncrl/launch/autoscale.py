@@ -1,7 +1,7 @@
 """`cluster.autoscale`: adapts the numbers of actors and scorers of a run to its metrics.
 
-One rule names the role that limits the run. The number of its processes changes by one at a time, and only after the
-rule has named the same change several times in a row. The thresholds for adding a process and for removing one lie
+One rule names the role that limits the run. The number of a role's processes changes by one at a time, and only after
+the rule has named the same change several times in a row. The thresholds for adding a process and for removing one lie
 apart, so that the numbers do not oscillate.
 """
 
@@ -25,9 +25,10 @@ STARVED, SERVED = 0.2, 0.05
 """The learner waits too much if it is idle for more than the share STARVED of its time, and hardly at all if it is idle
 for less than SERVED."""
 BUSY = 0.1
-"""Actors or scorers limit the run if they are idle for a smaller share of their time."""
+"""Actors or scorers limit the run if they are idle for less than this share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
+"""Too many actors or scorers run if they are idle for more than these shares of their time and the learner does not
+wait."""
 OLD = 0.9
 """Too many actors run if the mean lag is above this share of `replay.max_lag` and the learner does not wait."""
 

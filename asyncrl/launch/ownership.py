@@ -1,8 +1,8 @@
 """Lets one process own a run's folder, and lets other processes ask the owner to stop.
 
-The owner keeps the file `supervised` locked while it runs roles, and writes its process into the file. Another process
-asks the owner to stop by making the file `stop`, which also works over a shared folder. The owner renames `stop` to
-`stopping`, and removes `stopping` when all roles have ended.
+The owner keeps the file `supervised` locked while it runs roles, and writes its host and process id into the file.
+Another process asks the owner to stop by making the file `stop`, which also works over a shared folder. The owner
+renames `stop` to `stopping`, and removes `stopping` when all roles have ended.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def exclusively(run_dir: Path) -> Iterator[None]:
 
 
 def _locked(run_dir: Path) -> TextIO:
-    """Lock the owner's file, and write the name of this process into it. Raises BlockingIOError: another process has
-    locked it; OSError.
+    """Lock the owner's file, and write the host and the id of this process into it. Raises BlockingIOError: another
+    process has locked it; OSError.
 
     An owner that started nothing removes the folder. If that happens during this call, the call tries again.
     """
@@ -137,8 +137,8 @@ def is_asked_to_stop(run_dir: Path) -> bool:
 
 @contextmanager
 def stop_of_start(run_dir: Path, stop: threading.Event) -> Iterator[threading.Event]:
-    """An event that interrupts the checks of a start. It is set when `stop` is set, and within LOOK_S of a stop request
-    in the folder. A request does not set `stop`, so the caller can tell it from a signal."""
+    """An event that interrupts the checks before a run starts. It is set when `stop` is set, and within LOOK_S of a
+    stop request in the folder. A request does not set `stop`, so the caller can tell it from a signal."""
     asked, is_over = threading.Event(), threading.Event()
 
     def watch() -> None:

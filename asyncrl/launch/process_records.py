@@ -81,7 +81,8 @@ class ProcessRecords:
 
 
 def read_records(run_dir: Path) -> dict[str, ProcessRecord]:
-    """The records of the last supervisor of a folder; empty without a file, or if an earlier asyncrl wrote it."""
+    """The records of the last supervisor of a folder; empty without a file, or if an earlier version of asyncrl wrote
+    it."""
     try:
         return msgspec.json.decode((run_dir / PROCESSES_FILE).read_bytes(), type=dict[str, ProcessRecord])
     except (FileNotFoundError, msgspec.DecodeError):

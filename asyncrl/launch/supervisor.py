@@ -42,7 +42,7 @@ MOST_DOUBLINGS = 64
 """The largest exponent of the pause, which reaches its own bound much earlier. Without it, `2.0 ** 1024` would
 overflow."""
 SHOWN_LINES = 3
-"""The lines of an ended role's log that are shown: enough for the reason and its fix."""
+"""The number of last lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
 """A role that ran this long before it failed counts its failures from 1 again."""
 SOON_S = 2.0

@@ -1,4 +1,5 @@
-"""Checks before anything starts that the models of a run exist and have enough positions. No weights are read."""
+"""Checks before anything starts that the models of a run exist and have enough positions for the longest episodes. No
+weights are read."""
 
 from __future__ import annotations
 

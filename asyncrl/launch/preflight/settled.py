@@ -15,8 +15,8 @@ from asyncrl.launch.placement.placement import Placement, settle
 
 OWN, ELSEWHERE = "127.0.0.1", "an address of another host"
 PORTS = (5755, 5757)
-"""The ports that a plan assumes for the replay and the learner's rendezvous, if the configuration leaves their choice
-to the start."""
+"""The ports that a plan assumes for the replay and the learner's rendezvous, if the configuration does not give
+them."""
 
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:

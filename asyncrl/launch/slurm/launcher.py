@@ -91,8 +91,8 @@ class SlurmLauncher:
         return [found[node.name] for node in self._job.nodes]
 
     def look_commands(self, file: Path) -> list[list[str]]:
-        """The steps, one for each component of the job, by which every node looks for `file`, which tests if the folder
-        is shared, and reports."""
+        """The steps, one for each component of the job, in which every node looks for `file` and reports. A node that
+        sees the file shares the run's folder."""
         slurm, ports = self._cluster.slurm, self._addresses.shards + 2
         words = ["look", f"--canary={file}", f"--ports={ports}"]
         words += [f"--interface={slurm.interface}"] if slurm.interface else []

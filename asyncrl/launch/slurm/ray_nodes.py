@@ -167,7 +167,8 @@ class _Steps:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Until the block ends, a thread restarts each step that ends."""
-        # The kernel ends a child when the thread that started it ends, so this thread stays until all steps have ended.
+        # The kernel ends a child when the thread that started it ends, so the new thread stays until all steps have
+        # ended.
         threading.Thread(target=self._keep, name="ray-nodes", daemon=True).start()
         try:
             yield

@@ -30,7 +30,7 @@ class NodeReport:
     - `gpus`, `cpus`: the numbers of its GPUs and CPUs;
     - `address`: its address for other nodes;
     - `port`: the first of its free ports;
-    - `sees`: the node sees the canary;
+    - `sees`: the node sees the canary, a new file in the run's folder;
     - `version`: its version of asyncrl;
     - `problem`: why it has no address, else empty.
     """

@@ -125,8 +125,8 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
 
 
 def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
-    """Move an item, or swap an item of each bin, so that the larger cost of the two bins falls most. Returns False if
-    it cannot fall."""
+    """Move an item, or swap an item of each bin, so that the cost of the costlier bin falls as much as possible.
+    Returns False if it cannot fall."""
     ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
     own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
     gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)

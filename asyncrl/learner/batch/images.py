@@ -43,8 +43,8 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """Return `ids` int64[U], in which each placeholder has a negative number of its own feature in place of its id.
-        In `ids` itself, all placeholders have the same id, as if all images were equal."""
+        """Return `ids` int64[U], in which the id of each placeholder is replaced by a negative number that stands for
+        its feature. In `ids` itself, all placeholders have the same id, as if all images were equal."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:

@@ -256,7 +256,7 @@ class Trainable(Generic[M]):
             torch._foreach_mul_(gradients, self._ranks / self.loss_scale.scale)
 
     def _largest_norm(self) -> tuple[float, str]:
-        """Return the largest norm of a gradient that is applied, and the option that sets this limit."""
+        """Return the largest norm with which a gradient is still applied, and the option that sets this limit."""
         absolute, factor = self._config.skip_grad_norm, self._config.skip_grad_norm_factor
         limits = [(math.inf if absolute is None else absolute, "learner.skip_grad_norm")]
         if factor is not None and len(self.norms) >= FEWEST_NORMS:

@@ -93,7 +93,8 @@ class Policy(nn.Module):
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of the expert routing that the model can replay. None: the model routes all tokens itself."""
+        """The shape of recorded expert routing, if the model can use it again. None: the model routes all tokens
+        itself."""
         return None if self._replay is None else self._replay.shape
 
     def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:

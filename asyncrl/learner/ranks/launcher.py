@@ -219,7 +219,7 @@ class _Rank:
 
     @property
     def status(self) -> int | None:
-        """The exit status: minus a signal's number if one killed the process; None while it runs."""
+        """The exit status, or minus the number of the signal that killed the process; None while it runs."""
         return self._process.poll()
 
     @property

@@ -66,7 +66,8 @@ class Ranks:
     """This rank's group of ranks that divide the tokens of a pass, and with tensor parallelism also the layers. None:
     each rank has its own passes."""
     expert_mesh: DeviceMesh | None = None
-    """The same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see `expert_ranks`)."""
+    """A mesh of the same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see
+    `expert_ranks`)."""
 
     @staticmethod
     def alone() -> Ranks:
