@@ -71,7 +71,7 @@ def masked(value: Any, name: str = "") -> Any:
 
     These are secrets:
 
-    - values with the name of a secret
+    - values whose name is that of a secret, such as `api_key`
     - all values of environments and headers
     - passwords in addresses
     - tokens in the form of a known service

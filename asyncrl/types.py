@@ -240,8 +240,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `routed_experts` uint8[T, R], or uint8[0, 0] if the engine does not report them: the experts of each token, packed
       by `modelling.routing.RoutingShape`. All R bytes are 255 for a token without known experts.
     - `image_spans` int32[I, 2]: the tokens [start, end) of each image. An image has one placeholder token for each
-      feature of the model's vision tower. `image_digests` uint8[I, 32]: the SHA-256 of each image's bytes. The replay
-      stores an image once for all episodes of a group.
+      feature that the model's vision tower computes for it. `image_digests` uint8[I, 32]: the SHA-256 of each image's
+      bytes. The replay stores an image once for all episodes of a group.
 
     In a demonstration (`finish`), learned tokens have the version `DEMONSTRATED` and the log-prob 0.
 

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LONGEST_REASON = 200
-"""The maximum number of characters that the timeline of spans has of a failure's reason."""
+"""The maximum number of characters of a failure's reason that the timeline of spans has."""
 
 RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
 """Runs the episode of a ticket, and calls its second argument when the engine serves the ticket's version.

@@ -29,8 +29,8 @@ START_S = 300.0
 """A process has at least this long until its first heartbeat. It first loads libraries, which can take a minute from a
 network disk."""
 LONGEST_LOOK_S = 2.0
-"""The maximum time without a heartbeat that counts between two looks at it. If more time has passed, the process that
-looks did not run either."""
+"""Of the time between two looks at a heartbeat, at most this much counts as silence. If more time has passed, the
+process that looks did not run either."""
 FINISH_S = 600.0
 """The longest time for which a stop waits for a process to finish work, such as a checkpoint."""
 STACKS_S = 3.0
@@ -207,8 +207,8 @@ def _lock_until_the_end(path: Path) -> None:
 
 
 class Pulse:
-    """The heartbeat of another process, in the file at `path`, since the start of that process. `clock` gives
-    seconds."""
+    """Watches the heartbeat of another process in the file at `path`. Make this object before that process starts.
+    `clock` gives seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock

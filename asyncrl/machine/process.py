@@ -42,8 +42,8 @@ def is_supervised() -> bool:
 
 
 def incarnation() -> str:
-    """Return a random name. A process takes one when it starts, so that it differs from its earlier and later
-    restarts."""
+    """Return a random name. A process makes one at its start, so that the replay can tell it from an earlier process of
+    the same name."""
     return uuid.uuid4().hex
 
 

@@ -52,9 +52,9 @@ class _File:
 
 
 def local_copy(url: str, place: str | None = None) -> Path:
-    """Return a copy on this host of the remote folder `url`, in a folder of `place`. Downloads it if there is none.
-    Raises ConfigError: the store cannot be reached and there is no copy, the folder is empty, or the copy cannot be
-    written.
+    """Return a copy on this host of the remote folder `url`, within the folder `place` (None: `DEFAULT_PLACE`).
+    Downloads the folder if there is no copy. Raises ConfigError: the store cannot be reached and there is no copy, the
+    folder is empty, or the copy cannot be written.
     """
     home = _home(url, place)
     try:

@@ -72,7 +72,7 @@ class ReplayClient:
     - `give_up_s`: if set, a wait ends with UnavailableError after this time.
     - `keys`: from network.keys.
     - `run`: sent with every request. The replay of another run refuses the request. Without `run`, the replay answers
-      only read requests.
+      only requests that change nothing.
     - `retry_s`: a request without an answer for this time is sent again.
     - `spans`: records the offset of the replay's clock.
     """

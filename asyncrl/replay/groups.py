@@ -152,7 +152,7 @@ class OpenGroups:
         if record is None or record.state is TrajectoryState.DEAD:
             return
         if record.plans:
-            # At least one plan contains it, so it stays planned, and only gets no further uses.
+            # At least one plan contains the trajectory, so it stays planned, and only gets no further uses.
             record.state = TrajectoryState.PLANNED
             record.save(tx, name)
             self.release(tx, name, record)

@@ -83,8 +83,9 @@ class Labelling:
             tx.append("waiting", record.group, queue=kind, urgent=urgent)
 
     def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
-        """Lease either trajectories or whole groups to a scorer. Number, tokens and the size of the tasks are limited,
-        but a lease has at least one trajectory or group. `None` if none is waiting.
+        """Lease either trajectories or whole groups to a scorer. The number of trajectories or groups, their tokens and
+        the size of their tasks are limited, but a lease has at least one trajectory or group. `None` if none is
+        waiting.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
         was lost or an older incarnation died. Those trajectories are then leased again. A trajectory that was leased

@@ -234,7 +234,7 @@ class GetStatus(ReplayRequest, frozen=True):
 
 
 class GetClock(ReplayRequest, frozen=True):
-    """Request the time of the replay's clock for spans, in seconds since 1970. It is answered at once."""
+    """Request the time of the replay's clock for spans, in seconds since 1970. The reply comes at once."""
 
     question = True
 

@@ -43,7 +43,7 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """Return `ids` int64[U], in which the id of each placeholder is replaced by a negative number that stands for
+        """Return `ids` int64[U], in which the id of each placeholder is replaced by a negative number that is unique to
         its feature. In `ids` itself, all placeholders have the same id, as if all images were equal."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
