@@ -29,8 +29,8 @@ START_S = 300.0
 """A process has at least this long until its first heartbeat. It first loads libraries, which can take a minute from a
 network disk."""
 LONGEST_LOOK_S = 2.0
-"""Of the time between two looks at a heartbeat, at most this much counts as silence. If more time has passed, the
-process that looks did not run either."""
+"""The longest silence that the time between two looks at a heartbeat can add. If more time has passed, the process that
+looks did not run either."""
 FINISH_S = 600.0
 """The longest time for which a stop waits for a process to finish work, such as a checkpoint."""
 STACKS_S = 3.0

@@ -75,8 +75,8 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     - `states`: the number of these trajectories in each state
     - `lost`: trajectories without readable data although their state is not final, and accepted trajectories without a
       record
-    - `trained_twice`: the sum, over all trajectories, of the plans that contain the trajectory beyond the `uses` that
-      are allowed
+    - `trained_twice`: the number of plans that contain a trajectory beyond its allowed `uses`, summed over all
+      trajectories
     - `planned`: the number of trajectories in plans
     - `largest_lag`: the largest lag of a planned trajectory
 
