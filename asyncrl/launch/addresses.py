@@ -95,8 +95,8 @@ class RunAddresses:
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The command-line words that reset the configuration keys that the launcher set at the last start, so that the
-    launcher chooses their values again."""
+    """The command-line words that reset the configuration keys which the launcher set at the last start of the run. The
+    launcher then chooses their values again."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

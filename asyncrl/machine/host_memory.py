@@ -61,8 +61,8 @@ def _forget_failure() -> None:
 
 
 def pages(tensor: Tensor) -> Tensor:
-    """Allocate host memory for a tensor of the same shape and dtype. It shares no page with other memory, since no page
-    may be pinned twice."""
+    """Allocate host memory for a copy of `tensor`. The memory shares no page with other memory, since no page may be
+    pinned twice."""
     memory = torch.frombuffer(mmap(-1, max(1, tensor.nbytes)), dtype=torch.uint8)
     return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
