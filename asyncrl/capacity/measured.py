@@ -28,7 +28,7 @@ Row: TypeAlias = Mapping[str, Any]
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""The shortest time between two rows of an actor from which a rate is measured."""
+"""The shortest time that may lie between two rows of an actor's metrics, if a rate is measured from them."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models. All other phases belong to tools or to the agent."""

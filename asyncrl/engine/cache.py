@@ -29,7 +29,7 @@ from asyncrl.modelling.attention import check_positions, check_same_logits, insp
 _NAME = "asyncrl_slots"
 _TRIAL = 8
 _CPU_ROWS = 14
-"""The most decoding slots that attend together on a CPU."""
+"""The maximum number of decoding slots that attend together on a CPU."""
 
 
 class SlotCache:
@@ -97,7 +97,8 @@ class Layout:
         if not len(slots):
             return []
         if self.cache.keys[0].device.type != "cpu":
-            # A lower slot that is not decoding in this pass sees no position, and its output is not used.
+            # The mask has a row for each slot up to the highest. A slot that does not decode in this pass sees no
+            # position, and its output is not used.
             seen = np.zeros(slots.max() + 1, np.int64)
             seen[slots] = stops
             return [(self._tensor(np.arange(len(slots))), None, self._hide_from(seen)[:, None, None])]
@@ -169,14 +170,15 @@ def _slot_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Replace the model's own attention, with the arguments of transformers' AttentionInterface."""
+    """Compute attention in place of the model's own. transformers' AttentionInterface passes these arguments."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return layout.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
 @torch.inference_mode()
 def use_slot_attention(model: Any, cache: SlotCache) -> None:
-    """Make `model` attend by the `layout` given to its forward. A trial checks that the log-probs stay the same.
+    """Make `model` attend by the `layout` given to its forward. The function checks in trial passes that the log-probs
+    stay the same.
 
     Raises ConfigError: the model has too few positions, or its layers do more than full attention over their sequence.
     """

@@ -240,12 +240,13 @@ class Recorder:
         self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
-        """Give the last completion, which must end its branch, the score of a simulated user."""
+        """Record the score that a simulated user gave to the last completion, which must end its branch."""
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 
     def score_all(self, scores: Sequence[float | None]) -> None:
-        """Give each completion, in the order of recording, the score of an agent. None: no score.
+        """Record the scores that an agent gave to the completions, in the order in which these were recorded. None: no
+        score.
 
         Raises RefusedError: the numbers of scores and completions differ.
         """

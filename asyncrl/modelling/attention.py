@@ -146,7 +146,7 @@ def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.devic
 
 
 def longest_plain(config: Any) -> int:
-    """The length of the longest input whose positions are encoded as in shorter inputs, or sys.maxsize without such a
+    """The length of the longest input whose positions are encoded as in shorter inputs; sys.maxsize if there is no such
     limit.
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer

@@ -1,7 +1,7 @@
 """Makes the routers of mixtures of experts compute in float32, for every dtype of the model.
 
 A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
-tokens to different experts with the same weights.
+tokens to different experts, although both have the same weights.
 
 In transformers, routers of DeepSeek-V3 and GLM-4.5 already compute in float32. In this file the routers of more
 families compute logits, softmax, the choice of experts and their weights in float32. The router's own weights are

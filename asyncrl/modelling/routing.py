@@ -1,8 +1,8 @@
 """The experts that an engine chose for each token of a mixture of experts, recorded for the learner.
 
-Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so with the same
-weights they send some tokens to different experts. This changes log-probs far more than rounding itself. Training with
-the engine's choice of experts avoids the difference.
+Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so they send
+some tokens to different experts, although both have the same weights. This changes log-probs far more than rounding
+itself. Training with the engine's choice of experts avoids the difference.
 """
 
 from __future__ import annotations

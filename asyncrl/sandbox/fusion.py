@@ -25,7 +25,7 @@ QUEUE_S = 60.0
 """Seconds that a request may take in addition to the program's own time, such as the wait at a busy server."""
 
 MAX_BYTES = 16 << 20
-"""The most bytes of one answer."""
+"""The maximum number of bytes in one answer."""
 
 _PATH = "/run_code"
 

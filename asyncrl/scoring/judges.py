@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
-"""The most seconds that a process may take to start and to import its modules."""
+"""The maximum seconds that a process may take to start and to import its modules."""
 
 GRACE_S = 2.0
 """Seconds after the time limit in which the process may end itself; then the scorer kills it."""

@@ -52,7 +52,7 @@ class ManagerScore:
 
 
 class GroupJudge(Protocol):
-    """Judges whole groups, with a future for each member of each group.
+    """Judges whole groups. Each member of a group gets a future with its scores.
 
     The members of a group fail together, with an AsyncrlError.
     """
@@ -133,12 +133,12 @@ class Managers:
 
 
 def managers_by_source(config: ScoringConfig) -> dict[str, Mapping[str, Any] | None]:
-    """The manager's settings by data source; the key "" is for all other sources."""
+    """The settings of the managers by data source; the key "" is for all other sources."""
     return {source: config.manager.of(source) for source in ("", *config.manager.sources)}
 
 
 def manager_name(config: ScoringConfig, data_source: str) -> str:
-    """The manager of a data source, as written in the configuration; empty without one."""
+    """The manager of a data source, as written in the configuration; empty if the source has no manager."""
     settings = config.manager.of(data_source)
     return "" if settings is None else str(settings["name"])
 

@@ -12,7 +12,7 @@ from asyncrl.text import cut
 from asyncrl.types import Labels, Task, Trajectory, process_score
 
 MAX_CHARS = 2000
-"""The most characters of a prompt or response in the log."""
+"""The maximum number of characters that the log shows of a prompt or of a response."""
 
 logger = logging.getLogger(__name__)
 

@@ -121,7 +121,8 @@ def earned(scores: Scores, steps: Sequence[StepText], length: int, config: Shapi
 
 
 def _costs(scores: Scores, kept: list[int], index: int, config: ShapingConfig) -> bool:
-    """True if one more step lowers the aggregate of the kept steps, or if algorithms read its score as a penalty."""
+    """True if step `index` lowers the aggregate of the kept steps, or if algorithms read the score of this step as a
+    penalty."""
     lowers = aggregate(scores[[*kept, index]], config.prm_aggregation) < aggregate(scores[kept], config.prm_aggregation)
     return bool(lowers or scores[index] < (config.clip_eta if "clip" in config.step_transforms else 0))
 

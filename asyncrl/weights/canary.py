@@ -39,7 +39,7 @@ UNKNOWN = "bfloat16"
 """The assumed precision of an engine that does not report its precision."""
 
 MIN_SPREAD = 0.1
-"""The least spread that is assumed: the log-probs of a nearly uniform model hardly differ."""
+"""The smallest spread that is assumed: the log-probs of a nearly uniform model hardly differ."""
 
 STALE_SHARE = 0.1
 
@@ -121,7 +121,7 @@ class CanaryJudge:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The mean and the allowed difference of the last version, and the number of failed versions."""
+        """The mean difference and the allowed difference for the last version, and the number of failed versions."""
         return {
             "canary_difference": self.difference,
             "canary_allowed": self.allowed,

@@ -23,7 +23,8 @@ from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 AT_ONCE = 2
-"""The most broadcasts that a rank has begun and not finished. Each may take this many times `timeout_s`."""
+"""The maximum number of broadcasts that a rank has begun and not finished. A broadcast may take this number times
+`timeout_s`."""
 
 logger = logging.getLogger(__name__)
 

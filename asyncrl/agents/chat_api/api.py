@@ -28,7 +28,7 @@ MAX_COUNT = 128
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 5
 MOST_PIECES = 64
-"""The most events of a stream for one text."""
+"""The maximum number of events in which a stream sends one text."""
 
 Conversations = dict[str, tuple[Message, ...]]
 """The conversations that end with an episode's earlier answers, by the id of the answer. Requests may name these
@@ -45,7 +45,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "parallel_tool_calls": (True,),
 }
-"""Settings of sampling that have no effect here, each with the neutral values that are not counted."""
+"""Settings of sampling that have no effect here, each with its neutral values: a request with another value is
+counted."""
 
 _WORDS = re.compile(r"\s*\S+|\s+\Z")
 

@@ -26,7 +26,7 @@ SLACK = 4
 class Assignment:
     """The endpoint of each session.
 
-    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. An endpoint gets
+    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. An endpoint can get
     crowded if it was ready, or had joined, before the other endpoints.
     """
 
@@ -112,7 +112,7 @@ class EvaluationLease:
 
 
 def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
-    """The endpoint with the fewest requests among those of `version` or an older one. None if there is none, or if no
-    other endpoint is left for training."""
+    """The endpoint with the fewest requests among the `ready` endpoints that serve `version` or an older version. None
+    if no endpoint does, or if no other endpoint would be left for training."""
     fitting = [endpoint for endpoint in ready if endpoint.version <= version]
     return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

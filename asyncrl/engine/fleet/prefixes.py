@@ -1,4 +1,4 @@
-"""Counts recomputed tokens, whose keys and values this server or another one has computed before.
+"""Counts recomputed tokens: those whose keys and values a server of the fleet has computed before.
 
 The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
 until an update flushes them or the server is lost. Then it computes them again. A different server always has to

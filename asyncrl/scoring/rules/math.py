@@ -80,7 +80,8 @@ def _plain(text: str, closed: bool) -> str:
 
 
 def _final(answer: str) -> str:
-    """The last boxes of the answer; without a box, the content of its answer tag or the answer."""
+    """The last boxes of the answer. Without a box it is the content of the answer tag, and without a tag the whole
+    answer."""
     inside = tagged(answer)
     found = boxes(inside)
     if not found:

@@ -28,7 +28,7 @@ OVERLOADED = (429, 503)
 """The HTTP statuses of an overloaded server. Its queries are not sent again one by one, which would add to its load."""
 
 MAX_BYTES = 64 << 20
-"""The most bytes of one answer."""
+"""The maximum number of bytes in one answer."""
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ FIELD = "verifiers"
 
 MODEL = "policy"
 MAX_METRICS = 32
-"""The most metrics of an episode. Further metrics are left out, and `metrics_left_out` counts them."""
+"""The maximum number of metrics of an episode. Further metrics are left out, and `metrics_left_out` counts them."""
 
 NO_MORE_TURNS = "actor.max_turns"
 """A part of the endpoint's refusal after the last turn. verifiers itself only knows refusals of long conversations."""

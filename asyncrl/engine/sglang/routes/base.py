@@ -24,7 +24,7 @@ from asyncrl.weights.threads import in_own_thread
 
 CONTROL_S = 30.0
 END_S = 5.0
-"""Seconds for the end call of a failed update."""
+"""The maximum seconds that the call may take that ends a failed update."""
 
 
 @dataclass(slots=True)

@@ -41,7 +41,7 @@ COUNTER = slice(11, 13)
 """The position of the counter of processes that use the buffer: a file and an offset."""
 
 LEAST_BUCKET_BYTES = 64 << 20
-"""The least size of buckets. Smaller buckets need so many requests that other routes are as fast."""
+"""The minimum size of buckets. Smaller buckets need so many requests that other routes are as fast."""
 TIGHT_PART = 4
 """Buckets may always take 1 / TIGHT_PART of the free memory, even if this leaves less than the reserve."""
 
@@ -110,7 +110,7 @@ class IpcServerRoute(BucketServerRoute):
 
 
 def _together(buckets: Sequence[Bucket]) -> int:
-    """The most bytes that two consecutive buckets take together. A tensor may be larger than the size of buckets."""
+    """The maximum bytes that two consecutive buckets take together. A tensor may be larger than the size of buckets."""
     return max(map(sum, pairwise([0, *(bucket.nbytes for bucket in buckets)])))
 
 
