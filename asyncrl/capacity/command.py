@@ -310,7 +310,7 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
 
 
 def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
-    """Notes on unused GPUs, and the options of `asyncrl train` for the split of the fastest row."""
+    """Notes on unused GPUs, and the options of `asyncrl train` that divide the GPUs as in the fastest row."""
     unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())

@@ -153,7 +153,7 @@ def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict
 
 
 def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
-    """The seconds of one scorer per trajectory, from the rows in which a scorer had trajectories."""
+    """The seconds that one scorer needs per trajectory, from the rows in which a scorer had trajectories."""
     busy, labelled = 0.0, 0.0
     for rows in scorers:
         for before, after in pairwise(rows):

@@ -66,7 +66,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the start, and the current number of requests.
+    """Counts since the engine's start, and the current number of requests.
 
     - `tokens`: the number of sampled tokens
     - `seconds`: the time since the start; `idle_seconds`: the part of it without any request

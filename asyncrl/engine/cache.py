@@ -1,15 +1,15 @@
 """Keeps keys and values in a fixed number of slots, and computes a Hugging Face decoder's attention over them.
 
-A forward pass takes N packed tokens [1, N]: first one token of each decoding slot, then chunks of prompts. The model's
-own modules compute everything except attention. transformers' attention interface passes the attention to this file,
-with the `Layout` of the pass.
+A forward pass takes N packed tokens [1, N]: first one token of each decoding slot (a slot that samples its next token),
+then chunks of prompts. The model's own modules compute everything except attention. transformers' attention interface
+passes the attention to this file, with the `Layout` of the pass.
 
 The layout writes the new keys and values into their slots. Then the decoding slots attend, and after them the chunks,
 one by one. No prompt is padded.
 
-On a GPU, all decoding slots attend together, over a view of the cache that is as long as the longest of them. On a CPU,
-groups of a few decoding slots of similar lengths attend together, over copies of their keys and values. Copying
-takes less time than reading keys that no query sees.
+On a GPU, all decoding slots attend together, over a view of the cache that is as long as the longest of their
+sequences. On a CPU, groups of a few decoding slots of similar lengths attend together, over copies of their keys and
+values. Copying takes less time than reading keys that no query sees.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CPU_ROWS = 14
 class SlotCache:
     """The keys and values of each layer: tensors [slots, key-value heads, length, D].
 
-    They start as zeros: masked positions still enter a product, with weight 0, so they must be finite.
+    They start as zeros, since even masked positions must be finite: they still enter a product, with weight 0.
 
     Raises ConfigError: the model's configuration names no attention heads, for example because the model is recurrent.
     """

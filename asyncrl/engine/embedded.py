@@ -325,7 +325,8 @@ class EmbeddedEngine:
             del self._unproven[index]
 
     def _check_canary(self, check: CanaryCheck) -> None:
-        """Raises CanaryError: the canary differs. The canary's slot is empty, before and afterwards."""
+        """Raises CanaryError: the model's log-probs differ from the canary's. The canary's slot is empty, before and
+        afterwards."""
         by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
         self._unproven[self._canary_slot] = len(tokens)
         try:

@@ -24,7 +24,7 @@ experts."""
 
 @dataclass(frozen=True, slots=True)
 class RouterFamily:
-    """The routers of a family.
+    """The routers of a family of models.
 
     - `probabilities` turns logits [T, experts] into a distribution over the experts.
     - `routes` is the class that makes the routers compute in float32. None: they already do so in transformers.

@@ -135,7 +135,7 @@ def weights_at(family: str) -> Weigh:
 
 @dataclass(frozen=True)
 class _Family:
-    """The routers of a family.
+    """The routers of a family of models.
 
     - `router`: the name of their class
     - `weigh`: see `weights_at`

@@ -110,7 +110,7 @@ class Scorer:
             yield _attempt(partial(self._label, lease, *scores))
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
-        """The managers' scores of the leases of whole groups, by the index of the lease."""
+        """The scores that managers give to the leases of whole groups, by the index of the lease."""
         groups: dict[str, list[int]] = {}
         for index, lease in enumerate(leases):
             if GROUP_KIND in lease.kinds:
@@ -139,7 +139,7 @@ class Scorer:
         score: Callable[[Sequence[Lease]], list[T]],
         leases: Sequence[Lease],
     ) -> dict[int, T | ScoringError]:
-        """A model's scores of the leases that name `kind`, by the index of the lease."""
+        """The scores that a model gives to the leases that name `kind`, by the index of the lease."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
 
         def checked(members: Sequence[Lease]) -> list[T]:

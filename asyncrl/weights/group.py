@@ -37,7 +37,7 @@ def gpu_of(device: torch.device) -> str:
 
 
 def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
-    """Open the learner's store on a free port of `host` alone. Returns the store and the port."""
+    """Open the learner's store on a free port. The store listens only at `host`. Returns the store and the port."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.bind((host, 0))
     listening.listen()

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 class Preparation:
-    """Prepares versions and calls `offer` with each, and with the delta to it if there is one.
+    """Prepares versions and calls `offer` with each, and with the delta that leads to it if there is one.
 
     `offer` may be called in any thread. A version is skipped if a newer one comes before its preparation begins.
 

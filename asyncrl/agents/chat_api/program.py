@@ -50,8 +50,8 @@ SHOWN = 200
 _BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
-"""How many seconds the actor goes on reading the output of a program that has ended. Processes that left its group may
-keep the output open."""
+"""The maximum seconds for which the actor still reads the output of a program that has ended. Processes that left its
+group may keep the output open."""
 
 ENDING_S = 5.0
 """Seconds in which a program that plays only one episode must end after its answer."""

@@ -77,11 +77,13 @@ class EvaluationLease:
         self.update: Update | None = None
 
     def pin(self, session: str, version: int) -> None:
-        """Serve `session` with `version` if this version is leased already, is the newest, or has not arrived yet."""
+        """Serve `session` with `version` if an endpoint is leased for this version already, or the version is the
+        newest or has not arrived yet."""
         self._pinned[session] = version
 
     def offer(self, update: Update) -> None:
-        """Take `update` for the lease if sessions are pinned to it, and no session is pinned to the present lease."""
+        """Take `update` for the lease if sessions are pinned to its version, and none to the present lease's
+        version."""
         pinned = self._pinned.values()
         if update.version in pinned and (self.update is None or self.update.version not in pinned):
             self.update, self.endpoint = update, None

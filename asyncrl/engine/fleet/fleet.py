@@ -55,7 +55,8 @@ class Fleet:
     """An engine over the servers that `discover` names, each opened by `open_server`.
 
     - `expected` has names and shapes of the policy's tensors; the policy's token ids are less than `vocabulary`.
-    - `folders` has links to the learner's folders, and versions written here, for servers that load folders.
+    - `folders` holds versions for servers that load folders: links to the learner's folders, and versions that this
+      process writes.
     - With `turns` the servers share their GPUs with the learner.
     - `spans` records each segment, and each time that a push stops a server.
     - With `routed`, generations have the experts of their tokens.
@@ -250,7 +251,8 @@ class Fleet:
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 
     def _canary_counters(self) -> dict[str, float]:
-        """The canary's figures of the server with the largest difference, and the failures of all servers."""
+        """The results of the canary at the server with the largest difference, and the number of canaries that all
+        servers failed."""
         judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
         worst = max(judges, key=lambda judge: judge.difference)
         return {**worst.counters, "canary_failures": self._counts["canary_failures"]}

@@ -14,7 +14,8 @@ from asyncrl.engine.fleet.server import Segment
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """The server at `url` has computed the first `tokens` tokens of a session, with the weights `label`."""
+    """The server at `url` has computed the first `tokens` tokens of a session, with the weights that have this
+    `label`."""
 
     url: str
     label: str

@@ -125,7 +125,7 @@ class InferenceServer(Protocol):
 
     @property
     def route(self) -> str:
-        """The name of the route of weights into the server, for messages."""
+        """The name of the route by which weights reach the server, for messages."""
 
     @property
     def spans(self) -> bool:

@@ -79,7 +79,7 @@ class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
     The server must answer within `start_s`. After its first successful start, `max_failures` starts in a row may fail.
-    With `turns` it is started only within the servers' turns.
+    With `turns` it is started only within the servers' turns on the shared GPUs.
     """
 
     def __init__(

@@ -33,8 +33,8 @@ FULL = ("context_length_exceeded", "turn_limit")
 
 HASH_SEED = "PYTHONHASHSEED"
 WAIT_S = 24 * 3600
-"""How many seconds a request waits for the policy's endpoint. The actor ends an episode that takes too long, so this
-limit is not needed sooner."""
+"""The maximum seconds that a request waits for an answer of the policy's endpoint. They are many, since the actor ends
+an episode that takes too long."""
 
 
 class GameError(Exception):

@@ -50,7 +50,8 @@ ENDS = ("context_length_exceeded", "turn_limit")
 
 
 class ToolServer:
-    """Offers a toolset like verifiers' server, but in this process. `trace` is the rollout that calls a tool."""
+    """Offers a toolset in this process, as verifiers' server offers it in a separate one. `trace` is the rollout that
+    calls a tool."""
 
     def __init__(self, toolset: Toolset[Any, Any]) -> None:
         self.trace: Trace | None = None
