@@ -84,7 +84,7 @@ class Episodes:
 
     @property
     def count(self) -> int:
-        """S, the sequences of the global batch."""
+        """S, the number of sequences in the global batch."""
         return self.group.numel()
 
     @property

@@ -1,6 +1,6 @@
 """Checks the model's chat template when an actor starts, so that no episode fails because of it.
 
-* `check_tools` renders each tool alone: its schema, a call and a result.
+* `check_tools` renders each tool separately: its schema, a call and a result.
 * `check_tasks` renders one row for every order of roles, because a template may refuse an order, such as a system
   message first.
 * `rewritings` finds conversations whose history the template rewrites. An episode records the sampled tokens, with

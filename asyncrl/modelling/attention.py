@@ -167,7 +167,8 @@ def longest_plain(config: Any) -> int:
 
 
 def check_positions(config: Any, length: int) -> None:
-    """Raises ConfigError: an input of `length` tokens may encode positions differently from a shorter input."""
+    """Raises ConfigError: the positions of an input of `length` tokens may be encoded differently from those of a
+    shorter input."""
     if length > (longest := longest_plain(config)):
         raise ConfigError(
             "its rotary embeddings (longrope or dynamic) depend on the longest sequence of a pass"

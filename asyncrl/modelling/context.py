@@ -1,6 +1,6 @@
 """Context parallelism: the ranks of a group divide the tokens of a forward pass into equal parts.
 
-Everything in a model except attention works on each token alone. Before attention, an exchange gives each rank all
+Everything in a model except attention works on each token separately. Before attention, an exchange gives each rank all
 tokens of its share of the heads, instead of all heads of its tokens. Afterwards the ranks exchange back (DeepSpeed
 Ulysses, https://arxiv.org/abs/2309.14509). If the heads cannot be divided equally, each rank gathers the keys and
 values of all tokens for its queries.

@@ -217,7 +217,7 @@ class SessionServer:
             self._stop()
 
     def _send(self, request: bytes, fds: Sequence[int]) -> None:
-        """Request a session with the files `fds` from the process, and close them here."""
+        """Request from the process a session with the files `fds`, and close this process's copies of them."""
         try:
             with self._lock:
                 try:

@@ -64,8 +64,8 @@ class Managers:
     """The managers of `config.manager`, made with the policy's tokenizer, in one process.
 
     One call judges up to `batch_groups` groups. All groups of a call have the same manager settings, and all belong
-    either to training or to evaluations. If a call fails, each of its groups is judged again alone, so that only the
-    faulty group fails.
+    either to training or to evaluations. If a call fails, each of its groups is judged again in a separate call, so
+    that only the faulty group fails.
 
     Raises ConfigError: a manager cannot be made.
     """

@@ -27,7 +27,7 @@ class EvaluationSamples:
         self._logged: Counter[str] = Counter()
 
     def show(self, task: Task, trajectory: Trajectory, labels: Labels) -> None:
-        """Log an episode of an evaluation, unless `count` episodes of its data source have been logged.
+        """Log an episode of an evaluation, unless `count` episodes of its data source have been logged already.
 
         The count starts again with each evaluated version.
         """

@@ -6,8 +6,8 @@ one request: see partial_turn.
 
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
 get requests. An update returns once the first server serves the new version. The remaining servers follow
-independently, so a slow or dead server delays no request. Meanwhile evaluations may have a leased server: see
-assignment.
+independently, so a slow or dead server delays no request. Meanwhile evaluations may keep a server with the older
+version, which is leased to them: see assignment.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class RequestsInFlight:
         raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
 
     def interrupt(self) -> None:
-        """End all requests here, without the server."""
+        """End all requests in this process, without a message to the server."""
         for scope in self._scopes:
             interrupt(scope)
 

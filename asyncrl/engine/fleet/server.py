@@ -174,7 +174,7 @@ class InferenceServer(Protocol):
         """
 
     async def abort(self, rid: str | None = None) -> None:
-        """End the request `rid`, or all requests. The server answers each with its tokens so far."""
+        """End the request `rid`; None: end all requests. The server answers each with its tokens so far."""
 
     async def pause(self, mode: str) -> None:
         """Stop between two decoding steps, in `mode` in_place or retract. Called only if `spans` is true.

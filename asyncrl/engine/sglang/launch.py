@@ -37,7 +37,7 @@ would stay when the weights of the vision tower change, so the cache gets a size
 OVERRIDES_FLAG = "--json-model-override-args"
 POLL_S = 0.25
 STOP_S = 1.0
-"""Seconds after a SIGTERM. A server that is still alive then is killed."""
+"""The seconds between a SIGTERM and the kill of a server that is still alive."""
 ENDED_POLL_S = 0.02
 KILLED_S = 30.0
 """The longest wait in seconds for killed processes to end: a process that hangs in the kernel may never end."""

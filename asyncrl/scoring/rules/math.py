@@ -72,8 +72,8 @@ def _equal(truth: list[Any], answer: str) -> float:
 
 
 def _plain(text: str, closed: bool) -> str:
-    """The text with its numbers as math-verify reads them. `closed`: the text is only the answer, so a space between
-    digits separates thousands."""
+    """The text, with its numbers in the form that math-verify reads. `closed`: the text is only the answer, so a space
+    between digits separates thousands."""
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
     return (_SPACED if closed else _GROUPED).sub(lambda match: _NO_DIGITS.sub("", match[0]), text)
