@@ -53,7 +53,7 @@ CONVERSATIONS: Mapping[str, tuple[Messages, Messages]] = {
     "thoughts": ([QUESTION, answer(_THOUGHT + "answer"), _AGAIN, _ANSWER], []),
     "thoughts before a call": ([QUESTION, calling([_ONE], content=_THOUGHT), result("15"), _ANSWER], [TOOL]),
 }
-"""The messages and the tools of each conversation that `rewritings` renders, by its name."""
+"""The messages and the tools of each conversation that `rewritings` renders, by the conversation's name."""
 
 _CONSEQUENCES = {
     "sampled": "episodes continue from the sampled tokens, but a policy deployed with this template would see its "

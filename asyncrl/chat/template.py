@@ -68,11 +68,11 @@ def with_reasoning(turn: dict[str, Any], reasoning: str) -> dict[str, Any]:
 
 
 POLICY_ID = re.compile(r"functions\.[^\s:<>]+:\d+|[A-Za-z0-9]{9}")
-"""The ids of calls that policies write: Kimi's name the tool, Mistral's have nine letters or digits."""
+"""The ids of calls that policies write. Kimi's ids name the tool, and Mistral's ids have nine letters or digits."""
 
 
 def call_id(number: int) -> str:
-    """The id of a turn's call by its number. It has nine characters, as the strictest templates require."""
+    """The id of call number `number` of a turn. It has nine characters, as the strictest templates require."""
     return f"call{number:05d}"
 
 

@@ -60,7 +60,7 @@ class SlotCache:
         self._stored[:, :, slot].zero_()
 
     def copy(self, source: int, slot: int, count: int) -> None:
-        """Copy the keys and values of the first `count` tokens of `source` into `slot`."""
+        """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
         self._stored[:, :, slot, :, :count] = self._stored[:, :, source, :, :count]
 
 

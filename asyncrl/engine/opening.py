@@ -56,7 +56,7 @@ class ServerSettings:
 
     - `context`: the number of tokens that the server must accept
     - `load_s`: the time that the server may take to load a version
-    - `routes`: the settings of the routes of weights into the server
+    - `routes`: the settings of the routes by which weights reach the server
     """
 
     context: int

@@ -358,7 +358,7 @@ class Recorder:
             return ended
 
     def _check_images(self, added: Sequence[PlacedImage]) -> None:
-        """Raises LimitError: with the images `added`, the episode would show more than a trajectory may."""
+        """Raises LimitError: with the images `added`, the episode would show more images than a trajectory may have."""
         shown = len(added) + sum(len(branch.images_within(len(branch))) for branch in self.branches)
         if added and shown > MAX_IMAGES:
             self.truncated = True
@@ -368,7 +368,7 @@ class Recorder:
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """The number of tokens that a completion after `seen` tokens may have.
 
-        Of these tokens, `new` are not in the episode yet. The completions of `in_flight` keep their reservations.
+        Of the `seen` tokens, `new` are not in the episode yet. The completions of `in_flight` keep their reservations.
         """
         limits = self._limits
         if self.turns_left <= len(in_flight):

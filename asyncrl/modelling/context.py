@@ -43,7 +43,7 @@ class ContextGroup(NamedTuple):
     """True if the ranks also divide the matrices of the layers."""
 
     def rows(self, tokens: int) -> slice:
-        """This rank's slice of a pass of `tokens` tokens, a multiple of `size`."""
+        """This rank's slice of a pass of `tokens` tokens; `tokens` is a multiple of `size`."""
         part = tokens // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 

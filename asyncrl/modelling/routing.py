@@ -126,7 +126,8 @@ def routers_of(model: nn.Module, config: Any) -> list[nn.Module]:
 
 
 def weights_at(family: str) -> Weigh:
-    """A function from a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T, top_k].
+    """A function that maps a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T,
+    top_k].
 
     If the experts are the router's own choice, the result equals its forward pass bit for bit.
     """

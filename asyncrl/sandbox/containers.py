@@ -73,7 +73,7 @@ class Container:
     async def end(self) -> None:
         """End the container, and wait for its end."""
         assert self._started.stdin is not None
-        # The container's first process ends with its input.
+        # The container's first process ends when its input ends.
         self._started.stdin.close()
         try:
             with suppress(TimeoutError):

@@ -31,7 +31,7 @@ _PATH = "/run_code"
 
 
 class FusionSandbox:
-    """Runs programs on the server at `url`, with or without `/run_code` at its end.
+    """Runs programs on the server at `url`, which may end with `/run_code`.
 
     `first_wait_s` is the pause after the first of `tries` attempts. Each further pause is twice as long as the last.
     """

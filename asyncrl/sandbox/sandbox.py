@@ -196,7 +196,8 @@ def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResu
 
 
 def _visible() -> list[str]:
-    """The paths that Python and the system's programs need, and asyncrl's code, without runs, keys and home folders."""
+    """The paths that a program may see: those that Python and the system's programs need, and asyncrl's code. Runs,
+    keys and home folders are not among them."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
     python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
     return [each for each in (*_SYSTEM, *python, str(_PACKAGE)) if Path(each).exists()]

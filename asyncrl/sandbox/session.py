@@ -223,7 +223,8 @@ class SessionServer:
                 try:
                     self._send_once(request, fds)
                 except OSError:
-                    # The process may have been killed, because memory was short or by a program of the same user.
+                    # The process may have been killed: by the kernel, because memory was short, or by a program of the
+                    # same user.
                     self._stop()
                     self._send_once(request, fds)
         except OSError as error:

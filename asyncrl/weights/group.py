@@ -162,7 +162,8 @@ class WeightGroup:
                 self._group.abort()
         except RuntimeError as error:
             logger.warning("a weight group did not end well: %s", error)
-        # gloo closes its connections only when its last reference is dropped. The other ranks then notice the end.
+        # gloo closes a group's connections only when the last reference to the group is dropped. The other ranks then
+        # notice the end.
         self._group = None
 
 

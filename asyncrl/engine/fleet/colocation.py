@@ -123,7 +123,7 @@ class ServerTurns:
         while held := [each for each in self._servers.values() if each.running and not each.freed]:
             for server in held:
                 if not server.answering:
-                    since.pop(server.url, None)  # It is starting, for which another time limit holds.
+                    since.pop(server.url, None)  # The server is starting: another time limit holds.
                 elif self._clock() - since.setdefault(server.url, self._clock()) > self._release_s:
                     logger.error("%s has not freed its memory within %g s; it is ended", server.url, self._release_s)
                     server.end()
@@ -131,7 +131,7 @@ class ServerTurns:
 
 
 class ServerMemory:
-    """The memory of `server` on the GPUs that it uses only in `turns`."""
+    """The GPU memory of `server`, which uses its GPUs only in `turns`."""
 
     def __init__(self, server: FreeingServer, turns: ServerTurns) -> None:
         self._server = server

@@ -153,7 +153,7 @@ class Fleet:
             if not self._turns:
                 self._idle.idle()
             if is_released := scope.when() is not None:
-                # An answer that came at the same moment has recorded data for the released session.
+                # An answer that came at the same moment may have recorded data for the released session.
                 self._forget(session)
         self._counts["tokens"] += len(generation.tokens)
         if self._routed is not None and turn.routed_from is not None and not is_released:
@@ -251,8 +251,8 @@ class Fleet:
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 
     def _canary_counters(self) -> dict[str, float]:
-        """The results of the canary at the server with the largest difference, and the number of canaries that all
-        servers failed."""
+        """The results of the canary at the server with the largest difference, and the failed canaries of all servers
+        together."""
         judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
         worst = max(judges, key=lambda judge: judge.difference)
         return {**worst.counters, "canary_failures": self._counts["canary_failures"]}

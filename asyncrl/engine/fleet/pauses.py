@@ -26,8 +26,8 @@ class PushPauses:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The number of times that pushes stopped servers, the total seconds, and the seconds of the last and of the
-        longest stop."""
+        """The number of times that pushes stopped servers, the total seconds of these stops, and the seconds of the
+        last and of the longest one."""
         return {
             "push_pauses": self._count,
             "push_pause_s": self._total_s,

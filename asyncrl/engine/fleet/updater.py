@@ -38,7 +38,8 @@ class ServerUpdater:
 
     - `requests` are the requests that the server has not answered yet.
     - `memory` is given if the server shares its GPUs with the learner.
-    - The updater counts `canary_failures` in `counts`, and records each stop in `pauses`.
+    - The updater counts `canary_failures` in `counts`, and records in `pauses` each time that an update stops the
+      server.
     - `canary` has judged the newest version.
     - `refused` has the last version whose canary the server has failed, with the number of failures.
     """

@@ -206,7 +206,8 @@ class SglangServer:
             logger.info("weights go into %s by %s%s", self.url, names, self._left_out and f" ({self._left_out})")
 
     async def _by_a_route(self, act: Callable[[ServerRoute], Awaitable[None]]) -> None:
-        """Act by the best remaining route. A route that the server refuses is left out until the server joins again."""
+        """Call `act` with the best remaining route. A route that the server refuses is left out until the server joins
+        again."""
         while self._routes:
             name, route = next(iter(self._routes.items()))
             try:

@@ -59,7 +59,7 @@ def guard() -> tuple[int, int]:
 
 
 def unguard() -> None:
-    """Give the child that becomes the program the signals of a usual process again."""
+    """Restore the signals of a usual process, in the child that becomes the program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -165,7 +165,7 @@ class Program:
             self._verdict.give(FAILED)
 
     def _request(self, request: Any) -> Any:
-        """The answer. A malformed or too long answer ends the tests."""
+        """The answer to a request. An answer that is malformed or too long ends the tests."""
         with self._one_at_a_time:
             with suppress(OSError):
                 self._socket.sendall(json.dumps(request).encode() + b"\n")

@@ -77,7 +77,7 @@ def longest_input(model: Any) -> int:
 
 
 def embedding_rows(model: Any) -> int:
-    """The number of tokens of the model's embedding."""
+    """The number of token ids in the model's embedding."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 

@@ -1,8 +1,9 @@
 """Skywork-o1-Open-PRM: a causal model with a value head, which is read at the newline after each step.
 
 The folder is the published checkpoint: a causal model with its tokenizer. Its weights include the head on the final
-hidden states: `v_head.summary.weight` [1, H] and `v_head.summary.bias` [1]. The input is bos, the problem and a
-newline, then each line and a newline. Lines are tokenised one by one, as in
+hidden states: `v_head.summary.weight` [1, H] and `v_head.summary.bias` [1].
+
+The input is bos, the problem and a newline, then each line and a newline. Lines are tokenised one by one, as in
 github.com/SkyworkAI/skywork-o1-prm-inference, where each line is a step. A step of several lines is read at its last
 newline.
 """

@@ -43,7 +43,7 @@ UNREADABLE = "the result is not a message of MCP"
 """A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
-"""The maximum number of lines since the last request that are no messages, or messages that answer no request."""
+"""The maximum number of lines after the last request that answer no request. Lines that are no messages count, too."""
 
 MAX_LINE_BYTES = 1 << 30
 """The maximum number of bytes in one line. A program that writes a longer line is ended."""

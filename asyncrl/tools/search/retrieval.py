@@ -25,7 +25,8 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 CONNECTIONS = 4
 QUERIES_AT_ONCE = 64
 OVERLOADED = (429, 503)
-"""The HTTP statuses of an overloaded server. Its queries are not sent again one by one, which would add to its load."""
+"""The HTTP statuses of an overloaded server. Queries that it refuses are not sent again one by one, which would add to
+its load."""
 
 MAX_BYTES = 64 << 20
 """The maximum number of bytes in one answer."""
@@ -130,7 +131,7 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def read_result(answer: Any, queries: int, topk: int) -> list[list[TitledPassage]]:
-    """Read the passages for each query, of an answer that may have scores. Raises ValueError: the answer is
+    """Read the passages for each query from an answer, which may also have scores. Raises ValueError: the answer is
     malformed."""
     result = answer.get("result") if isinstance(answer, Mapping) else None
     if not isinstance(result, list) or len(result) != queries:

@@ -211,7 +211,7 @@ class TasksetEnvironment:
         environment = self._environment
         await self._stack.enter_async_context(environment.serving())
         elsewhere = environment._shared_tools
-        environment._interception = None  # Each rollout makes its own, which it needs if there is a tunnel.
+        environment._interception = None  # Each rollout makes its own interception for a tunnel.
         if not environment._requires_tunnel(elsewhere):
             secrets = tuple(each.state_secret for each in elsewhere.values() if each.state_secret)
             own = OwnInterception(state_service_secrets=secrets)

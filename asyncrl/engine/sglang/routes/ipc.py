@@ -94,7 +94,7 @@ class IpcServerRoute(BucketServerRoute):
         return source
 
     def _room(self) -> int:
-        """The bytes of the GPU that are free, or reserved by this process."""
+        """The bytes of GPU memory that are free, or that this process has reserved."""
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
@@ -148,7 +148,8 @@ def _by_uuid(reduced: Reduced) -> Reduced:
 
 
 def handles_of(bucket: Bucket, buffers: list[Reduced]) -> list[str]:
-    """The pickle for each rank: the rank's handle and the bucket's layout. All `buffers` are of the same memory."""
+    """The pickle for each rank: the rank's handle and the bucket's layout. All `buffers` are handles of the same
+    memory."""
     layout = [
         SimpleNamespace(
             name=entry.name,
