@@ -3,7 +3,7 @@
 It simulates the run at its measured rates: the lengths of its episodes, the delays of its tools, the speed of its
 engines, scorers and learner. Tickets, groups, samplers and batch plans come from the real replay.
 
-With --gpus it tries several numbers of learner GPUs, and marks the fastest one. --save writes rates and sizes to a
+With --gpus it tries several numbers of learner GPUs, and marks the fastest forecast. --save writes rates and sizes to a
 file, which you can edit and pass instead of the run. docs/cluster.md describes the limits of the forecasts.
 """
 

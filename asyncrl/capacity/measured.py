@@ -1,8 +1,9 @@
 """Measures the rates and sizes of a run from its metrics and its store.
 
-The first steps are left out, since engines are still empty and models compile. The metrics have means over all episodes
-of a few seconds, and the store has every episode. For an episode whose data was deleted, the store has only its numbers
-of tokens and turns, and its total seconds. The seconds in tools are then the total minus generation at the mean speed.
+The first steps are left out, since engines are still empty and models compile. The metrics have only means over all
+episodes that ended within some seconds, but the store has every single episode. For an episode whose data was deleted,
+the store has only its numbers of tokens and turns, and its total seconds. The seconds in tools are then the total minus
+generation at the mean speed.
 """
 
 from __future__ import annotations

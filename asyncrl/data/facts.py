@@ -1,4 +1,5 @@
-"""Extracts the facts of tasks that their ids and searches need, as columns with the same types for all files."""
+"""Extracts the facts of tasks from which ids are made and by which tasks are found, as columns with the same types for
+all files."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ A session has the isolation and the limits of a program (`sandbox`), with a time
 all its processes are stopped. If one of them nevertheless runs, the session ends. The session and all its processes end
 when its caller ends for any reason.
 
-Starting Python takes too long for each episode. So `SessionServer` starts one Python process, which forks for each
+Starting Python for each episode would take too long. So `SessionServer` starts one Python process, which forks for each
 session. The sessions share the memory that they do not change.
 """
 

@@ -1,4 +1,4 @@
-"""Calls one SGLang server, of a release before or since 0.5.22.
+"""Calls one SGLang server, whose release may be older than 0.5.22.
 
 Since SGLang 0.5.22, an update has a begin and an end call, and answers show which version sampled which token. Earlier
 servers have neither, and crash if they are flushed while they have requests, so no request may continue through an

@@ -1,8 +1,8 @@
 """A harness for verifiers 0.4 that runs conversations, and the tools of a task's toolsets, in the calling process.
 
 verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This
-harness behaves as the harness `null`, with the same tool names and the same limit of a tool's result. It is a plugin,
-whose id is the name of this module. It needs verifiers 0.4, and does not need asyncrl.
+harness behaves like verifiers' harness `null`, with the same tool names and the same limit of a tool's result. It is a
+plugin, whose id is the name of this module. It needs verifiers 0.4, and does not need asyncrl.
 """
 
 from __future__ import annotations
