@@ -1,5 +1,5 @@
-"""Extracts the facts of tasks from which ids are made and by which tasks are found, as columns with the same types for
-all files."""
+"""Extracts facts of tasks as columns with the same types for all files. Ids are made from these facts, and tasks are
+found by them."""
 
 from __future__ import annotations
 
