@@ -63,7 +63,7 @@ HEADERS = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Wrong arguments end the process with status 2, other failures with 1."""
+    """The entry point of the command line. Wrong arguments end the process with status 2, other failures with 1."""
     given = _parsed(argv)
     run = _description(given.source)
     if given.save is not None:

@@ -35,7 +35,7 @@ GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models. All other phases belong to tools or to the agent."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
-"""The number of steps whose mean is reliable."""
+"""The number of steps over which a mean is reliable."""
 MORE_STEPS = "`asyncrl resume {} learner.steps=30` continues it"
 
 

@@ -223,7 +223,7 @@ class EmbeddedEngine:
         return int(self._model.config.get_text_config().vocab_size)
 
     async def _between_passes(self, call: Callable[[], None]) -> None:
-        """Run `call` in the engine's thread. Raises its errors."""
+        """Run `call` in the engine's thread. Raises the errors of `call`."""
         self._check_open()
         done: Future[None] = Future()
 

@@ -30,7 +30,8 @@ from asyncrl.weights.nccl import agree_with_servers
 from asyncrl.weights.routes import RouteSettings, routes_to_engines
 
 CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
-"""Seconds for closing a fleet. They leave the actor time to end its own servers and to write its last metrics."""
+"""The maximum seconds that closing a fleet may take. They leave the actor time to end its own servers and to write its
+last metrics."""
 
 
 def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine:

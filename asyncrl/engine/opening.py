@@ -68,7 +68,7 @@ class ServerSettings:
 class ServersSettings:
     """The settings of a fleet's servers that are not in the section `engine`.
 
-    - `each`: the settings of each server
+    - `each`: the settings that each server gets
     - `run` and `name`: the run, and the name of the actor in it
     - `folders`: the directory into which the actor puts weights for its servers to load
     - `logs`: the directory of the servers' logs

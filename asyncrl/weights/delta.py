@@ -47,7 +47,7 @@ SHARED_BYTES = 1 << 20
 many tensors."""
 
 GAPS = (1, 2, 4)
-"""Widths of a gap in bytes."""
+"""The possible widths of a gap, in bytes."""
 
 _BLOCK = 1 << 18
 _CODEC = "zstd"

@@ -41,7 +41,7 @@ class OpenRoute(Protocol):
     """The engine's end of a route. Its methods raise UnavailableError, WireError or WeightsError."""
 
     name: str
-    """The name in `weights.to_engines`."""
+    """The route's name in `weights.to_engines`."""
 
     endpoint: str
     received: int

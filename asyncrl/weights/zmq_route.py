@@ -40,8 +40,8 @@ class ZmqRoute:
     version comes without deltas, a tensor travels only if its checksum differs from its checksum in the last version.
     Without a last version, the files of `stored` count instead. `received` counts bytes of weights.
 
-    `newer_than` and `fetch` raise UnavailableError if the publisher is silent for too long, and WireError if it refuses
-    or its answer is malformed. After such an error, call `reset` before the next call.
+    `newer_than` and `fetch` raise UnavailableError if the publisher is silent for too long, and WireError if the
+    publisher refuses or its answer is malformed. After such an error, call `reset` before the next call.
     """
 
     name = "zmq"

@@ -5,8 +5,8 @@
     after requests: abort and load ──► flush ──► canary, new requests ──► answers are used
 
 A server that can tell which version sampled which token is paused, and its requests continue after the update. Any
-other server must have no requests. Some servers queue an update after their requests: they get the update with the
-abort, and load it while answers are still arriving.
+other server must have no requests during its update. Some servers queue an update after their requests: they get the
+update with the abort, and load it while answers are still arriving.
 
 An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server cannot
 answer the canary, so it first resumes its requests. An idle server gets new requests together with the canary. Answers

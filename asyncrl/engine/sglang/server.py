@@ -138,7 +138,8 @@ class SglangServer:
         if self.spans:
             with suppress(ServerRefusedError):
                 await self._post("/end_weight_update")
-        # A flush collects garbage. This takes 0.4 s unless the objects made at the server's start are frozen.
+        # A flush makes the server collect garbage. This takes 0.4 s unless the objects made at the server's start are
+        # frozen.
         with suppress(ServerRefusedError, ServerFaultError):
             await self._post("/freeze_gc")
 

@@ -44,7 +44,7 @@ class McpServer:
 
     @property
     def setting(self) -> str:
-        """The key of the configuration, for messages."""
+        """The configuration key of this server, for messages."""
         return f"actor.mcp_servers.{self.name}"
 
     def filled(self, pairs: Pairs, variables: Mapping[str, str]) -> dict[str, str]:

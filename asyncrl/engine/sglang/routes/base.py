@@ -44,7 +44,7 @@ class ServerEnd:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and the port."""
+        """The server's host and port."""
         url = urlsplit(self.url)
         return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 

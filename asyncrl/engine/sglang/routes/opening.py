@@ -16,7 +16,7 @@ GPU_BUCKET_BYTES = 512 << 20
 much."""
 
 GPU_RESERVE_BYTES = 4 << 30
-"""The memory of a server's GPU that `auto` leaves free for its activations."""
+"""The memory of a server's GPU that `auto` leaves free for the server's activations."""
 
 
 @dataclass(frozen=True, slots=True)
