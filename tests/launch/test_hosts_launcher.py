@@ -123,6 +123,7 @@ def test_a_kill_on_a_host_that_is_away_waits_for_nothing(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_role_whose_connection_breaks_ends_before_it_counts_as_ended(tmp_path: Path) -> None:
     process, _ = start(tmp_path, lease_s=5.0)
     role = psutil.Process(process.pid)
