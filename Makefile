@@ -50,8 +50,9 @@ NO_SERVERS := --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignor
 test: install
 	$(PYTEST) -n 3 $(NO_SERVERS) -m "not heavy and not long and not browser" $(ARGS)
 
+# Each file in one worker: many of its tests share what a minute of two ranks made.
 test-heavy: install
-	$(PYTEST) -n 3 $(NO_SERVERS) -m "heavy and not long" $(ARGS)
+	$(PYTEST) -n 3 $(NO_SERVERS) --dist loadfile -m "heavy and not long" $(ARGS)
 
 # The tests that failed the last time, one after the other.
 test-failed: install
