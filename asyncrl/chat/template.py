@@ -45,7 +45,7 @@ def answer(text: str) -> dict[str, Any]:
 def calling(
     arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "", ids: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`.
+    """An assistant turn with one call for each of `arguments`. The calls are of the tools `names`, or else of `TOOL`.
 
     `ids` are the ids that the policy gave the calls; an empty text: it gave none.
     """

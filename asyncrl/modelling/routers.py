@@ -35,7 +35,7 @@ class RouterFamily:
 
 
 def family_of(module: nn.Module) -> str:
-    """The family of a router of transformers; "" for any other module."""
+    """The family of a router that transformers defines; "" for any other module."""
     path = type(module).__module__.split(".")
     is_router = path[:2] == ["transformers", "models"] and type(module).__name__.lower().endswith("topkrouter")
     return path[2] if is_router else ""

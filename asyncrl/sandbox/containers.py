@@ -126,7 +126,8 @@ class ContainerSession:
 
 
 class ContainerSandbox:
-    """Starts containers of `image` with `program` (docker or podman) and additional `arguments` of its `run`."""
+    """Starts containers of `image` by the command `run` of `program` (docker or podman), with additional
+    `arguments`."""
 
     def __init__(self, program: str, image: str, arguments: Sequence[str] = ()) -> None:
         self._program = program

@@ -53,7 +53,7 @@ def scale(scores: StepScores, config: ShapingConfig) -> Scores:
 
 
 def middle(config: ShapingConfig) -> float:
-    """The score of a step that is right with a probability of a half."""
+    """The score of a step whose probability of being right is a half."""
     is_logit = config.use_raw_logit and not config.prm_apply_sigmoid
     return 0.0 if config.use_logit_tanh or is_logit else 0.5
 

@@ -74,9 +74,8 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
-    """Draw the first `length` tokens of the canary of the run with this seed.
-
-    The canary has one token of each of `LENGTH` equal parts of the vocabulary, in a random order.
+    """Draw the first `length` tokens of the canary, for a run with this seed. The canary has one token from each of
+    `LENGTH` equal parts of the vocabulary, in a random order.
     """
     # So the canary also finds a server with stale embeddings for a part of the vocabulary, for example on one GPU.
     drawn = {
@@ -175,7 +174,7 @@ class CanaryJudge:
             self._last = (check, given)
 
     def refuse(self, check: CanaryCheck, by: str, reason: str, advice: str = "") -> CanaryError:
-        """Return the error for an engine that did not answer, with the `reason` and `advice` for the user."""
+        """Return the error for an engine that did not answer. The error has the `reason`, and `advice` for the user."""
         return self._failed(check, by, f"it did not answer the canary ({reason}){advice}")
 
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:

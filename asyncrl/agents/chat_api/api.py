@@ -203,6 +203,6 @@ def _as_tokens(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], chat: C
 
 
 def _token(token: int, logprob: float, chat: Chat) -> dict[str, Any]:
-    # The text of a token that is a part of a character is U+FFFD; its bytes are unknown.
+    # The text of a token that has only a part of a character is U+FFFD; the bytes of the token are unknown.
     text = chat.piece(token)
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

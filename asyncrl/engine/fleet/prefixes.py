@@ -29,7 +29,7 @@ class ComputedPrefixes:
         self._sessions: dict[str, _Computed] = {}
 
     def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool, flushes: bool) -> int:
-        """Count the tokens that the server at `url` computed again for a request of `prompt` tokens, answered by
+        """Count the tokens that the server at `url` computed again for a request of `prompt` tokens, whose answer is
         `segment`. `retracts`: after an update during a request, the server computes the sampled tokens again.
         `flushes`: it also computes the prompt again, after an update during a request or between two requests.
         """

@@ -73,7 +73,7 @@ def as_segment(
     stop: Sequence[int],
     reason: str,
 ) -> Segment:
-    """Make the segment of a request with `sampling`, which the server ended for `reason`.
+    """Make the segment of a request that had `sampling`. The server ended the request for `reason`.
 
     If the last token is in `stop`, `finish` is stop for any `reason`: the reason may be an abort even if the request
     ended by itself in the same step. Servers also stop at end tokens that the model's files name. If such a token is

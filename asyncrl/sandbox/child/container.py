@@ -89,7 +89,7 @@ def watch(
     if is_session:
         poll.register(ended, select.POLLIN)
     pause: Any = None
-    # A session starts before its first request.
+    # In a session, this first deadline is for its start, which comes before its first request.
     began = time.monotonic()
     deadline = began + request.get("wall_s", 60.0)
     while True:

@@ -33,7 +33,7 @@ __all__ = ["InProcessChat"]
 class LocalTools:
     """The tools of an environment in this process. `make` makes the toolsets of one rollout; all rollouts use `shared`.
 
-    `known` keeps the descriptions of the tools of each class of toolsets.
+    `known` keeps the descriptions of tools, by the class of their toolset.
     """
 
     # Describing the tools again for each rollout would take milliseconds, and memory that is never freed.
