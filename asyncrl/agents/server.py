@@ -137,6 +137,7 @@ class EnvironmentServer:
 
     async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
         """Call `begin`, which begins an episode, and call it again if it raises UnavailableError. Returns its result.
+
         Raises UnavailableError: `begin` still failed after `start_s` seconds. All other errors of `begin` are raised at
         once.
         """

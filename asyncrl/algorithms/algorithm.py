@@ -2,9 +2,10 @@
 learner's only interface to this package.
 
 `prepare` runs once per learner step, on the sequences of this rank. `loss` runs once per forward pass, on whole
-sequences. `summary` runs once per step, on the sums of all passes and ranks. The scalar that `loss` returns is divided
-by global counts, so its sum over micro-batches and ranks is the loss of the global minibatch. The only `state` that
-changes from step to step is the coefficient of an adaptive KL.
+sequences. `summary` runs once per step, on the sums of all passes and ranks.
+
+The scalar that `loss` returns is divided by global counts, so its sum over micro-batches and ranks is the loss of the
+global minibatch. The only `state` that changes from step to step is the coefficient of an adaptive KL.
 """
 
 from __future__ import annotations
@@ -93,10 +94,12 @@ class Algorithm:
     def loss(
         self, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of this micro-batch, a float64 scalar, and float64 sums for `summary`. All of them are added over
-        micro-batches and ranks. logprobs float[N] and entropy float[N] have a gradient. The gradient of the loss is
-        exactly 0 on every masked token, and on every dropped token that no loss stream trains. `tokens` are whole
-        sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a tensor is missing.
+        """The loss of this micro-batch, a float64 scalar, and float64 sums for `summary`.
+
+        All of them are added over micro-batches and ranks. logprobs float[N] and entropy float[N] have a gradient. The
+        gradient of the loss is exactly 0 on every masked token, and on every dropped token that no loss stream trains.
+        `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a tensor is
+        missing.
         """
         return loss_of_pass(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
 
@@ -115,18 +118,20 @@ class Algorithm:
     def implicit_loss(
         self, log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of an implicit process model on this micro-batch, and sums for `summary`. Such a model pi_phi gives
-        each token the reward log(pi_phi / pi_ref), and learns only from outcomes. log_ratio float[N] is this log-ratio,
-        with gradient; outcome is float[S]. Raises ConfigError: the advantage is not `prime`, the only part that reads
-        such a model.
+        """The loss of an implicit process model on this micro-batch, and sums for `summary`.
+
+        Such a model pi_phi gives each token the reward log(pi_phi / pi_ref), and learns only from outcomes. log_ratio
+        float[N] is this log-ratio, with gradient; outcome is float[S]. Raises ConfigError: the advantage is not
+        `prime`, the only part that reads such a model.
         """
         if not isinstance(self.parts.advantage, Prime):
             raise ConfigError("an implicit process model is trained for algorithm.advantage=prime only")
         return implicit_loss(log_ratio, outcome, tokens, totals, self.parts.advantage.beta)
 
     def summary(self, sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
-        """The step's metrics, from `sums` over all micro-batches and ranks. Without the `episodes` of the batch,
-        metrics that compare the members of a group are left out.
+        """The step's metrics, from `sums` over all micro-batches and ranks.
+
+        Without the `episodes` of the batch, metrics that compare the members of a group are left out.
         """
         values = summarise(sums, self.parts.rule_names) | implicit_summary(sums, episodes)
         if self.parts.has_kl:

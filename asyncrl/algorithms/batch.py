@@ -183,6 +183,7 @@ class Tokens:
 @dataclass(frozen=True, slots=True, eq=False)
 class Totals:
     """The numbers of policy tokens, sequences and groups in the global minibatch, by which losses are normalised.
+
     Sequences and groups without a policy token do not count. Counts are taken before any rejection. group_tokens
     int64[S]: for each sequence of the batch, the policy tokens of its group in the minibatch; None: the groups are not
     known.

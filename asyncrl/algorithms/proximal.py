@@ -56,7 +56,8 @@ def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
 
     With the learner's version v and the token's version v_b, alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1). alpha is
     the share of the way from the behaviour policy to the current policy that version v - 1 had covered. It is 0 at lag
-    0. Source: the log-linear approximation of proximal log-probs in AReaL: A Large-Scale Asynchronous Reinforcement
+    0.
+    Source: the log-linear approximation of proximal log-probs in AReaL: A Large-Scale Asynchronous Reinforcement
     Learning System for Language Reasoning, 2025.
     """
     return behaviour + _progress(lag).to(behaviour.dtype) * (policy.detach() - behaviour)

@@ -143,6 +143,7 @@ def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Pat
 
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
     """Return the number of changes, the width of gaps and the bytes of a patch. `old` and `new` are unsigned integers.
+
     This needs memory for the patch, for its byte planes, and 4 bytes for each change.
     """
     found, count, widest = _find(old, new)

@@ -156,7 +156,9 @@ def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected:
 
 def places(edges: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
     """Find the bytes [start, stop) of concatenated arrays. Yields the index of each array that has some of these bytes,
-    and their slice of that array. Array i has the bytes [edges[i], edges[i + 1]) of the whole.
+    and their slice of that array.
+
+    Array i has the bytes [edges[i], edges[i + 1]) of the whole.
     """
     index = bisect_right(edges, start) - 1
     while start < stop:

@@ -113,8 +113,10 @@ class AgentPlayer:
         await self._server.close()
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Let the agent play one episode. Returns the episode's rewards. Raises AgentError: the agent failed. If the
-        engine failed on a request, raises the engine's error, even if the agent ignored the failure.
+        """Let the agent play one episode. Returns the episode's rewards.
+
+        Raises AgentError: the agent failed. If the engine failed on a request, raises the engine's error, even if the
+        agent ignored the failure.
         """
         endpoint, url = self._server.open(episode)
         try:

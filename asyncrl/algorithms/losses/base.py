@@ -116,8 +116,8 @@ class ClippedLoss(Loss):
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def marks(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """For each bound of the clip by its name: bool[M], true on the tokens whose ratio crosses the bound, so that
-        the clip removes their gradient."""
+        """Maps the name of each bound of the clip to bool[M], true on the tokens whose ratio crosses it: the clip
+        removes their gradient."""
         return {
             "high": (ratio > 1 + self.clip_high) & (advantages > 0),
             "low": (ratio < 1 - self.clip_low) & (advantages < 0),

@@ -70,9 +70,11 @@ class HuberValue(Value):
 def value_loss(
     values: Tensor, tokens: Tokens, totals: Totals, value: Value, aggregation: Aggregation
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The value loss of this micro-batch, and sums for metrics. Both are added over micro-batches and ranks. values
-    float[N] has a gradient. tokens.values and tokens.returns float[N] come from `Algorithm.prepare`. Tokens that
-    corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no returns.
+    """The value loss of this micro-batch, and sums for metrics.
+
+    Both are added over micro-batches and ranks. values float[N] has a gradient. tokens.values and tokens.returns
+    float[N] come from `Algorithm.prepare`. Tokens that corrections drop still train the critic. Raises InvariantError:
+    shapes differ, or there are no returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(
