@@ -47,7 +47,7 @@ _NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
 class KindUnavailableError(ScoringError):
-    """The service for scores of `kind` cannot be reached, which is not a failure of the episode."""
+    """The service that gives scores of `kind` cannot be reached. The episode is not at fault."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)

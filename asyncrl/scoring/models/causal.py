@@ -24,7 +24,7 @@ from asyncrl.scoring.transcript import Transcript
 Readout = Callable[[Tensor, Tensor], Tensor]
 """Maps final hidden states [R, H] and the ids of the next tokens int64[R] to one number for each row, [R]."""
 LabelTokens = tuple[int, int]
-"""The token ids of the good and the bad label."""
+"""The ids of two tokens: the label for a good step, and the label for a bad step."""
 
 
 class CausalReader:

@@ -1,11 +1,11 @@
 """Opens an environment of the actor for each episode, and calls its methods.
 
-Each episode has its own object. `reset` gets the task's row, and returns text or images that are added to the prompt.
-Calls run one after another, even within one turn.
+Each episode has its own object of the environment's class. `reset` gets the task's row, and returns text or images that
+are added to the prompt. Calls run one after another, even within one turn.
 
-If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `get_reward`
-raises, if `reset` keeps raising, or if a call takes too long, the environment has failed: the episode fails, and its
-ticket is retried. After a call that took too long the state of the object is unknown.
+If a tool raises, the policy reads the error, because an environment may refuse a move in this way. The environment has
+failed if `get_reward` raises, if `reset` keeps raising, or if a call takes too long, since the object's state is then
+unknown. If so, the episode fails, and is played again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CLOSE = "_close"
 Read = Callable[[Any], Any]
 
 MAX_STUCK = 1000
-"""No episode begins while this many threads have calls that do not return, because each thread holds memory."""
+"""While this many threads have calls that do not return, no episode begins, because each thread holds memory."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class EnvironmentCounts:
 class Environments:
     """The environments on offer, by the names that tasks use.
 
-    `limits` apply to each call. Their `retries` apply only to `reset`, and each retry makes a new object. `spans`
+    `limits` apply to each call, but only `reset` is retried (`limits.retries`). Each retry makes a new object. `spans`
     records each call.
     """
 
@@ -138,7 +138,7 @@ class Environments:
         self._error_logger.exception(reason, cause)
 
     def change_stuck(self, by: int) -> None:
-        """Change the number of stuck threads. Called in any thread."""
+        """Add `by` to the number of stuck threads. Any thread may call this."""
         with self._lock:
             self.counts.stuck += by
 
@@ -285,12 +285,12 @@ class OpenEnvironment:
     async def _result(self, method: Callable[[], Any], read: Read) -> Any:
         function = method.func if isinstance(method, partial) else method
         result = method() if inspect.iscoroutinefunction(function) else await self._thread.call(method)
-        # A decorator may hide that a method is a coroutine function.
+        # A decorator may hide that a method is a coroutine function, so the result shows it.
         if inspect.isawaitable(result):
             result = await result
         if result is None or type(result) in (str, int, float, bool):
             return read(result)
-        # The value is read in the thread, too: this may call the user's code, which may raise or take long.
+        # The value is read in the thread, too: reading may call the user's code, which may raise or take long.
         return await self._thread.call(partial(read, result))
 
     def _failed(self, name: str, reason: str, cause: Exception) -> ToolError:
