@@ -1,7 +1,8 @@
 """Leads a conversation between the policy, asyncrl's own tools or an environment, and a simulated user.
 
-The policy takes a turn. The tools answer its calls. If it makes no calls, the user responds. If the task has no user, a
-turn without calls ends the conversation. It also ends when the user ends it, or at a limit.
+The policy takes a turn. The tools answer its calls. If it makes no calls, the user responds.
+
+If the task has no user, a turn without calls ends the conversation. It also ends when the user ends it, or at a limit.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ INSTALL = {
 }
 NOBODY = "65534:65534"
 START_S = 60.0
-"""A time in seconds. A container may take so long to start, and an answer may take so much longer than the program."""
+"""The maximum seconds that a container may take to start. An answer, too, may come this much later than the program's
+time limit."""
 
 _END_S = 20.0
 _LONGEST_REPORT = 8 * MAX_OUTPUT_BYTES

@@ -57,7 +57,7 @@ def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: boo
 
 
 def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
-    """The start positions of the last branch's prompt and of its response."""
+    """The positions at which the last branch's prompt and its response begin."""
     start, _ = trajectory.branches[-1]
     return start, next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT and turn.start >= start)
 

@@ -338,7 +338,8 @@ def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Seq
 
 
 def _answers(model: RewardModel[Any] | None) -> bool:
-    """True if the model's service answers a request for an easy episode, with scores or with a failure."""
+    """True if the model's service answers a request to score an easy episode. A failure of the model is an answer,
+    too."""
     try:
         return model is not None and len(model.score([[*_EASY]])) == 1
     except UnavailableError:

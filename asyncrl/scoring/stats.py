@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class HackAlarm:
-    """Watches trends over a sliding window: rings while the mean reward rises, the outcomes do not rise, and the
-    process model agrees with the rules less and less.
+    """Watches trends over a sliding window of time. The alarm rings while three things are true: the mean reward rises,
+    the outcomes do not, and the process model agrees with the rules less and less.
 
     Falling agreement alone raises no alarm: while a policy learns, its steps become right before its answers do."""
 

@@ -69,7 +69,7 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
 
 
 def make_room() -> None:
-    """If the output has almost reached its limit, drop its end."""
+    """Drop the end of the output if the output has almost reached its limit."""
     # The room has two reasons. The session itself must be able to print. And text that a stream could not write stays
     # in the stream, so the next cell would print it.
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]

@@ -60,7 +60,7 @@ def guard() -> tuple[int, int]:
 
 
 def unguard() -> None:
-    """In the child that becomes the program, restore the usual handling of signals."""
+    """Restore the usual handling of signals. The child that becomes the program calls this."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -15,7 +15,8 @@ from contextlib import suppress
 
 RAN_IN_PAUSE = "the session was ended because its processes ran between two calls"
 LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
-"""Seconds between two looks at the processes: until all of them have stopped, and at most after that."""
+"""Until all processes have stopped, they are looked at every LOOK_S seconds. After that, the interval grows up to
+LONGEST_LOOK_S seconds."""
 
 MOST_RUNS = 5
 """The maximum number of looks that may find running processes before all have stopped. Stopping takes a while on a busy

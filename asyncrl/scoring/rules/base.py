@@ -64,7 +64,7 @@ class RuleInput:
 
 
 RuleFunction = Callable[[RuleInput], Any]
-"""A rule of any signature, wrapped for the pool."""
+"""A rule of any signature, wrapped so that it takes a RuleInput."""
 
 VOTE = "pred"
 """The key under which a rule may return the answer that it found, as text. verl uses the same name."""

@@ -64,8 +64,8 @@ class WeightedRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of each data source, and `default` for all other sources. The first rule of a list decides if an answer
-    is right."""
+    """The rules of each data source, and `default`, the rules for all other sources. The first rule of a list decides
+    if an answer is right."""
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]
