@@ -240,7 +240,7 @@ class Recorder:
         self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
-        """Give the last completion, which must end its branch, the score of a simulated user."""
+        """Give the last completion, which must end its branch, the score of a simulated user or an environment."""
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 
