@@ -1,13 +1,18 @@
-"""A split into steps and a function of step rewards for test runs."""
+"""A split into steps, a function of step rewards and an agent that rewards its turns, for test runs."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
 
+import aiohttp
+
+from asyncrl.agents import AgentResult
 from asyncrl.types import Task, Trajectory
 
 LENGTH = 4
+TURNS = [1.0, None, 0.25]
+"""The rewards of the agent's turns."""
 
 
 def every_fourth(pieces: Sequence[str]) -> list[int]:
@@ -30,6 +35,17 @@ def numbers(member: int, count: int) -> list[float]:
         found[0] = 1.0
         found[-1] += 0.5
     return found
+
+
+async def three_turns(task: Task, base_url: str, api_key: str) -> AgentResult:
+    """Takes three turns, and rewards the first and the last one."""
+    messages = list(task.messages)
+    async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {api_key}"}) as session:
+        for _ in TURNS:
+            async with session.post(f"{base_url}/chat/completions", json={"messages": messages}) as response:
+                response.raise_for_status()
+                messages += [(await response.json())["choices"][0]["message"], {"role": "user", "content": "+1"}]
+    return AgentResult(turns=TURNS)
 
 
 def fails(name: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from asyncrl.config.option import options
 from asyncrl.config.schema import AlgorithmConfig, FilterConfig, ScoringConfig, ShapingConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
+from asyncrl.config.secrets import shown
 
 OF_MODELS = (
     "prm_apply_sigmoid",
@@ -116,11 +117,13 @@ def _step_function(scoring: ScoringConfig) -> Iterator[str]:
     if scoring.prm.is_configured:
         model = "scoring.prm.family" if scoring.prm.path is None else "scoring.prm.path"
         yield f"scoring.steps {model}: both give step scores; keep one of them"
-    for key in OF_MODELS:
-        if getattr(scoring.shaping, key) != getattr(ShapingConfig(), key):
+    defaults = ShapingConfig()
+    for name in OF_MODELS:
+        key, default = f"scoring.shaping.{name}", getattr(defaults, name)
+        if getattr(scoring.shaping, name) != default:
             yield (
-                f"scoring.steps scoring.shaping.{key}: it changes the scores of a process reward model, and the "
-                f"numbers of scoring.steps are used as they are; set {key} back to its default"
+                f"scoring.steps {key}: {name} changes only the scores of a process reward model, and the numbers of "
+                f"scoring.steps are used as they are; set {shown(key, default)}"
             )
 
 

@@ -92,6 +92,28 @@ async def test_the_policy_reads_what_a_method_raises_and_the_episode_goes_on() -
     assert (counts["environment_errors"], counts["environment_failures"]) == (1, 0)
 
 
+async def test_an_environment_may_reward_each_call_and_a_turn_has_the_sum_of_its_calls() -> None:
+    said = [
+        call("add", '{"number": 2}') + call("read") + call("add", '{"number": 3, "times": 2}'),
+        call("read"),
+        call("add", '{"number": -1}') + call("add", '{"number": "x"}') + call("fly"),
+        call("add", '{"number": 0}'),
+        "Done.",
+    ]
+    trajectory, text = await play(opened("Steps"), *said)
+    assert [turn.score for turn in trajectory.turns if turn.role == "assistant"] == [8.0, None, None, 0.0, None]
+    assert trajectory.turn_scores == [8.0, 0.0]
+    assert trajectory.rewards == {"Steps": 8.0}
+    assert '"name": "get_call_reward"' not in text
+
+
+async def test_a_reward_of_a_call_that_is_no_finite_number_fails_the_episode() -> None:
+    environments = opened("Steps")
+    with pytest.raises(ToolError, match="get_call_reward of environment Steps failed: TypeError: it returned 'much'"):
+        await play(environments, call("add", '{"number": 100}'), "Done.")
+    assert environments.counts.failures == 1
+
+
 async def test_what_would_end_the_program_or_a_generator_is_an_error_that_the_policy_reads() -> None:
     _, text = await play(opened("Ending"), call("leave") + call("stop"), "Done.")
     assert results(text) == ["Error: it raised SystemExit: 3", "Error: coroutine raised StopIteration"]
