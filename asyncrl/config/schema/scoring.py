@@ -28,11 +28,11 @@ class ShapingConfig:
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(
-        0.0, "weight in the reward of the sum of the tools' rewards and a simulated user's scores"
+        0.0, "weight in the reward of the sum of the tools' rewards and the rewards of turns"
     )
     turn_scores: str = option(
         "sum",
-        "how a simulated user's scores of turns become one number",
+        "how the rewards of turns, of a simulated user, an environment or an agent, become one number",
         choices=("sum", "last", "mean", "max"),
     )
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")

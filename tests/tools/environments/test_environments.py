@@ -51,8 +51,8 @@ def results(text: str) -> list[str]:
 
 
 def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Guess" in block)
-    (tmp_path / "my_environments.py").write_text(code)
+    codes = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def guess" in block]
+    (tmp_path / "my_environments.py").write_text("\n".join(codes))
     monkeypatch.syspath_prepend(tmp_path)
     classes = environment_classes(ActorConfig(environment="my_environments.Guess"))
     script = [*(call("guess", f'{{"number": {n}}}') for n in (50, 200, 42)), "It is 42."]
@@ -61,6 +61,10 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     assert trajectory.rewards == {"Guess": 1.0}
     assert results(text) == ["lower", "Error: the number lies between 1 and 100", "found"]
     assert "Find it.\nThe number lies between 1 and 100.<|im_end|>" in text
+    classes = environment_classes(ActorConfig(environment="my_environments.Close"))
+    trajectory, _ = asyncio.run(play(Environments(classes, ToolLimits()), *script, **task))
+    assert trajectory.turn_scores == pytest.approx([0.92, -0.58, 1.0])
+    assert trajectory.rewards == {}
 
 
 async def test_every_episode_has_its_own_object_whose_synchronous_methods_run_in_one_thread() -> None:
