@@ -95,12 +95,16 @@ class StepFunction:
         if len(values) != count:
             raise ScoringError(f"{self._what} returned {len(values)} numbers for {count} steps")
         for number, value in enumerate(values, 1):
-            # A comparison with nan is false, so nan is refused, too.
-            if not (isinstance(value, Real) and abs(value) <= LARGEST_FLOAT32):
+            if not (isinstance(value, Real) and _is_finite(value)):
                 raise ScoringError(
                     f"{self._what} returned {value!r:.100} for step {number} of {count}; it must be a finite float32"
                 )
         return [float(value) for value in values]
+
+
+def _is_finite(value: Any) -> bool:
+    # A comparison with nan is false, so nan is refused, too.
+    return bool(abs(value) <= LARGEST_FLOAT32)
 
 
 def _parameters(function: Any, setting: str) -> list[str]:

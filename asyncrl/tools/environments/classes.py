@@ -1,7 +1,7 @@
 """Loads the classes of `actor.environment` and `actor.environments`, and describes the tools that they offer.
 
 The contract is the same as for TRL's `environment_factory`: `reset` begins an episode, `get_reward` may score it, and
-every other public method is a tool, which its type hints and its Google docstring describe. Only the optional method
+every other public method is a tool, described by its type hints and its Google docstring. Only the optional method
 `get_call_reward`, which may reward each call, is not part of TRL's contract.
 """
 
