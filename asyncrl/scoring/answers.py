@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from asyncrl.scoring.transcript import Decoder, decode, special_tokens
+from asyncrl.scoring.transcript import Decoder, decode, special_tokens, without_template
 from asyncrl.types import Finish, Role, Trajectory
 
 TAGS = (
@@ -64,6 +64,18 @@ def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     """All text after the prompt, tool results included, without special tokens."""
     _, start = prompt_and_response(trajectory)
     return decode(trajectory.tokens[start:].tolist(), tokenizer, skip_special=True)
+
+
+def turn_texts(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
+    """The text of each turn after the prompt of the last branch, without special tokens. Tool results are also without
+    the chat template's role headers."""
+    _, start = prompt_and_response(trajectory)
+    spans = [(turn.role, trajectory.tokens[turn.start : turn.end].tolist()) for turn in trajectory.turns]
+    return [
+        decode(tokens, tokenizer, skip_special=True) if role is Role.ASSISTANT else without_template(tokens, tokenizer)
+        for turn, (role, tokens) in zip(trajectory.turns, spans, strict=True)
+        if turn.start >= start
+    ]
 
 
 def after_thoughts(text: str, begins_open: bool = False) -> str:

@@ -26,7 +26,7 @@ from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring import shaping
-from asyncrl.scoring.answers import answer_texts, response_text
+from asyncrl.scoring.answers import answer_texts, response_text, turn_texts
 from asyncrl.scoring.managers import GroupJudge, ManagerScore, manager_name
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel
 from asyncrl.scoring.rules import votes
@@ -126,8 +126,8 @@ class Scorer:
     def _submit(self, lease: Lease) -> Future[RuleScores]:
         trajectory, tokenizer = lease.trajectory, self._tokenizer
         answer, full_answer = answer_texts(trajectory, tokenizer, self._config.strip_thoughts)
-        response = response_text(trajectory, tokenizer)
-        given = RuleInput(lease.task, trajectory, answer, response, full_answer=full_answer)
+        response, turns = response_text(trajectory, tokenizer), turn_texts(trajectory, tokenizer)
+        given = RuleInput(lease.task, trajectory, answer, response, full_answer=full_answer, turns=turns)
         return _served(self._rules, "rules").submit(given)
 
     def _score_with(
