@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
+from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.transcript import Decoder, decode, special_tokens, without_template
-from asyncrl.types import Finish, Role, Trajectory
+from asyncrl.types import Finish, Role, Task, Trajectory
 
 TAGS = (
     ("<think>", "</think>"),
@@ -66,7 +67,14 @@ def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     return decode(trajectory.tokens[start:].tolist(), tokenizer, skip_special=True)
 
 
-def turn_texts(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
+def rule_input(task: Task, trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: bool = True) -> RuleInput:
+    """The input of rules for an episode."""
+    answer, full_answer = answer_texts(trajectory, tokenizer, strip_thoughts)
+    response, turns = response_text(trajectory, tokenizer), _turn_texts(trajectory, tokenizer)
+    return RuleInput(task, trajectory, answer, response, full_answer=full_answer, turn_texts=turns)
+
+
+def _turn_texts(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
     """The text of each turn after the prompt of the last branch, without special tokens. Tool results are also without
     the chat template's role headers."""
     _, start = prompt_and_response(trajectory)

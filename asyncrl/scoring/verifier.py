@@ -30,7 +30,7 @@ _BACKSTOP = 8
 """The process limits its own memory to this multiple of the limit, in case the parent has ended or reacts too late."""
 
 
-_TEXTS = ("answer", "full_answer", "response", "turns")
+_TEXTS = ("answer", "full_answer", "response", "turn_texts")
 """The fields of a RuleInput that messages carry as they are."""
 
 

@@ -48,7 +48,7 @@ from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.sandbox.sandboxes import open_sandbox
-from asyncrl.scoring.answers import answer_texts, response_text, turn_texts
+from asyncrl.scoring.answers import rule_input
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
@@ -121,10 +121,8 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
         if trajectory is None:
             return False
-        answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
-        response, turns = response_text(trajectory, tokenizer), turn_texts(trajectory, tokenizer)
-        given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox, turns=turns)
-        return _score(rules, given, transcript)
+        given = rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts)
+        return _score(rules, replace(given, sandbox=sandbox), transcript)
 
 
 def _tools(actor: ActorConfig, task: Task) -> list[str]:

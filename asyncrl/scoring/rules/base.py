@@ -52,7 +52,7 @@ class RuleInput:
 
     - `answer`: the answer without its thoughts; `full_answer`: the answer with them
     - `response`: all text after the prompt, tool results included
-    - `turns`: the text of each turn after the prompt of the last branch
+    - `turn_texts`: the text of each turn after the prompt of the last branch
     - `deadline`: the time (of `time.monotonic`) by which the rules must return
     - `sandbox`: the sandbox in which rules run the policy's programs
     """
@@ -64,7 +64,7 @@ class RuleInput:
     deadline: float = math.inf
     full_answer: str = ""
     sandbox: Sandbox = THIS_MACHINE
-    turns: Sequence[str] = ()
+    turn_texts: Sequence[str] = ()
     progress: Progress = Progress()
 
     def copy(self) -> RuleInput:

@@ -136,7 +136,7 @@ def _messages(given: RuleInput, start: int) -> list[dict[str, Any]]:
     turns = [turn for turn in given.trajectory.turns if turn.start >= start]
     return [
         {"role": "assistant" if turn.role is Role.ASSISTANT else "tool", "content": text, **_calls(turn.tool_calls)}
-        for turn, text in zip(turns, given.turns, strict=True)
+        for turn, text in zip(turns, given.turn_texts, strict=True)
     ]
 
 

@@ -9,11 +9,11 @@ import pytest
 
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.scoring.answers import turn_texts
+from asyncrl.scoring import answers
 from asyncrl.scoring.rules.base import Progress, RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.types import TEXT_PROMPT
-from tests.scoring.fakes import CharTokenizer, rule_input
+from tests.scoring.fakes import CharTokenizer, answered
 
 HERE = f"{__name__}."
 seen: list[dict[str, Any]] = []
@@ -90,9 +90,8 @@ instance = Callable()
 
 def given(text: str, extra: dict[str, Any] | None = None, **changes: Any) -> RuleInput:
     """An episode of a call, its result and `text`, with the fields `extra` of the row."""
-    found = rule_input(text, **changes)
-    task = replace(found.task, extra_info=extra or {})
-    return replace(found, task=task, turns=turn_texts(found.trajectory, CharTokenizer()))
+    task, trajectory = answered(text, **changes)
+    return answers.rule_input(replace(task, extra_info=extra or {}), trajectory, CharTokenizer())
 
 
 def judge(rules: Any, text: str = "72", extra: dict[str, Any] | None = None) -> RuleScores:
