@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from asyncrl.compat.rows import Row, Setting, at_home, made, none, same, used
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
-from asyncrl.compat.verl.configuration.rows import Row, Setting, at_home, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 MODEL = "actor_rollout_ref.model"
