@@ -25,7 +25,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.masking import masked
 
 
-class Source(Protocol):
+class OtherConfig(Protocol):
     """A configuration of another trainer: the value of each key, its own default included."""
 
     def __getitem__(self, key: str) -> Any: ...
@@ -77,7 +77,7 @@ class Table:
     trainer: str
     version: str
 
-    def settings(self, source: Source) -> Iterator[Setting | str]:
+    def settings(self, source: OtherConfig) -> Iterator[Setting | str]:
         """The settings of all rows, and remarks on values that could not be copied."""
         for row in self.rows:
             try:
@@ -87,7 +87,7 @@ class Table:
                 yield f"{shown}: this value or a related one is wrong, and is left out: {error}"
 
     def translated(
-        self, source: Source, given: Sequence[str], settings: Mapping[str, Any], differs: Sequence[str]
+        self, source: OtherConfig, given: Sequence[str], settings: Mapping[str, Any], differs: Sequence[str]
     ) -> Translated:
         """The result for the `given` keys, with the settings in the order of our own keys."""
         without, off = self._without(source, given)
@@ -101,12 +101,12 @@ class Table:
         ordered = dict(sorted(settings.items(), key=lambda each: order.get(each[0], len(order))))
         return Translated(self.trainer, ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off))
 
-    def with_value(self, key: str, source: Source) -> str:
+    def with_value(self, key: str, source: OtherConfig) -> str:
         """The key and its value, as `key=value`."""
         # None of the trainer's own keys is a secret, although some end with `_key` or `_token`.
         return f"{key}={as_yaml(masked(source[key], '' if self.row_of(key) else key.rpartition('.')[2]))}"
 
-    def _without(self, source: Source, given: Sequence[str]) -> tuple[list[str], list[str]]:
+    def _without(self, source: OtherConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
         """The lines about `given` keys without a counterpart, and the keys whose value turns a feature off."""
         lines, off = [], []
         rows = ((key, row) for key in given if (row := self.row_of(key)) is not None and _has_none(row))
@@ -119,7 +119,7 @@ class Table:
                 lines.append(f"{', '.join(self._shown(row, said, source))}: {row.sentence.replace('`', '')}")
         return lines, off
 
-    def _shown(self, row: Row, keys: Sequence[str], source: Source) -> Iterator[str]:
+    def _shown(self, row: Row, keys: Sequence[str], source: OtherConfig) -> Iterator[str]:
         """The keys that the row names, each with its value. Keys of a section that the row has as `.*` are counted."""
         whole: Counter[str] = Counter()
         for key in keys:

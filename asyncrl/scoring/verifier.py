@@ -17,7 +17,7 @@ from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.sandbox.sandboxes import Sandbox, open_sandbox
 from asyncrl.scoring.judges import Answer, JudgePool, Limits, failed, serve
-from asyncrl.scoring.rules.base import Progress, RuleInput, RuleScores
+from asyncrl.scoring.rules.base import RunStep, RuleInput, RuleScores
 from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
@@ -126,7 +126,7 @@ def _score(
     (message,) = messages
     texts = {name: message.body[name] for name in _TEXTS}
     task, trajectory = wire.read_task(message.body["row"]), wire.read_trajectory(message)
-    progress = Progress(max(0, trajectory.newest_version) * steps.per_version, steps.last)
+    progress = RunStep(max(0, trajectory.newest_version) * steps.per_version, steps.last)
     given = RuleInput(task, trajectory, deadline=deadline, sandbox=sandbox, progress=progress, **texts)
     try:
         found = rules.score(given)

@@ -39,7 +39,7 @@ class Rule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class RunStep:
     """The learner step whose policy played an episode, and the last learner step of the run. 0: unknown."""
 
     step: int = 0
@@ -65,7 +65,7 @@ class RuleInput:
     full_answer: str = ""
     sandbox: Sandbox = THIS_MACHINE
     turn_texts: Sequence[str] = ()
-    progress: Progress = Progress()
+    progress: RunStep = RunStep()
 
     def copy(self) -> RuleInput:
         """An equal input for one rule, which may change it. Arrays are shared, since arrays from the wire are

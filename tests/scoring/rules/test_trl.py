@@ -10,7 +10,7 @@ import pytest
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring import answers
-from asyncrl.scoring.rules.base import Progress, RuleInput, RuleScores
+from asyncrl.scoring.rules.base import RunStep, RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.types import TEXT_PROMPT
 from tests.scoring.fakes import CharTokenizer, answered
@@ -100,7 +100,7 @@ def judge(rules: Any, text: str = "72", extra: dict[str, Any] | None = None) -> 
 
 def test_completions_are_messages_with_calls_and_results_and_columns_are_lists() -> None:
     seen.clear()
-    episode = replace(given("72", {"level": 3, "answer": "72"}), progress=Progress(4, 10))
+    episode = replace(given("72", {"level": 3, "answer": "72"}), progress=RunStep(4, 10))
     load_rules(ScoringConfig(rule=HERE + "looked_at")).score(episode)
     (call,) = seen
     calls = [{"type": "function", "function": {"name": "calculator", "arguments": {}}}]
