@@ -10,7 +10,7 @@ import pytest
 from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.scoring import answers
-from asyncrl.scoring.rules.base import RunStep, RuleInput, RuleScores
+from asyncrl.scoring.rules.base import RuleInput, RuleScores, RunStep
 from asyncrl.scoring.rules.registry import load_rules
 from asyncrl.types import TEXT_PROMPT
 from tests.scoring.fakes import CharTokenizer, answered

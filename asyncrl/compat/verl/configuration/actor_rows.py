@@ -127,10 +127,7 @@ def _warmup(source: VerlConfig) -> Iterator[Setting | str]:
     elif share and total:
         yield "learner.warmup_steps", round(share * total)
     elif share:
-        yield (
-            f"{OPTIM}.lr_warmup_steps_ratio={share}: the number of steps is not known before the data is read; "
-            "set learner.warmup_steps"
-        )
+        yield "learner.warmup_steps", share
 
 
 def _schedule(source: VerlConfig) -> Iterator[Setting | str]:
@@ -267,8 +264,8 @@ ROWS = (
         f"{OPTIM}.lr_warmup_steps_ratio",
         "`learner.warmup_steps`",
         0.0,
-        "The ratio times `total_training_steps`. If that key is not given, the report asks you to set "
-        "`learner.warmup_steps`.",
+        "The ratio times `total_training_steps`. If that key is not given, the ratio itself, which is a share of all "
+        "steps.",
     ),
     used(
         f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "Used if `trainer.total_training_steps` is null."

@@ -19,7 +19,7 @@ from asyncrl.compat.report import experiment_text, refused, write
 from asyncrl.compat.verl.configuration.script import named_config
 from asyncrl.compat.verl.configuration.source import read_verl
 from asyncrl.compat.verl.configuration.translation import translate
-from asyncrl.compat.verl.configuration.yaml_files import read_small
+from asyncrl.compat.yaml_files import read_small
 from asyncrl.config.commands import command_name
 
 
