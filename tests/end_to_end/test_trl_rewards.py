@@ -38,7 +38,6 @@ def test_the_reward_is_the_weighted_sum_without_functions_that_do_not_apply(
         "cluster.learner_ranks=1",
         f"learner.steps={STEPS}",
         f"data.train={rows}",
-        "data.columns={prompt: prompt, ground_truth: answer, level: level}",
         f"scoring.rule=[{entries}]",
     )
     run.finish()

@@ -46,9 +46,7 @@ def _width(source: TrlConfig) -> Iterator[Setting | str]:
 
 def _urls(source: TrlConfig) -> Iterator[Setting | str]:
     if source["use_vllm"] and source["vllm_server_base_url"]:
-        yield (
-            f"vllm_server_base_url={source['vllm_server_base_url']}: `trl vllm-serve` does not serve asyncrl"
-        )
+        yield (f"vllm_server_base_url={source['vllm_server_base_url']}: `trl vllm-serve` does not serve asyncrl")
 
 
 def _grammar(source: TrlConfig) -> Iterator[Setting | str]:

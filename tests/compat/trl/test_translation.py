@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from asyncrl.compat.trl.command import main, translate, translated
 from asyncrl.compat.trl.page import page
@@ -17,8 +18,11 @@ from asyncrl.compat.trl.table import BY_KEY, ROWS
 from asyncrl.config.compose import read
 from asyncrl.config.keys import SECTIONS, option_of
 from asyncrl.config.other_words import KEYS, WITHOUT
-from asyncrl.config.schema import TrainConfig
+from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.errors import ConfigError
+from asyncrl.scoring.answers import rule_input
+from asyncrl.scoring.rules.registry import load_rules
+from tests.scoring.fakes import CharTokenizer, answered
 
 HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "trl.md"
@@ -233,3 +237,20 @@ def test_the_page_has_the_table_as_it_is() -> None:
     text = PAGE.read_text()
     assert "`num_generations`" in text
     assert page(text) == text, "run `make docs`"
+
+
+def test_the_rewards_on_the_page_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PAGE.read_text()
+    (source,) = re.findall(r'```python\n("""trl_rewards\.py""".*?)```', text, re.DOTALL)
+    (block,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "trl_rewards.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    rules = load_rules(ScoringConfig(rule=yaml.safe_load(block)["scoring"]["rule"]))
+    task, trajectory = answered("1. add\n2. so 72")
+    hard = replace(task, extra_info={"answer": "72", "level": "hard"})
+    found = rules.score(rule_input(hard, trajectory, CharTokenizer()))
+    # 1.0 * 1 for the answer, and 0.5 * 2 / 3 for two steps.
+    assert found.total == pytest.approx(1 + 0.5 * 2 / 3)
+    assert found.scores["shows_steps/steps"] == 2.0
+    easy = replace(task, extra_info={"answer": "72", "level": "easy"})
+    assert rules.score(rule_input(easy, trajectory, CharTokenizer())).total == 1.0
