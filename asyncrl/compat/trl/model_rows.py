@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.trl.source import TrlConfig
-from asyncrl.compat.trl.values import Named, Rows, rows_of, split_of
+from asyncrl.compat.trl.values import Named, ScriptRows, rows_of, split_of
 
 DTYPES = {
     **dict.fromkeys(("bf16", "bfloat16", "torch.bfloat16"), "bfloat16"),
@@ -108,12 +108,12 @@ def _rows(source: TrlConfig, key: str, ours: str, split: str) -> Iterator[Settin
     if isinstance(rows, str):
         yield ours, [rows]
         return
-    if not isinstance(rows, Rows) and source["dataset_name"]:
+    if not isinstance(rows, ScriptRows) and source["dataset_name"]:
         rows = rows_of(source["dataset_name"], source["dataset_config"], split)
-    elif not isinstance(rows, Rows) and source["datasets"]:
+    elif not isinstance(rows, ScriptRows) and source["datasets"]:
         yield from _mixture(source, ours)
         return
-    if not isinstance(rows, Rows):
+    if not isinstance(rows, ScriptRows):
         yield f"{key}: its rows are not known; set {ours} to files or to hub:OWNER/NAME?split={split}"
     elif not rows.source or rows.changes:
         made_by = f"changes rows by .{'(), .'.join(rows.changes)}()" if rows.changes else "makes the rows itself"

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from asyncrl.compat.trl.values import Call, Named, Script, UnknownValueError
+from asyncrl.compat.trl.values import MadeOf, Named, Script, UnknownValueError
 from asyncrl.compat.yaml_files import read_small, read_yaml
 from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.errors import ConfigError
@@ -135,7 +135,7 @@ def _arguments(call: ast.Call, positions: Sequence[str]) -> Iterator[tuple[str, 
 def _adapters(given: dict[str, Any]) -> dict[str, Any]:
     """The words of TRL's command line for the LoraConfig in `peft_config`, which is removed."""
     adapters = given.get("peft_config")
-    if not isinstance(adapters, Call):
+    if not isinstance(adapters, MadeOf):
         return {}
     del given["peft_config"]
     found = {LORA.get(name, f"peft_config.{name}"): value for name, value in adapters.keywords.items()}

@@ -40,7 +40,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Rows:
+class ScriptRows:
     """A data set as `data.train` names it; empty if the script makes it. `changes` are the methods that change rows."""
 
     source: str
@@ -49,7 +49,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Call:
+class MadeOf:
     """The call of a class, such as `LoraConfig`, with its keywords."""
 
     name: str
@@ -193,7 +193,7 @@ class Script:
         return value
 
     def _item(self, owner: Any, index: Any) -> Any:
-        if isinstance(owner, Rows) and isinstance(index, str):
+        if isinstance(owner, ScriptRows) and isinstance(index, str):
             return split_of(owner, index)
         if isinstance(owner, Mapping) and index in owner:
             return owner[index]
@@ -205,14 +205,14 @@ class Script:
             return self._rows(name, node)
         if isinstance(node.func, ast.Attribute) and name not in ("from_pretrained", "join", "get"):
             owner = self.value(node.func.value)
-            if isinstance(owner, Rows):
+            if isinstance(owner, ScriptRows):
                 return owner if name in _TRIVIAL else replace(owner, changes=(*owner.changes, name))
         if name == "from_pretrained" and node.args:
             return self.value(node.args[0])
         if name == "dict" and not node.args:
             return self.keywords(node)
         if name[:1].isupper():
-            return Call(name, self.keywords(node))
+            return MadeOf(name, self.keywords(node))
         raise UnknownValueError(ast.unparse(node)[:80])
 
     def keywords(self, node: ast.Call) -> dict[str, Any]:
@@ -223,36 +223,36 @@ class Script:
             found |= {each.arg: value} if each.arg is not None else dict(value)
         return found
 
-    def _rows(self, name: str, node: ast.Call) -> Rows:
+    def _rows(self, name: str, node: ast.Call) -> ScriptRows:
         if name not in _OF_ROWS[:2]:
-            return Rows("")
+            return ScriptRows("")
         words = [self.value(each) for each in node.args]
         keywords = self.keywords(node)
         if name == "load_from_disk":
-            return Rows(str(words[0] if words else keywords.get("dataset_path", "")))
+            return ScriptRows(str(words[0] if words else keywords.get("dataset_path", "")))
         path = words[0] if words else keywords.get("path")
         config = words[1] if len(words) > 1 else keywords.get("name")
         return rows_of(path, config, keywords.get("split"), keywords.get("data_files"))
 
 
-def rows_of(path: Any, config: Any = None, split: Any = None, files: Any = None) -> Rows:
+def rows_of(path: Any, config: Any = None, split: Any = None, files: Any = None) -> ScriptRows:
     """The rows that `datasets.load_dataset` reads with these arguments."""
     if path in ("json", "parquet", "arrow"):
         if isinstance(files, dict):
             files = files.get(split)
-        return Rows(str(files)) if isinstance(files, str) else Rows("")
+        return ScriptRows(str(files)) if isinstance(files, str) else ScriptRows("")
     if not isinstance(path, str) or files is not None:
-        return Rows("")
+        return ScriptRows("")
     options = {"config": config, "split": split}
     query = "&".join(f"{name}={value}" for name, value in options.items() if value is not None)
-    return Rows(f"hub:{path}{'?' if query else ''}{query}", splits=split is None)
+    return ScriptRows(f"hub:{path}{'?' if query else ''}{query}", splits=split is None)
 
 
-def split_of(rows: Rows, split: str) -> Rows:
+def split_of(rows: ScriptRows, split: str) -> ScriptRows:
     """One split of a data set that was loaded with all its splits."""
     if not rows.splits:
         return rows
-    return Rows(f"{rows.source}{'&' if '?' in rows.source else '?'}split={split}", changes=rows.changes)
+    return ScriptRows(f"{rows.source}{'&' if '?' in rows.source else '?'}split={split}", changes=rows.changes)
 
 
 def last_name(node: ast.expr) -> str:
