@@ -47,7 +47,10 @@ KINDS = {
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
     "trl": BATCH,
 }
-"""The parameters of a function of each kind. A function of TRL has some of them, and columns of the data."""
+"""The parameters of a function by its kind: a rule of asyncrl (own), or a reward function for verl or TRL.
+
+A function for TRL has some of these parameters, and columns of the data.
+"""
 
 _MANAGER = ("tokenizer", "num_examine")
 _OFFERED = ("deadline", "full_answer", "confined", "sandbox")
