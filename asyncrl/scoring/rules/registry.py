@@ -19,10 +19,10 @@ from asyncrl.plain import copied
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
 from asyncrl.scoring.rules.confined import Confinement
-from asyncrl.scoring.rules.trl import BATCH, fits, trl_function
+from asyncrl.scoring.rules.trl import BATCH, TrlFunction, fits
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
 from asyncrl.scoring.rules.votes import READERS, read_plainly, vote
-from asyncrl.types import Reason
+from asyncrl.types import Reason, Task
 
 BUILT_IN = (
     "code",
@@ -77,6 +77,12 @@ class RuleSet:
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]
+
+    def check(self, task: Task) -> None:
+        """Raises ScoringError: a reward function of TRL takes a column that the task lacks."""
+        for rule in self.by_source.get(task.data_source, self.default):
+            if isinstance(rule.function, TrlFunction):
+                rule.function.check(task)
 
     def score(self, given: RuleInput) -> RuleScores:
         """The scores of the task's rules.
@@ -213,7 +219,7 @@ def _adapt(
         case ["verl"]:
             return verl_function(lambda **given: found(**given, **as_config(params)))
         case ["trl"]:
-            return trl_function(setting.partition("=")[2], found, params)
+            return TrlFunction(setting.partition("=")[2], found, params)
     own, verl, trl = map(", ".join, KINDS.values())
     with_params = f" and params {', '.join(params)}" if params else ""
     raise ConfigError(

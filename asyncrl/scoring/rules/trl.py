@@ -17,12 +17,13 @@ from typing import Any
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.plain import copied
 from asyncrl.scoring.answers import prompt_and_response
-from asyncrl.scoring.rules.base import REASON, SKIPPED, RuleFunction, RuleInput, completed, plain
+from asyncrl.scoring.rules.base import REASON, SKIPPED, RuleInput, completed, plain
 from asyncrl.text import reason_of
 from asyncrl.types import TEXT_PROMPT, Role, Task, ToolCall
 
 BATCH = ("prompts", "completions", "completion_ids")
 """A function with one of these parameters is a reward function of TRL."""
+_SERVICES = ("trainer_state", "log_extra", "log_metric")
 _ELSEWHERE = "environments"
 
 
@@ -57,44 +58,57 @@ def fits(signature: inspect.Signature) -> bool:
     return any(each.name in BATCH or each.kind is each.VAR_KEYWORD for each in parameters)
 
 
-def trl_function(name: str, reward: Callable[..., Any], params: Mapping[str, Any]) -> RuleFunction:
+class TrlFunction:
     """The rule that calls `reward`, whose dotted path is `name`, with `params` as further keywords.
 
-    The rule raises ScoringError, which names the function and the task: the function raised, needs a column that the
-    task lacks, or returned no list with one reward. Raises ConfigError: the function needs TRL's `environments`.
+    Raises ConfigError: the function needs TRL's `environments`.
     """
-    parameters = inspect.signature(reward).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    required = [
-        each.name
-        for each in parameters.values()
-        if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
-    ]
-    if _ELSEWHERE in required:
-        raise ConfigError(
-            f"{name} takes `{_ELSEWHERE}`, which live in actors, not in scorers; let the environment give the reward "
-            "(docs/environments.md)"
-        )
 
-    def score(given: RuleInput) -> Any:
-        log, task = _Log(), given.task
-        offered = {**_columns(task), **_batch(given), **_services(given, log), **copied(dict(params))}
-        if missing := [each for each in required if each not in offered]:
+    def __init__(self, name: str, reward: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        self._name, self._reward, self._params = name, reward, params
+        parameters = inspect.signature(reward).parameters
+        self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        self._names = set(parameters)
+        self._required = [
+            each.name
+            for each in parameters.values()
+            if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        ]
+        if _ELSEWHERE in self._required:
+            raise ConfigError(
+                f"{name} takes `{_ELSEWHERE}`, which live in actors, not in scorers; let the environment give the "
+                "reward (docs/environments.md)"
+            )
+
+    def check(self, task: Task) -> None:
+        """Raises ScoringError: the function takes a column that the task lacks."""
+        columns = _columns(task)
+        if missing := [each for each in self._required if each not in (*BATCH, *_SERVICES, *columns, *self._params)]:
             raise ScoringError(
-                f"{name} takes {', '.join(missing)}, which task {task.id} lacks; its columns are "
-                f"{', '.join(sorted(_columns(task)))}: name the missing column in data.columns, as "
+                f"{self._name} takes {', '.join(missing)}, which task {task.id} lacks; its columns are "
+                f"{', '.join(sorted(columns))}: name the missing column in data.columns, as "
                 f"{{{missing[0]}: {missing[0]}}}"
             )
-        try:
-            result = completed(
-                reward(**{each: value for each, value in offered.items() if takes_all or each in parameters})
-            )
-        except Exception as error:
-            raise ScoringError(f"{name} raised {reason_of(error)}, at task {task.id}") from error
-        one = _only(result, f"{name}, at task {task.id},")
-        return {**log.numbers, "score": SKIPPED if one is None else one, REASON: "\n".join(log.texts)}
 
-    return score
+    def __call__(self, given: RuleInput) -> Any:
+        """The reward of one episode.
+
+        Raises ScoringError, which names the function and the task: see `check`; the function raised, or returned no
+        list with one reward.
+        """
+        log, task = _Log(), given.task
+        self.check(task)
+        offered = {**_columns(task), **_batch(given), **_services(given, log), **copied(dict(self._params))}
+        try:
+            known = {each: value for each, value in offered.items() if self._takes_all or each in self._names}
+            result = completed(self._reward(**known))
+        except Exception as error:
+            form = "a text, as in the file" if _is_text(task) else "a list of messages"
+            raise ScoringError(
+                f"{self._name} raised {reason_of(error)}, at task {task.id}; its completion is {form}"
+            ) from error
+        one = _only(result, f"{self._name}, at task {task.id},")
+        return {**log.numbers, "score": SKIPPED if one is None else one, REASON: "\n".join(log.texts)}
 
 
 def _only(result: Any, name: str) -> Any:
@@ -124,12 +138,17 @@ def _columns(task: Task) -> dict[str, list[Any]]:
 def _batch(given: RuleInput) -> dict[str, list[Any]]:
     task, trajectory = given.task, given.trajectory
     _, start = prompt_and_response(trajectory)
-    is_text = task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
+    is_text = _is_text(task)
     return {
         "prompts": [task.messages[0]["content"] if is_text else [dict(each) for each in task.messages]],
         "completions": [given.response if is_text else _messages(given, start)],
         "completion_ids": [trajectory.tokens[start:].tolist()],
     }
+
+
+def _is_text(task: Task) -> bool:
+    """True if the file has the prompt as text, and no system message makes it a conversation."""
+    return task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
 
 
 def _messages(given: RuleInput, start: int) -> list[dict[str, Any]]:
@@ -147,4 +166,4 @@ def _calls(calls: Sequence[ToolCall]) -> dict[str, Any]:
 
 def _services(given: RuleInput, log: _Log) -> dict[str, Any]:
     state = TrainerState(given.progress.step, given.progress.steps)
-    return {"trainer_state": state, "log_extra": log.extra, "log_metric": log.metric}
+    return dict(zip(_SERVICES, (state, log.extra, log.metric), strict=True))

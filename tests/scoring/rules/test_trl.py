@@ -175,7 +175,7 @@ def test_a_function_whose_parameters_do_not_tell_needs_its_kind() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("raises", "raises raised KeyError: 'text', at task task-0"),
+        ("raises", "raises raised KeyError: 'text', at task task-0; its completion is a list of messages"),
         ("one_number", "one_number, at task task-0, returned 1.0; it must return a list"),
         ("too_many", "too_many, at task task-0, returned 2 rewards for 1 completion"),
         ("correct", "correct takes answer, which task task-0 lacks; its columns are .*ground_truth.*{answer: answer}"),
@@ -190,3 +190,10 @@ def test_a_failure_names_the_function_and_the_task(name: str, reason: str) -> No
 def test_a_function_that_needs_environments_is_refused_at_the_start() -> None:
     with pytest.raises(ConfigError, match=r"takes `environments`.*let the environment give the reward"):
         judge(HERE + "of_environments")
+
+
+def test_a_missing_column_is_found_before_any_episode() -> None:
+    rules = load_rules(ScoringConfig(rule=["exact_match", HERE + "correct"]))
+    with pytest.raises(ScoringError, match="correct takes answer, which task task-0 lacks"):
+        rules.check(given("72").task)
+    rules.check(given("72", {"answer": "72"}).task)
