@@ -54,7 +54,7 @@ A function for TRL has some of these parameters, and columns of the data.
 
 _MANAGER = ("tokenizer", "num_examine")
 _OFFERED = ("deadline", "full_answer", "confined", "sandbox")
-"""Further parameters, which the pool passes to a rule that takes them by name; see Rule."""
+"""Further parameters. The pool passes each of them to a rule that has a parameter of this name; see Rule."""
 
 LoadTokenizer = Callable[[], Any]
 
