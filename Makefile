@@ -120,6 +120,7 @@ docs: install
 	$(BIN)/python -m asyncrl.config.docs docs/configuration.md
 	$(BIN)/python -m asyncrl.algorithms.docs docs/algorithms.md
 	$(BIN)/python -m asyncrl.compat.verl.configuration.page docs/verl.md
+	$(BIN)/python -m asyncrl.compat.trl.page docs/trl.md
 	$(BIN)/python -m asyncrl.observe.registry.page docs/metrics.md
 
 clean:

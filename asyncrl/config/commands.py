@@ -98,6 +98,9 @@ COMMANDS: Mapping[str, Command] = {
     "from-verl": Command(
         "asyncrl.compat.verl.configuration.command", "translate a configuration of verl into keys of asyncrl"
     ),
+    "from-trl": Command(
+        "asyncrl.compat.trl.command", "translate a script or a configuration of TRL's GRPO into keys of asyncrl"
+    ),
     "completion": Command(
         "asyncrl.config.completion", "print the completion script of a shell", False, ("bash", "zsh")
     ),

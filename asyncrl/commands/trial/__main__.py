@@ -49,7 +49,7 @@ from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.sandbox.sandboxes import open_sandbox
-from asyncrl.scoring.answers import answer_texts, response_text, texts_of_steps
+from asyncrl.scoring.answers import rule_input, texts_of_steps
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.scoring.step_rewards import StepFunction, StepInput
@@ -124,15 +124,15 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
         if trajectory is None:
             return False
-        answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
-        response = response_text(trajectory, tokenizer)
-        given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox)
+        given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
         if not _score(rules, given, transcript):
             return False
         if step_function is None:
             return True
         texts = texts_of_steps(trajectory, tokenizer)
-        return _reward_steps(step_function, StepInput(task, trajectory, texts, answer, full_answer), transcript)
+        return _reward_steps(
+            step_function, StepInput(task, trajectory, texts, given.answer, given.full_answer), transcript
+        )
 
 
 def _tools(actor: ActorConfig, task: Task) -> list[str]:

@@ -361,22 +361,29 @@ def _try_out(task: Task) -> Ticket:
 def _check_truths(
     scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxConfig, files: Sequence[TaskFile]
 ) -> None:
-    """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
+    """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source, or a reward
+    function of TRL takes a column that this row lacks."""
     from asyncrl.config.schema.scoring import needs
     from asyncrl.sandbox.sandboxes import open_sandbox
     from asyncrl.scoring.rules.base import RuleInput
     from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
     from asyncrl.scoring.verifier import Verifier
 
-    load_rules(scoring, sandbox=open_sandbox(sandbox))
+    rules = load_rules(scoring, sandbox=open_sandbox(sandbox))
     lines = []
     patient = replace(scoring, timeout_s=max(scoring.timeout_s, RULE_S))
     with closing(Verifier(patient, model, sandbox)) as verifier:
         for file in files:
             for row, task in file.by_source().items():
                 names = rule_names(scoring, task.data_source)
+                if "rules" not in needs(scoring, task.data_source):
+                    continue
+                try:
+                    rules.check(task)
+                except ScoringError as error:
+                    lines.append(f"{file.place(row)}: {error}")
                 # A user's own rule may need a real episode.
-                if "rules" not in needs(scoring, task.data_source) or not set(names.split(",")) <= set(BUILT_IN):
+                if not set(names.split(",")) <= set(BUILT_IN):
                     continue
                 try:
                     verifier.score(RuleInput(task, _EPISODE, answer="", response=""))

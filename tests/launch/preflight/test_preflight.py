@@ -217,6 +217,15 @@ def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Pat
     preflight(config)
 
 
+def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.correct"]
+    [reason] = refusals(config)
+    assert "tasks.parquet: row 0: tests.scoring.rules.test_trl.correct takes answer, which task" in reason
+    config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.length"]
+    preflight(config)
+
+
 def test_an_option_may_not_ask_for_more_than_the_machine_has():
     config = TrainConfig(model=ModelConfig(attention="flex_attention"))
     config.engine = EngineConfig("sglang", launch=True, python="no-such", server=ServerConfig(count=2, tp_size=2))
