@@ -9,29 +9,37 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.markup import escape
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from asyncrl.runs.progress import RunProgress, number, progress_rows
+from asyncrl.runs.pace import Pace
+from asyncrl.runs.progress import RunProgress, number, pace_of, progress_rows
 from asyncrl.runs.run import Run
+from asyncrl.runs.situation import RolesReader
 from asyncrl.runs.standstill import Standstill
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
+from asyncrl.runs.working import working
+from asyncrl.text import duration, shortened
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less with replay.retention"
 REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
 """The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
+BAR_CHARS = 40
+LONGEST_VALUE = 160
+"""The most characters of a value in a line. Reasons of failures may be as long as a page."""
 FLOW = ("accepted", "labelled", "trained")
 """The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner are
 progress, too."""
 
 
 class TerminalTable:
-    """Shows a live table on a terminal, and elsewhere one line every few seconds. `clock` gives seconds, and `waits`
-    gives the reason why the run waits."""
+    """Shows a live table with a bar on a terminal, and elsewhere one line every few seconds. `clock` gives seconds, and
+    `waits` gives the reason why the run waits. `console` is standard error by default."""
 
     def __init__(
         self,
@@ -41,18 +49,21 @@ class TerminalTable:
         restarts: Callable[[], dict[str, int]],
         clock: Callable[[], float] = time.monotonic,
         waits: Callable[[], str] = str,
+        console: Console | None = None,
     ) -> None:
         self._progress = RunProgress(run, from_now=True)
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
         self._replays = [run.tail(name) for name in replays]
+        self._run, self._shards, self._roles = run, shards, RolesReader(run)
         self._folder = str(run.folder)
         self._warned: set[str] = set()
         self._steps = steps
         self._restarts = restarts
-        self._console = Console(stderr=True)
+        self._console = console or Console(stderr=True)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._clock = clock
         self._started = clock()
+        self._pace = Pace(0, steps, None)
         self._failures: deque[tuple[float, int]] = deque()
         self._next = 0.0
         self._standstill = Standstill(waits, clock)
@@ -78,15 +89,15 @@ class TerminalTable:
         rows = self.rows()
         self._warn()
         if self._console.is_terminal:
-            self._live.update(_table(rows), refresh=True)
+            self._live.update(Group(_bar(self._pace), _table(rows)), refresh=True)
         else:
-            line = "  ".join(f"{name} {escape(value)}" for name, value in rows)
+            line = "  ".join(f"{name} {escape(shortened(value, LONGEST_VALUE))}" for name, value in rows)
             self._console.print(line, soft_wrap=True, highlight=False)
 
     def _warn(self) -> None:
         """Print each warning when it begins to hold, above the table or between the lines."""
         recent = self._progress.learner.recent
-        warnings = learning_warnings(recent, self._folder) if len(recent) == WINDOW else {}
+        warnings = learning_warnings(recent, self._folder) if len(recent) >= WINDOW else {}
         if failing := self._failure_warning():
             warnings["failing"] = failing
         for kind in warnings.keys() - self._warned:
@@ -106,9 +117,13 @@ class TerminalTable:
         """The names and formatted values that are shown."""
         by_role = self._restarts()
         restarts = sum(by_role.values())
+        values = self._progress.values(by_role)
+        self._pace = pace_of(values, self._steps)
+        works = working(self._roles.read(self._run.processes(), self._shards), self._pace.done)
         rows = [
-            ("elapsed", f"{self._clock() - self._started:.0f}s"),
-            *progress_rows(self._progress.values(by_role), self._steps),
+            ("elapsed", duration(self._clock() - self._started)),
+            *progress_rows(values, self._steps),
+            *([("now", works)] if works else []),
         ]
         actors, measured = self._progress.actors(by_role), self._progress.evaluation.values
         if recomputed := sum(actor.get("recomputed_tokens", 0.0) for actor in actors):
@@ -151,6 +166,15 @@ class TerminalTable:
             ("newest failure", str(values["newest_failure"])) for values in replays if values.get("newest_failure")
         ]
         return [("failed/s", number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
+
+
+def _bar(pace: Pace) -> Table:
+    """A bar of the steps, with the share that is done and the time left."""
+    share, left_s = pace.share or 0.0, pace.left_s
+    left = "" if left_s is None else f"{duration(left_s)} left"
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row("", ProgressBar(total=1.0, completed=share, width=BAR_CHARS), f"{share:.0%}", f"[dim]{left}")
+    return bar
 
 
 def _table(rows: list[tuple[str, str]]) -> Table:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from asyncrl.config.locations import ALIVE_FOLDER, PROCESSES_FILE
 from asyncrl.config.schema import TrainConfig
+from asyncrl.machine.doing import Doing
 from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
 from asyncrl.runs.lines import read_lines
 from asyncrl.runs.run import Run
@@ -134,3 +140,56 @@ def test_a_run_that_trains_on_a_biased_sample_warns_once(tmp_path: Path, capsys:
             ):
                 assert part in text
     assert warned == [20]
+
+
+class OnTerminal:
+    """A table on a fake terminal of 100 columns, whose text is collected."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._now = StringIO(), 0.0
+        console = Console(file=self._file, force_terminal=True, width=100, no_color=True)
+        self.table = TerminalTable(Run(folder), 100, 1, dict, lambda: self._now, console=console)
+
+    def shown(self) -> str:
+        self._now += LINE_S
+        self._file.truncate(0)
+        with self.table:
+            self.table.update()
+        return self._file.getvalue()
+
+
+def test_a_terminal_has_a_bar_of_the_steps_and_the_time_left(tmp_path: Path) -> None:
+    shown = OnTerminal(tmp_path)
+    assert "0%" in shown.shown()
+    learner = JsonLines(metrics_file(tmp_path, "learner"))
+    for step in range(25):
+        learner.log(step, {"reward/mean": 0.5, "seconds/step": 2.0})
+    text = shown.shown()
+    assert "━" in text
+    assert "25%" in text
+    assert "2 min left" in text, "75 steps of 2 s"
+
+
+def test_lines_have_the_time_left_and_the_work_of_the_run(tmp_path: Path) -> None:
+    table = TerminalTable(Run(tmp_path), 100, 1, dict)
+    JsonLines(metrics_file(tmp_path, "learner")).log(9, {"reward/mean": 0.5, "seconds/step": 0.5})
+    write_doing(tmp_path, learner="checkpoint")
+    rows = dict(table.rows())
+    assert (rows["left"], rows["now"]) == ("45 s", "learner writes a checkpoint after step 10")
+
+
+def test_a_line_never_has_the_whole_text_of_a_long_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    JsonLines(metrics_file(tmp_path, "replay")).log(0, {"failing": "the tool said\n" + 5000 * "x"})
+    TerminalTable(Run(tmp_path), 100, 1, dict).update()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) < 400
+    assert "failing the tool said xxx" in line
+
+
+def write_doing(folder: Path, **phases: str) -> None:
+    """The files with which supervised roles say what they do."""
+    (folder / ALIVE_FOLDER).mkdir()
+    (folder / PROCESSES_FILE).write_text(json.dumps({name: {"host": "a", "pid": 1, "restarts": 0} for name in phases}))
+    for name, phase in phases.items():
+        (folder / ALIVE_FOLDER / name).touch()
+        Doing(phase, time.time()).write(folder / ALIVE_FOLDER / name)
