@@ -21,11 +21,13 @@ from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
+from asyncrl.runs.elapsed import elapsed_s
 from asyncrl.runs.lines import decoded, finite, measured, parsed
+from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.shares import totals, waited_for
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
-from asyncrl.text import json_text
+from asyncrl.text import duration, json_text
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,8 @@ class RunSummary:
     - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any. `failures`
       counts failed attempts at episodes and at their scoring. `reasons` counts the failures that are kept as dead
       letters, the most frequent reason first.
+    - `errors` are the errors in the logs of roles, each with its role and its count.
+    - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
       the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
     - `files` are the existing folders, by their content; `next` has the commands to use next.
@@ -83,6 +87,8 @@ class RunSummary:
     failures: dict[str, int]
     reasons: dict[str, int]
     warnings: list[str]
+    errors: list[str]
+    elapsed_s: float
     speed: dict[str, float]
     files: dict[str, str]
     next: list[str]
@@ -180,10 +186,18 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         failures=failures,
         reasons=reasons,
         warnings=warnings,
+        errors=_errors(run),
+        elapsed_s=round(elapsed_s(run), 1),
         speed=_speed(run, steps) if steps.trained else {},
         files=_files(run, result == "done"),
         next=_next(run, result == "done", bool(reasons), resume),
     )
+
+
+def _errors(run: Run) -> list[str]:
+    found = RoleErrors(run.folder)
+    found.read()
+    return [str(error) for error in found.all]
 
 
 def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
@@ -266,14 +280,16 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if any(summary.failures.values()):
         rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
         rows += [("", f"{count} x {reason}") for reason, count in summary.reasons.items()]
+    rows.append(("elapsed", duration(summary.elapsed_s)))
     if speed := summary.speed:
         rows.append(
             (
                 "speed",
-                f"{speed['seconds']:.0f} s, {speed['tokens_per_s']:.0f} tokens/s, largest lag {speed['max_lag']:.0f}, "
+                f"{speed['tokens_per_s']:.0f} sampled tokens/s, largest lag {speed['max_lag']:.0f}, "
                 f"learner idle {speed['learner_idle']:.0%}, rollout idle {speed['rollout_idle']:.0%}",
             )
         )
+    rows += [("error", text) for text in summary.errors]
     rows += [("warning", text) for text in summary.warnings]
     rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
     return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]

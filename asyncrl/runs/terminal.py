@@ -9,29 +9,23 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group
-from rich.live import Live
-from rich.markup import escape
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console
 
+from asyncrl.runs.elapsed import earlier_s
+from asyncrl.runs.live_rows import REFRESH_S, LiveRows
 from asyncrl.runs.pace import Pace
 from asyncrl.runs.progress import RunProgress, number, pace_of, progress_rows
+from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.situation import RolesReader
 from asyncrl.runs.standstill import Standstill
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
 from asyncrl.runs.working import working
-from asyncrl.text import duration, shortened
+from asyncrl.text import duration
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less with replay.retention"
-REFRESH_S = 0.5
-LINE_S = 10.0
 RATE_S = 15.0
 """The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
-BAR_CHARS = 40
-LONGEST_VALUE = 160
-"""The most characters of a value in a line. Reasons of failures may be as long as a page."""
 FLOW = ("accepted", "labelled", "trained")
 """The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner are
 progress, too."""
@@ -59,49 +53,41 @@ class TerminalTable:
         self._warned: set[str] = set()
         self._steps = steps
         self._restarts = restarts
-        self._console = console or Console(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._errors = RoleErrors(run.folder, from_now=True)
+        self._view = LiveRows(console, clock)
         self._clock = clock
-        self._started = clock()
+        self._began = clock() - earlier_s(run)
         self._pace = Pace(0, steps, None)
         self._failures: deque[tuple[float, int]] = deque()
-        self._next = 0.0
         self._standstill = Standstill(waits, clock)
 
     def __enter__(self) -> TerminalTable:
-        if self._console.is_terminal:
-            self._live.start()
+        self._view.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        self._view.__exit__(kind, error, trace)
         self._standstill.close()
 
     def update(self) -> None:
         """Show the newest values, if it is time."""
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
-        rows = self.rows()
-        self._warn()
-        if self._console.is_terminal:
-            self._live.update(Group(_bar(self._pace), _table(rows)), refresh=True)
-        else:
-            line = "  ".join(f"{name} {escape(shortened(value, LONGEST_VALUE))}" for name, value in rows)
-            self._console.print(line, soft_wrap=True, highlight=False)
+        if self._view.is_due():
+            rows = self.rows()
+            self._warn()
+            self._view.show(self._pace, rows)
 
     def _warn(self) -> None:
-        """Print each warning when it begins to hold, above the table or between the lines."""
+        """Print each warning when it begins to hold, and each error of a role when it comes for the first time."""
+        for found in self._errors.read():
+            self._view.warn(f"error of {found}; see {self._folder}/logs/{found.role}.log")
         recent = self._progress.learner.recent
         warnings = learning_warnings(recent, self._folder) if len(recent) >= WINDOW else {}
         if failing := self._failure_warning():
             warnings["failing"] = failing
         for kind in warnings.keys() - self._warned:
-            self._console.print(f"warning: {warnings[kind]}", style="yellow", soft_wrap=True, markup=False)
+            self._view.warn(f"warning: {warnings[kind]}")
         # The share of failures may cross its bound many times, so this warning is printed once.
         self._warned = set(warnings) | (self._warned & {"failing"})
 
@@ -121,7 +107,7 @@ class TerminalTable:
         self._pace = pace_of(values, self._steps)
         works = working(self._roles.read(self._run.processes(), self._shards), self._pace.done)
         rows = [
-            ("elapsed", duration(self._clock() - self._started)),
+            ("elapsed", duration(self._clock() - self._began)),
             *progress_rows(values, self._steps),
             *([("now", works)] if works else []),
         ]
@@ -134,6 +120,8 @@ class TerminalTable:
             rows.append(("stop of a push", f"{1000 * mean_s:.0f} ms, at most {1000 * longest_s:.0f}"))
         if failed := measured.get("eval/failed"):
             rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured['eval/count'])}"))
+        if errors := self._errors.by_role():
+            rows.append(("errors", ", ".join(f"{count} of {name}" for name, count in errors.items())))
         if restarts:
             rows.append(("restarts", str(restarts)))
         replays = [tail.read() for tail in self._replays]
@@ -166,19 +154,3 @@ class TerminalTable:
             ("newest failure", str(values["newest_failure"])) for values in replays if values.get("newest_failure")
         ]
         return [("failed/s", number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
-
-
-def _bar(pace: Pace) -> Table:
-    """A bar of the steps, with the share that is done and the time left."""
-    share, left_s = pace.share or 0.0, pace.left_s
-    left = "" if left_s is None else f"{duration(left_s)} left"
-    bar = Table.grid(padding=(0, 1))
-    bar.add_row("", ProgressBar(total=1.0, completed=share, width=BAR_CHARS), f"{share:.0%}", f"[dim]{left}")
-    return bar
-
-
-def _table(rows: list[tuple[str, str]]) -> Table:
-    table = Table(show_header=False, box=None)
-    for name, value in rows:
-        table.add_row(f"[dim]{name}", escape(value))
-    return table

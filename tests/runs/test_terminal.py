@@ -15,8 +15,9 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.machine.doing import Doing
 from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
 from asyncrl.runs.lines import read_lines
+from asyncrl.runs.live_rows import LINE_S
 from asyncrl.runs.run import Run
-from asyncrl.runs.terminal import LINE_S, TerminalTable
+from asyncrl.runs.terminal import TerminalTable
 
 
 def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
@@ -184,6 +185,25 @@ def test_a_line_never_has_the_whole_text_of_a_long_reason(tmp_path: Path, capsys
     (line,) = capsys.readouterr().err.splitlines()
     assert len(line) < 400
     assert "failing the tool said xxx" in line
+
+
+def test_an_error_of_a_role_is_printed_once_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now, log = [0.0], tmp_path / "logs" / "learner.log"
+    log.parent.mkdir()
+    log.write_text("2026-11-28 20:57:58,928 ERROR asyncrl.learner: an earlier start\n")
+    table = TerminalTable(Run(tmp_path), 100, 1, dict, lambda: now[0])
+    shown = []
+    for step in (10, 20, None):
+        if step is not None:
+            text = f"the disk is full: the checkpoint of step {step} waits for room"
+            log.write_text(f"{log.read_text()}2026-11-28 20:57:58,928 ERROR asyncrl.machine.files: {text}\n")
+        now[0] += LINE_S
+        table.update()
+        shown.append(capsys.readouterr().err)
+    assert f"error of learner: the disk is full: the checkpoint of step 10 waits for room; see {log}\n" in shown[0]
+    assert "errors 2 of learner" in shown[1]
+    assert ["error of learner" in each for each in shown] == [True, False, False]
+    assert "earlier start" not in "".join(shown)
 
 
 def write_doing(folder: Path, **phases: str) -> None:
