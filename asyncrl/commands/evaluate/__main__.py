@@ -48,7 +48,8 @@ from asyncrl.config.schema.cluster import ROLES
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.addresses import RunAddresses
-from asyncrl.launch.local import claim, role_commands
+from asyncrl.launch.claim import claim
+from asyncrl.launch.local import role_commands
 from asyncrl.launch.ownership import exclusively
 from asyncrl.launch.placement.placement import place, settle
 from asyncrl.launch.preflight.preflight import preflight
