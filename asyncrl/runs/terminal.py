@@ -74,14 +74,18 @@ class TerminalTable:
     def update(self) -> None:
         """Show the newest values, if it is time."""
         if self._view.is_due():
+            self._tell_errors()
             rows = self.rows()
             self._warn()
             self._view.show(self._pace, rows)
 
-    def _warn(self) -> None:
-        """Print each warning when it begins to hold, and each error of a role when it comes for the first time."""
+    def _tell_errors(self) -> None:
+        """Print each error of a role when it comes for the first time."""
         for found in self._errors.read():
             self._view.warn(f"error of {found}; see {self._folder}/logs/{found.role}.log")
+
+    def _warn(self) -> None:
+        """Print each warning when it begins to hold."""
         recent = self._progress.learner.recent
         warnings = learning_warnings(recent, self._folder) if len(recent) >= WINDOW else {}
         if failing := self._failure_warning():
