@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import shlex
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
@@ -139,10 +141,18 @@ class _Steps:
 
     def change(self, name: str, averaged: int) -> Change | None:
         """The means of a value over the first and over the last steps."""
-        if not self.trained:
-            return None
         first, last = ([getattr(row, name) for row in rows] for rows in (self.first, self.last))
-        return Change(fmean(first[:averaged]), fmean(last[-averaged:]))
+        return mean_change(first, last, averaged)
+
+
+def averaged_steps(steps: int) -> int:
+    """The number of steps over which the first and the last value of a run of `steps` steps are averaged."""
+    return max(1, min(MOST_STEPS, steps // 4))
+
+
+def mean_change(first: Sequence[float], last: Sequence[float], averaged: int) -> Change | None:
+    """The means of the first and of the last `averaged` values; `None` without any."""
+    return Change(fmean(first[:averaged]), fmean(last[-averaged:])) if first else None
 
 
 def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
@@ -150,7 +160,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     run_dir, steps = run.folder, _Steps()
     for line in run.lines("learner"):
         steps.add(line)
-    averaged = max(1, min(MOST_STEPS, steps.trained // 4))
+    averaged = averaged_steps(steps.trained)
     newest_steps = filter(None, map(parsed, steps.newest_lines))
     warnings = list(learning_warnings(list(measured(newest_steps)), str(run_dir)).values())
     if not steps.trained:
@@ -189,7 +199,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         errors=_errors(run),
         elapsed_s=round(elapsed_s(run), 1),
         speed=_speed(run, steps) if steps.trained else {},
-        files=_files(run, result == "done"),
+        files=files_of(run, result == "done"),
         next=_next(run, result == "done", bool(reasons), resume),
     )
 
@@ -237,18 +247,24 @@ def _speed(run: Run, steps: _Steps) -> dict[str, float]:
     }
 
 
-def _files(run: Run, done: bool) -> dict[str, str]:
+def files_of(run: Run, done: bool) -> dict[str, str]:
+    """The existing folders of a run, by their content."""
     # An unfinished run has exports only from an earlier end with fewer learner.steps, and they are out of date.
     names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 
 
 def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
-    folder = shlex.quote(str(run.folder))
+    folder = quoted(run.folder)
     look = [f"list {folder} --sort reward", *([f"dead-letters {folder}"] if failures else [])]
     use = [f"asyncrl evaluate {folder} --data FILE", f"asyncrl export {folder}"]
     looks = [f"asyncrl report {folder}", *(f"asyncrl inspect {command}" for command in look)]
     return [*([] if done else [resume]), *looks, *(use if done else [])]
+
+
+def quoted(path: Path) -> str:
+    """A path as a word of a shell's command line."""
+    return shlex.quote(str(path))
 
 
 def resume_command(run: Run) -> str:
@@ -256,9 +272,9 @@ def resume_command(run: Run) -> str:
     return shlex.join(["asyncrl", "resume", str(run.folder)])
 
 
-def as_text(summary: RunSummary) -> str:
-    """The summary for people, one fact per line."""
-    return "".join(f"  {name:<19}{text}\n" for name, text in summary_rows(summary))
+def as_text(rows: Iterable[tuple[str, str]]) -> str:
+    """Facts with their names for people, one per line."""
+    return "".join(f"  {name:<19}{text}\n" for name, text in rows)
 
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
@@ -298,8 +314,13 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
 def write_summary(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> str:
     """Write the summary into the run's folder, and return it as text."""
     summary = summarise(run, planned_steps, result, reason, resume)
+    record_summary(run, asdict(summary))
+    return as_text(summary_rows(summary))
+
+
+def record_summary(run: Run, values: Mapping[str, Any]) -> None:
+    """Write the values of a summary into the run's folder. If that fails, this only logs a warning."""
     try:
-        write_whole(run.folder / SUMMARY_FILE, f"{json_text(asdict(summary))}\n")
+        write_whole(run.folder / SUMMARY_FILE, f"{json_text(values)}\n")
     except OSError as error:
         log.warning("%s was not written: %s", run.folder / SUMMARY_FILE, error)
-    return as_text(summary)

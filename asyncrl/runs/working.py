@@ -16,7 +16,7 @@ _PHASES = {
     "fetch": "fetches step {step}",
     "publish": "publishes weights after step {step}",
     "checkpoint": "writes a checkpoint after step {step}",
-    "evaluate": "waits for the evaluation of held-out tasks",
+    "evaluate": "evaluates the held-out data",
     "export": "writes the trained model",
     "watch": "waits for its ranks",
     "end": "ends",

@@ -37,7 +37,7 @@ def test_long_work_is_shown_with_the_time_that_is_left() -> None:
         ("proximal", "learner trains step 7"),
         ("publish", "learner publishes weights after step 7"),
         ("checkpoint", "learner writes a checkpoint after step 7"),
-        ("evaluate", "learner waits for the evaluation of held-out tasks"),
+        ("evaluate", "learner evaluates the held-out data"),
         ("export", "learner writes the trained model"),
     ],
 )
