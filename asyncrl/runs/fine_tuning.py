@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from asyncrl.config.commands import runnable
 from asyncrl.config.locations import CONFIG_FILE, steps_in_newest_checkpoint
 from asyncrl.runs.elapsed import earlier_s, elapsed_s
 from asyncrl.runs.lines import Row
@@ -158,10 +159,11 @@ def _step(row: Mapping[str, Any]) -> int:
 
 
 def _next(run: Run, done: bool) -> list[str]:
-    look = f"asyncrl dashboard {quoted(run.folder)}"
+    asyncrl = runnable()
+    look = f"{asyncrl} dashboard {quoted(run.folder)}"
     if done:
-        return [f"asyncrl train model.path={quoted(run.folder / 'model')} run.name=NAME data.train=FILE", look]
-    return [f"asyncrl sft experiment={quoted(run.folder / CONFIG_FILE)}", look]
+        return [f"{asyncrl} train model.path={quoted(run.folder / 'model')} run.name=NAME data.train=FILE", look]
+    return [f"{asyncrl} sft experiment={quoted(run.folder / CONFIG_FILE)}", look]
 
 
 def fine_tuning_rows(summary: FineTuningSummary) -> Sequence[tuple[str, str]]:

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from asyncrl.config.commands import runnable
 from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
@@ -257,8 +258,9 @@ def files_of(run: Run, done: bool) -> dict[str, str]:
 def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
     folder = quoted(run.folder)
     look = [f"list {folder} --sort reward", *([f"dead-letters {folder}"] if failures else [])]
-    use = [f"asyncrl evaluate {folder} --data FILE", f"asyncrl export {folder}"]
-    looks = [f"asyncrl report {folder}", *(f"asyncrl inspect {command}" for command in look)]
+    asyncrl = runnable()
+    use = [f"{asyncrl} evaluate {folder}", f"{asyncrl} export {folder}"]
+    looks = [f"{asyncrl} report {folder}", *(f"{asyncrl} inspect {command}" for command in look)]
     return [*([] if done else [resume]), *looks, *(use if done else [])]
 
 
@@ -269,7 +271,7 @@ def quoted(path: Path) -> str:
 
 def resume_command(run: Run) -> str:
     """The command that continues a run."""
-    return shlex.join(["asyncrl", "resume", str(run.folder)])
+    return f"{runnable()} resume {quoted(run.folder)}"
 
 
 def as_text(rows: Iterable[tuple[str, str]]) -> str:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from asyncrl.config import locations
 from asyncrl.config.changes import values_of
+from asyncrl.config.commands import runnable
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import (
@@ -31,7 +32,7 @@ from asyncrl.config.schema import (
     TrainConfig,
 )
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.launch.claim import changes_of, claim
+from asyncrl.launch.claim import changes_of, claim, is_finished
 from asyncrl.launch.local import LEARNER
 from asyncrl.launch.ownership import exclusively, stop_of_start
 from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_tokenizer
@@ -72,12 +73,14 @@ def run(config: TrainConfig) -> None:
             prepare_demonstrations(config, config.data.eval, asked)
         if learner.steps is None:
             learner.steps, learner.epochs = _steps_of_epochs(learner, len(shown)), None
+        if is_finished(learner, values_of(config), run_dir):
+            return
         _settle(config.cluster)
         resumed = claim(config, run_dir)
         write_whole(run_dir / FINE_TUNING_FILE, "the run of a fine-tuning\n")
         record_environment(run_dir)
         log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
-        log.info("to watch it in a browser: asyncrl dashboard %s", shlex.quote(str(run_dir)))
+        log.info("to watch it in a browser: %s dashboard %s", runnable(), shlex.quote(str(run_dir)))
         _supervise(run_dir, config.cluster, learner.total_steps, stop)
 
 
