@@ -42,13 +42,13 @@ def check_begun_files(
     run_dir: Path, data: DataConfig, demonstrations: list[str] | None, tasks: Callable[[], RunTasks]
 ) -> None:
     """Refuse the run's files of tasks if they differ from those that the run began with. Missing files are left to
-    other checks. Raises ConfigError: they differ."""
+    other checks. Raises ConfigError: the files differ."""
     if not missing_data(data, demonstrations) and names_tasks(run_dir):
         check_same_files(run_dir, task_files(tasks()), begun=True)
 
 
 def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """A line for each key whose value in `after` differs from the run in the folder; empty if there is no run.
+    """A line for each key whose value in `after` differs from its value in the folder's run; empty if there is no run.
 
     Raises ConfigError: the run cannot resume with these values.
     """

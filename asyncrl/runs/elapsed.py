@@ -1,32 +1,45 @@
 """Computes for how long a run has run: all of its starts together, without the pauses between them.
 
-`environment.json` has the time of each start. A start lasts until the last row that any role wrote before the next one.
+`environment.json` has the time of each start. An earlier start lasted until the last row that any role wrote before the
+next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from itertools import islice, pairwise
 from math import inf
+from pathlib import Path
 
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.runs.environment import read_environments
 from asyncrl.runs.lines import finite
 from asyncrl.runs.run import Run
 
 
-def elapsed_s(run: Run, now: float | None = None) -> float:
-    """The seconds for which a run has run. `now` is the present time, in seconds since 1970, while the run is running;
-    `None`: it has ended. 0 if nothing shows that it ever started."""
+def elapsed_s(run: Run, clock: Callable[[], float] = time.time) -> float:
+    """The seconds for which a run has run; 0 if nothing shows that it ever started. The number in the summary of its
+    last end stays. `clock` gives seconds since 1970."""
     begins = _starts(run) or _first_rows(run)
     if not begins:
         return 0.0
-    until = _last_row(run, begins[-1], inf) if now is None else now
-    return _of_ended(run, begins) + max(0.0, until - begins[-1])
+    if run.is_running():
+        return _of_ended(run, begins) + max(0.0, clock() - begins[-1])
+    written = finite(run.summary().get("elapsed_s"))
+    if written is not None and _is_after(run.folder / SUMMARY_FILE, begins[-1]):
+        return written
+    return _of_ended(run, begins) + _last_row(run, begins[-1], inf) - begins[-1]
 
 
 def earlier_s(run: Run) -> float:
     """The seconds for which a run ran before its newest start."""
     return _of_ended(run, _starts(run))
+
+
+def _is_after(file: Path, begin: float) -> bool:
+    """True if the file was written after the newest start, so it covers all starts."""
+    return file.stat().st_mtime >= begin
 
 
 def _starts(run: Run) -> list[float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from asyncrl.config.commands import runnable
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.runs.fine_tuning import FineTuningTable, write_fine_tuning_summary
 from asyncrl.runs.live_rows import LINE_S
@@ -49,7 +50,7 @@ def test_it_ends_with_a_summary(tmp_path: Path) -> None:
         "epochs             2",
         "speed              40 trained tokens/s",
         f"model              {tmp_path / 'model'}",
-        f"next               asyncrl train model.path={tmp_path / 'model'} run.name=NAME data.train=FILE",
+        f"next               {runnable()} train model.path={tmp_path / 'model'} run.name=NAME data.train=FILE",
     ):
         assert f"  {line}\n" in text
     assert Run(tmp_path).end() == "done"
