@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -65,6 +66,24 @@ def test_open_ports_are_chosen() -> None:
     config.network.replay_port = config.network.weights_port = 0
     RunAddresses.of(config).choose_ports()
     assert 0 not in (config.network.replay_port, config.network.weights_port)
+
+
+def test_default_ports_that_another_program_has_are_left_open(tmp_path: Path) -> None:
+    config = make_config()
+    config.network.replay_port, config.network.weights_port = 0, 0
+    RunAddresses.of(config).leave_taken_ports()
+    assert config.network.replay_port == 0, "they were open"
+    usual = make_config().network
+    with socket.socket() as taken:
+        with suppress(OSError):  # Another process may have the port already, which is as good.
+            taken.bind(("127.0.0.1", usual.weights_port))
+        config = make_config()
+        RunAddresses.of(config).leave_taken_ports()
+        assert (config.network.replay_port, config.network.weights_port) == (0, 0)
+        config = make_config()
+        config.network.replay_port = 7000
+        RunAddresses.of(config).leave_taken_ports()
+        assert config.network.replay_port == 7000, "the user has chosen them"
 
 
 def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role(tmp_path: Path) -> None:
