@@ -70,7 +70,7 @@ def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]
         *((f"held-out {name}", number(value)) for name, value in held_out.items() if value is not None),
         ("lag", number(values["lag"])),
         ("learner idle", _share(values["learner_idle"])),
-        ("rollout tok/s", number(values["rollout_tokens_per_s"])),
+        ("sampled tokens/s now", number(values["rollout_tokens_per_s"])),
         ("rollout idle", _share(values["rollout_idle"])),
     ]
 
