@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 
-from asyncrl.runs.pace import Pace
+from asyncrl.runs.pace import StepPace
 from asyncrl.text import duration, shortened
 
 REFRESH_S = 0.5
@@ -52,7 +52,7 @@ class LiveRows:
         self._next = self._clock() + (REFRESH_S if self._console.is_terminal else LINE_S)
         return True
 
-    def show(self, pace: Pace, rows: Rows) -> None:
+    def show(self, pace: StepPace, rows: Rows) -> None:
         """Show the newest values, in the place of the last ones on a terminal."""
         if self._console.is_terminal:
             self._live.update(Group(_bar(pace), _table(rows)), refresh=True)
@@ -65,7 +65,7 @@ class LiveRows:
         self._console.print(text, style="yellow", soft_wrap=True, markup=False, highlight=False)
 
 
-def _bar(pace: Pace) -> Table:
+def _bar(pace: StepPace) -> Table:
     """A bar of the steps, with the share that is done and the time left."""
     share, left_s = pace.share or 0.0, pace.left_s
     left = "" if left_s is None else f"{duration(left_s)} left"

@@ -12,7 +12,7 @@ PACE_STEPS = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class StepPace:
     """The progress of a run: `done` of `planned` steps, at `step_s` seconds each. `None`: unknown."""
 
     done: int
@@ -32,9 +32,9 @@ class Pace:
         return max(0, self.planned - self.done) * self.step_s
 
 
-def pace(newest: Iterable[Mapping[str, Any]], planned: int | None) -> Pace:
+def pace(newest: Iterable[Mapping[str, Any]], planned: int | None) -> StepPace:
     """The pace of a run. `newest` are the learner's newest rows, the oldest first, at least `PACE_STEPS` of them if
     there are so many."""
     rows = list(newest)[-PACE_STEPS:]
     seconds = [float(row["seconds/step"]) for row in rows if "seconds/step" in row]
-    return Pace(rows[-1]["step"] + 1 if rows else 0, planned, fmean(seconds) if seconds else None)
+    return StepPace(rows[-1]["step"] + 1 if rows else 0, planned, fmean(seconds) if seconds else None)

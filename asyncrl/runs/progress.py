@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from asyncrl.runs.lines import Tail
-from asyncrl.runs.pace import PACE_STEPS, Pace, pace
+from asyncrl.runs.pace import PACE_STEPS, StepPace, pace
 from asyncrl.runs.run import Run
 from asyncrl.runs.warnings import WINDOW
 from asyncrl.text import duration
@@ -54,9 +54,9 @@ class RunProgress:
         }
 
 
-def pace_of(values: Mapping[str, Any], steps: int) -> Pace:
+def pace_of(values: Mapping[str, Any], steps: int) -> StepPace:
     """The pace of a run, from the values of `RunProgress`. `steps` are the planned steps."""
-    return Pace(values["step"], steps, values["step_seconds"])
+    return StepPace(values["step"], steps, values["step_seconds"])
 
 
 def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from asyncrl.runs.elapsed import earlier_s
 from asyncrl.runs.live_rows import REFRESH_S, LiveRows
-from asyncrl.runs.pace import Pace
+from asyncrl.runs.pace import StepPace
 from asyncrl.runs.progress import RunProgress, number, pace_of, progress_rows
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
@@ -57,7 +57,7 @@ class TerminalTable:
         self._view = LiveRows(console, clock)
         self._clock = clock
         self._began = clock() - earlier_s(run)
-        self._pace = Pace(0, steps, None)
+        self._pace = StepPace(0, steps, None)
         self._failures: deque[tuple[float, int]] = deque()
         self._standstill = Standstill(waits, clock)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from asyncrl.runs.pace import PACE_STEPS, Pace, pace
+from asyncrl.runs.pace import PACE_STEPS, StepPace, pace
 
 
 def test_the_time_left_follows_the_newest_steps() -> None:
@@ -16,7 +16,7 @@ def test_the_time_left_follows_the_newest_steps() -> None:
 
 
 def test_a_run_without_a_step_or_without_a_plan_has_no_time_left() -> None:
-    assert pace([], 10) == Pace(0, 10, None)
+    assert pace([], 10) == StepPace(0, 10, None)
     assert pace([], 10).left_s is None
     assert pace([{"step": 3, "seconds/step": 2.0}], None).left_s is None
     assert pace([{"step": 3}], 10).left_s is None, "an earlier asyncrl may have written no time"
