@@ -62,6 +62,12 @@ def cut(text: str, max_chars: int) -> str:
     return str(encodable(text))
 
 
+def shortened(text: str, max_chars: int) -> str:
+    """The text as one line of at most `max_chars` characters: line breaks become spaces, and the end is cut off."""
+    line = " ".join(text.split())
+    return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+
+
 def reason_of(error: BaseException) -> str:
     """The type and message of an exception, with secrets masked. Never raises, even if `__str__` does."""
     try:

@@ -175,7 +175,8 @@ async def _play(
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
     async with AsyncExitStack() as stack:
         if request.answers is None:
-            engine = _engine(config.engine, config.model, config.run.seed, partial(open_server, config))
+            sized = replace(config.engine, max_length=config.engine.max_length or actor.max_tokens)
+            engine = _engine(sized, config.model, config.run.seed, partial(open_server, config))
         else:
             engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
         stack.push_async_callback(engine.close)

@@ -55,7 +55,7 @@ def check_length(policy: ModelConfig, actor: ActorConfig, engine: EngineConfig) 
 
     model = open_config(policy)
     lengths = {"actor.max_tokens": actor.max_tokens}
-    if engine.kind == "embedded":
+    if engine.kind == "embedded" and engine.max_length is not None:
         lengths["engine.max_length"] = engine.max_length
     positions = getattr(model.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions < max(lengths.values()):
