@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -28,7 +27,7 @@ from rich.console import Console
 
 from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import VERSION, ScriptedEngine, ServerEngine, read_answers
+from asyncrl.commands.trial.engines import ServerEngine, read_answers
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
@@ -42,7 +41,8 @@ from asyncrl.engine.base import Engine
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.from_config import open_server
-from asyncrl.errors import ConfigError, DataError, ScoringError
+from asyncrl.engine.scripted import VERSION, ScriptedEngine
+from asyncrl.errors import ConfigError, DataError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -193,18 +193,10 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything
-        transcript.failure(f"the rule failed: {reason_of(error)}{_place_of(error)}")
+        transcript.failure(f"the rule failed: {reason_of(error)}")
         return False
     transcript.scores(scores, given.answer, given.task.truth_text)
     return True
-
-
-def _place_of(error: Exception) -> str:
-    """The file and line that raised the error; empty for a ScoringError, which is about the data."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, ScoringError) or not frames:
-        return ""
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})"
 
 
 if __name__ == "__main__":
