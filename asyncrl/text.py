@@ -73,8 +73,8 @@ def cut(text: str, max_chars: int) -> str:
 def reason_of(error: BaseException) -> str:
     """The type and message of an exception, and the line of the user's code that raised it, with secrets masked. Never
     raises."""
-    line = own_line(error)
-    return f"{message_of(error)} ({line})" if line else message_of(error)
+    line, (first, newline, rest) = own_line(error), message_of(error).partition("\n")
+    return f"{first} ({line}){newline}{rest}" if line else f"{first}{newline}{rest}"
 
 
 def message_of(error: BaseException) -> str:

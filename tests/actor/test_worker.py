@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import math
+import re
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager

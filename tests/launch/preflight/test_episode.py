@@ -106,7 +106,7 @@ class InThisProcess:
             future.set_result(self._rules.score(given))
         except ScoringError as error:
             future.set_exception(error)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a rule may raise anything
             future.set_exception(ScoringError(f"the rule raised {reason_of(error)}"))
         return future
 
@@ -164,6 +164,7 @@ def test_a_rule_that_fails_for_every_answer_does_not_start(tmp_path: Path):
     assert "it must be a finite number" in refusal(config)
 
 
+@pytest.mark.slow
 def test_a_start_judges_the_episode_in_the_processes_of_the_rules(tmp_path: Path):
     config = config_of(tmp_path, "phi4", ["user"], [])
     config.scoring.rule = own("broken")
