@@ -38,7 +38,7 @@ class Workload:
 
     - `learner_idle`, `actors_idle`, `scorers_idle`: the share of time for which these roles were idle;
     - `waiting_batches`: the batches that wait for scores;
-    - `lag_share`: the mean lag as a share of the age bound.
+    - `lag_share`: the mean lag as a share of `replay.max_lag`.
     """
 
     learner_idle: float
@@ -50,7 +50,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class ScaleChange:
-    """A change of the number of processes of a role by one.
+    """A change of a role's number of processes by one.
 
     - `name`: actors or scorers;
     - `by`: +1 or -1;

@@ -2,7 +2,7 @@
 
 The owner keeps the file `supervised` locked while it runs roles, and writes its process into the file. Another process
 asks the owner to stop by making the file `stop`, which also works over a shared folder. The owner renames `stop` to
-`stopping`, and removes it when all roles have ended.
+`stopping`, and removes `stopping` when all roles have ended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ name, and the ranks of a finished run have ended."""
 TRIES = 10
 """The most attempts to lock a file that its owner has locked, or removes during the attempt."""
 MOST_TRIES = 150
-"""The attempts to lock a file while another process checks if it has an owner, with a shared lock."""
+"""The most attempts to lock a file while another process holds a shared lock to check if the folder has an owner."""
 LOOKING_S = 0.02
 """The pause between two attempts, longer than a check for an owner takes."""
 SILENT_S = 90.0
@@ -52,7 +52,7 @@ def exclusively(run_dir: Path) -> Iterator[None]:
     """Own the run folder. If nothing was started there, the folder is removed at the end, and so are the parent folders
     that were made for it.
 
-    Raises ConfigError: another process owns it, or the folder cannot be written or locked.
+    Raises ConfigError: another process owns the run folder, or the folder cannot be written or locked.
     """
     made = missing_folders(run_dir)
     try:
@@ -177,7 +177,7 @@ class StopRequests:
 def stop(run_dir: Path, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
     """Ask the owner of the folder to stop, and return once it has ended. `show` gets lines about the wait.
 
-    Raises NotRunningError: no process runs it, or its owner ended before it could stop.
+    Raises NotRunningError: no process runs the folder, or its owner ended before it could stop the run.
     """
     owner = owner_of(run_dir)
     if owner is None:

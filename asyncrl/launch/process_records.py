@@ -25,8 +25,13 @@ RENEWED_S = 5.0
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A role's process: its host and its `pid` there. The `pid` is 0 while the process does not run or its id is
-    unknown. `lease_s` is the time that it may run without a supervisor, 0 if it does not run.
+    """A role's process.
+
+    - `host`: the name of its host;
+    - `pid`: its process id there; 0 while the process does not run or its id is unknown;
+    - `restarts`: the number of restarts of the role;
+    - `kernel`, `began`: see `ProcessIdentity`;
+    - `lease_s`: the time for which the process may run without a supervisor; 0 if it does not run.
     """
 
     host: str
@@ -58,7 +63,8 @@ class ProcessRecords:
         self._unwritten = False
 
     def write(self, records: Mapping[str, ProcessRecord]) -> None:
-        """Write the records if they changed, else renew the file now and then. On a full disk, a later call retries."""
+        """Write the records if they changed, else renew the file every `RENEWED_S`. On a full disk, a later call
+        retries."""
         try:
             if records != self._shown:
                 write_whole(self._path, msgspec.json.encode(records).decode())

@@ -105,10 +105,13 @@ class Activity:
 
 
 class Heartbeat:
-    """Renews the file at `path` as long as `activity` advances or waits. The process counts as hung `hang_s` seconds
-    after the file was last renewed. If `still_s` is longer than `hang_s`, the process counts as hung only after the
-    main thread has made no progress for `still_s`. `show` writes the stacks of all threads STACKS_S before the process
-    counts as hung."""
+    """Renews the file at `path` as long as `activity` advances or waits.
+
+    - `hang_s`: the process counts as hung this many seconds after the last renewal of the file
+    - `still_s`: if this is longer than `hang_s`, the process counts as hung only after the main thread has made no
+      progress for this many seconds
+    - `show`: writes the stacks of all threads STACKS_S before the process counts as hung
+    """
 
     def __init__(
         self,
@@ -165,10 +168,10 @@ def _overwrite(path: Path, text: bytes) -> None:
 
 @contextmanager
 def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: float = STOP_S) -> Iterator[None]:
-    """Send heartbeats of `activity` during the block, if the process that started this one wants them. `hang_s` and
+    """Send heartbeats of `activity` during the block, if the process that started this process wants them. `hang_s` and
     `still_s`: see `Heartbeat`.
 
-    If the starter has ended, no process would notice that this one hangs. So this process is killed with its group
+    If the starter has ended, no process would notice that this process hangs. So this process is killed with its group
     after `stop_s`, or after `FINISH_S` if it must finish some work.
     """
     path = os.environ.pop(VARIABLE, None)  # Removed, so that children do not inherit it.
@@ -221,8 +224,8 @@ class Pulse:
         self._seen = self._changed()
 
     def is_lost(self, limit_s: float) -> bool:
-        """True if there was no heartbeat for `limit_s` seconds, or, before the first one, for at least `START_S`. Call
-        this often: of the time between two calls, at most `LONGEST_LOOK_S` counts."""
+        """True if there was no heartbeat for `limit_s` seconds, or, before the first heartbeat, for at least `START_S`.
+        Call this often: of the time between two calls, at most `LONGEST_LOOK_S` counts."""
         now, seen = self._clock(), self._changed()
         self._silent_s += min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now

@@ -135,10 +135,10 @@ def last_lines(log: Path, count: int = 15, start: int = 0) -> str:
 
 def ending_with_parent(command: Sequence[str], number: signal.Signals, cpus: frozenset[int] = frozenset()) -> list[str]:
     """Return a command that becomes `command` in the same process, and runs only on `cpus` if there are any. The kernel
-    sends it the signal `number` when the thread that started it ends. On systems other than Linux, returns `command`
-    itself. Raises FileNotFoundError: the program does not exist.
+    sends the process the signal `number` when the thread that started it ends. On systems other than Linux, returns
+    `command` itself. Raises FileNotFoundError: the program does not exist.
     """
-    # A child of a process with threads may not run Python between fork and exec (preexec_fn): such children hung, or
+    # A child of a process with threads must not run Python between fork and exec (preexec_fn): such children hung, or
     # crashed.
     if shutil.which(command[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])

@@ -27,7 +27,7 @@ from typing import NoReturn
 
 POLL_S = 0.02
 KILLED_S = 30.0
-"""The longest wait for processes that were killed: one that hangs in the kernel may never end."""
+"""The longest wait for processes that were killed: a process that hangs in the kernel may never end."""
 
 VARIABLE = "ASYNCRL_GUARDED"
 """A variable in COMMAND's environment: the marks of its guard, and of the guards of the programs that started it."""

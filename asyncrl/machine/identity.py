@@ -37,7 +37,7 @@ class ProcessIdentity:
 
     @property
     def is_here(self) -> bool:
-        """True if the current process can see this one."""
+        """True if the process is visible to the current process."""
         return self.kernel == this_kernel()
 
     @property

@@ -51,7 +51,7 @@ def free_ports(count: int, ports: range = PORTS) -> int:
 
 
 def try_port(host: str, port: int) -> None:
-    """Raises OSError: the port is taken, or this process may not listen there."""
+    """Raises OSError: the port is taken, or this process is not allowed to listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
@@ -59,7 +59,7 @@ def try_port(host: str, port: int) -> None:
 
 def who_listens(port: int) -> str:
     """Return a clause that names the process that listens at a port of this machine. The clause is empty if no process
-    listens, or if this process may not see it."""
+    listens, or if this process is not allowed to see it."""
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:

@@ -116,7 +116,8 @@ def freeze_heap() -> None:
 
 
 def limit_threads(threads: int | None) -> None:
-    """Give torch `threads` threads that sleep while they wait: spinning ones starve the other roles of a small machine.
+    """Give torch `threads` threads that sleep while they wait: spinning threads starve the other roles of a small
+    machine.
 
     If `threads` is None, torch gets the number in OMP_NUM_THREADS, which a launcher sets, or one thread. Call this
     before torch is imported.

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -51,6 +52,12 @@ def test_a_run_from_python_has_its_rows_and_episodes_as_tables(tmp_path: Path) -
     assert {"step", "reward", "finish"} <= set(run.kept().column_names)
     with pytest.raises(ConfigError, match="has no metrics of 'actor-7'; it has those of actor-0"):
         run.metrics("actor-7")
+    measured = asyncrl.evaluate(run.folder, data=str(values["data.train"]), n=2)
+    rows = measured.table().to_pylist()
+    assert [row["source"] for row in rows][-1] == "all"
+    assert rows[-1]["scored"] + rows[-1]["failed"] == 2 * rows[-1]["tasks"] == measured.episodes().num_rows
+    assert rows[-1]["pass@1"] == rows[-1]["accuracy"]
+    assert repr(measured).startswith(f"Evaluation('{run.folder}/evaluations/")
 
 
 def test_a_wrong_value_is_refused_with_the_message_of_the_command(tmp_path: Path) -> None:
@@ -58,6 +65,10 @@ def test_a_wrong_value_is_refused_with_the_message_of_the_command(tmp_path: Path
         asyncrl.train({"model.path": "m", "data.train": "t", "learner.lr": 0})
     with pytest.raises(ConfigError, match="is no run"):
         asyncrl.Run(tmp_path)
+    with pytest.raises(ConfigError, match="n=0: there must be at least one attempt"):
+        asyncrl.evaluate("model", data=tmp_path, n=0)
+    with pytest.raises(ConfigError, match=r"data=none\.jsonl: the file does not exist"):
+        asyncrl.evaluate("model", data="none.jsonl")
 
 
 INTERRUPTED = """
@@ -85,6 +96,30 @@ def test_an_interrupt_stops_the_run_cleanly_before_it_is_raised() -> None:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=GENEROUS_S)[0] == "stopped cleanly\ninterrupted\n"
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_interrupt_while_the_thread_starts_waits_only_for_work_that_has_begun(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            if has_begun:
+                super().start()
+                assert begun.wait(GENEROUS_S)
+            raise KeyboardInterrupt
+
+    def work(stop: threading.Event) -> None:
+        begun.set()
+        assert stop.wait(GENEROUS_S)
+        done.set()
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(work)
+    assert done.is_set() == has_begun
 
 
 def test_work_returns_its_result_and_its_error() -> None:

@@ -58,7 +58,8 @@ from asyncrl.machine.shared_folder import answer_to, canary
 log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
-"""The lease of a role. It is longer than a TCP connection needs to recover from a partition of half a minute."""
+"""The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
+recover from a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
 """The time for a host to answer at the start, when it may load torch from a cold disk."""
@@ -176,7 +177,7 @@ class HostsLauncher:
         self._starts += 1
         start = (self._id, str(self._starts), str(beats), str(log_file.absolute()))
         arguments = ("keep", *start, str(self._lease_s), *role.command)
-        # The other host does not get CUDA_VISIBLE_DEVICES of this one, so GPU numbers count all of its GPUs.
+        # The other host does not get CUDA_VISIBLE_DEVICES of this host, so GPU numbers count all of its GPUs.
         environment = {**environment, **role_environment(placed, {})}
         return _RemoteProcess(host, self._command(host, *arguments, environment=environment), log_file, self._lease_s)
 

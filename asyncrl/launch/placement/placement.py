@@ -31,8 +31,8 @@ class PlacedRole:
     - `node`: the index of the host;
     - `gpus`: the numbers of its GPUs on the host. `None`: the process sees all GPUs, because servers that the run did
       not start may use any of them;
-    - `threads`: torch's number of threads. The learner's process starts a rank for each GPU, or
-      `cluster.learner_ranks`, and each rank has this number of threads;
+    - `threads`: torch's number of threads. The learner's process starts a rank for each GPU, or `cluster.learner_ranks`
+      ranks, and each rank has this number of threads;
     - `cpus`: the number of CPUs that the process keeps busy.
     """
 
@@ -45,7 +45,7 @@ class PlacedRole:
     threads: int
     cpus: int
     port: int | None = None
-    """The first port at which other processes reach this one; 0: chosen at the start; `None`: it does not listen."""
+    """The first port at which others reach this process; 0: chosen at the start; `None`: it does not listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # `settle` sets this number of ranks. With it, later placements of the run give the same actors as this one.
+        # `settle` sets this number of ranks. With it, later placements of the run give the same actors.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
@@ -126,8 +126,8 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
 
 
 def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
-    """The roles in the order of starting. Actors and scorers are in the order in which they are dealt to nodes of these
-    weights. So adding actors or scorers keeps the number and the node of each earlier process."""
+    """The roles in the order of starting. Actors and scorers are in the order in which `sharing.shares` deals them to
+    nodes with these `weights`. So adding actors or scorers keeps the number and the node of each earlier process."""
     for module in ROLES:
         here: Counter[tuple[str, int]] = Counter()
         claims: list[tuple[tuple[bool, float, int], PlacedRole]] = []
@@ -193,7 +193,8 @@ def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -
 
 
 def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
-    """The weights of the nodes of a pool for a role: the GPUs that it can use there, or the CPUs if it uses no GPU."""
+    """The weights of the nodes of a pool for a role: the GPUs that the role can use there, or the CPUs if it uses no
+    GPU."""
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 

@@ -1,4 +1,4 @@
-"""`learner.epochs`: computes how many learner steps a run needs to train on all of its tasks that many times."""
+"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks that many times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks before anything starts that the models of a run exist and have enough positions. They read no weights."""
+"""Checks before anything starts that the models of a run exist and have enough positions. No weights are read."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> 
 
     config = copy.deepcopy(config)
     if config.cluster.launcher == "local" and len(placement.hosts) > 1:
-        # The local launcher cannot start several hosts. Any other launcher will do: all refuse the same configurations.
+        # The local launcher cannot start roles on several hosts. Any other launcher will do: all refuse the same
+        # configurations.
         config.cluster.launcher = "hosts"
         config.cluster.hosts = [f"host-{number}" for number in range(len(placement.hosts))]
     settle(config.cluster, config.learner, placement)

@@ -85,7 +85,7 @@ class RayCluster:
             raise ConfigError(f"cluster.ray.address={address}: {error}") from error
 
     def close(self) -> None:
-        """Leave the cluster, which ends every actor of this run, and the cluster itself if the run started it."""
+        """Leave the cluster. This ends every actor of this run, and the cluster itself if the run started it."""
         self.ray.shutdown()
 
     def own_address(self) -> str:
@@ -139,8 +139,13 @@ class RayCluster:
 
 @dataclass(frozen=True, slots=True)
 class HostPart:
-    """A reserved part of one host: the strategy that makes Ray start roles there, the actor that reserves the part, the
-    address of its current host, and the numbers of its GPUs in the placement."""
+    """A reserved part of one host.
+
+    - `strategy`: the strategy that makes Ray start roles there;
+    - `holder`: the actor that reserves the part;
+    - `address`: the address of its current host;
+    - `gpus`: the numbers of its GPUs in the placement.
+    """
 
     strategy: Any
     holder: Any
@@ -241,8 +246,8 @@ class HeldParts:
 
 
 def _bundle(placement: Placement, roles: Sequence[PlacedRole]) -> dict[str, float]:
-    """The resources for `roles`, which are on one host. They get their share of its CPUs if all roles on the host
-    together would keep more CPUs busy than it has."""
+    """The resources for `roles`, which are on one host: their GPUs, and the CPUs that they keep busy. If all roles on
+    the host would keep more CPUs busy than it has, each gets a proportional share of them."""
     node = roles[0].node
     wanted, own = (
         sum(role.cpus for role in each) for each in ([role for role in placement.roles if role.node == node], roles)

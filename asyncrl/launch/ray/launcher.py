@@ -99,7 +99,7 @@ class RayLauncher:
 
     @staticmethod
     def _listens(role: PlacedRole) -> bool:
-        """True if other roles must know the address of this one."""
+        """True if other roles must know the address of this role."""
         return role.module == "replay" or role.name == "learner"
 
     def _settle(self, module: str, actor: Any, address: str) -> bool:

@@ -67,7 +67,7 @@ class ChainLink:
         return ""
 
     def end(self, run_dir: Path) -> None:
-        """Let the jobs after this one end at once."""
+        """Let the later jobs of the chain end at once."""
         write_whole(run_dir / STOPPED_FILE, self.id)
 
 

@@ -24,8 +24,16 @@ ALL_GPUS = "all"
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """A node of the job: its name in Slurm, its GPUs and CPUs, its address for other nodes, the first of some free
-    ports, and its version of asyncrl. `sees`: the node sees the canary. `problem` says why it has no address."""
+    """A node of the job.
+
+    - `name`: its name in Slurm;
+    - `gpus`, `cpus`: the numbers of its GPUs and CPUs;
+    - `address`: its address for other nodes;
+    - `port`: the first of its free ports;
+    - `sees`: the node sees the canary;
+    - `version`: its version of asyncrl;
+    - `problem`: why it has no address, else empty.
+    """
 
     name: str
     gpus: int
