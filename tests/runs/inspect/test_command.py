@@ -270,6 +270,7 @@ def test_dead_letters_are_a_table_or_json(call: Call) -> None:
     (letter,) = json.loads(call("dead-letters", "--run", "mine", "--json")[1])
     assert (letter["reason"], letter["attempts"]) == ("broken", 1)
     out = call("dead-letters", "--run", "mine")[1]
+    assert "1 dead letters with 1 reasons" in out
     assert letter["id"] in out
     assert "broken" in out
 
