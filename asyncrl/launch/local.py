@@ -31,6 +31,7 @@ from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
+from asyncrl.launch.preflight.paths import check_paths
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
@@ -90,6 +91,7 @@ def train(
 
 def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
     """Do the work of `train` on the first host. Raises StoppedError: the run was stopped before it started roles."""
+    check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring)
     check_algorithm(config)
     run_dir = locations.run_dir(config.run)
     with exclusively(run_dir), ExitStack() as stack:

@@ -72,7 +72,12 @@ class TrialRequest:
     def read(self, folder: Path) -> TrainConfig:
         """The configuration, with the run's folder inside `folder`. Raises ConfigError."""
         words = [f"data.train={quoted(self.tasks)}", *self.words]
-        if self.answers is not None and OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
+        if OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
+            if self.answers is None:
+                raise ConfigError(
+                    "model.path: name a model with model.path=DIR, or a script that replaces the policy with --answers "
+                    'FILE, which needs no model; its lines are the policy\'s turns, such as "4"'
+                )
             words.append(f"model.path={NO_MODEL}")
         config = read(words, self.config_dir)
         return replace(config, run=replace(config.run, dir=str(folder), name="try"))

@@ -160,13 +160,14 @@ class _Trial:
 
     async def play(self, stage: Stage) -> Trajectory:
         """Play the episode. Raises ConfigError: the user's own code failed; TimeoutError: it took over TRIAL_S."""
-        from asyncrl.engine.scripted import ScriptedEngine
+        from asyncrl.engine.scripted import Answer, ScriptedEngine
         from asyncrl.tools.environments.environments import Environments
         from asyncrl.tools.offered import Offer
 
         functions = {each["name"]: each for each in (tool.get("function", tool) for tool in self.task.tools)}
         calls = self._own.calls(functions or Offer(self._actor).functions(self.task))
-        turns = [*({"content": "", "tool_calls": [call]} for call in calls), self.task.truth_text or WORDS]
+        turns: list[Answer] = [{"content": "", "tool_calls": [call]} for call in calls]
+        turns.append(self.task.truth_text or WORDS)
         async with AsyncExitStack() as stack:
             stack.enter_context(_quiet("asyncrl.tools", "asyncrl.chat"))
             chat = stage.chat()

@@ -298,9 +298,12 @@ def show(arguments: Namespace) -> int:
 
 
 def _others(stored: StoredRun, name: str) -> str:
-    begin_like_it = [each for each in islice(stored.ids(after=name), SUGGESTIONS) if each.startswith(name)]
-    others = begin_like_it or list(islice(stored.ids(), SUGGESTIONS))
-    return f"do you mean {', '.join(others)}?" if others else "the store has none; replay.retention=all keeps them"
+    for length in range(len(name), -1, -1):
+        begin = name[:length]
+        others = [each for each in islice(stored.ids(after=begin), SUGGESTIONS) if each.startswith(begin)]
+        if others:
+            return f"do you mean {', '.join(others)}?"
+    return "the store has none; replay.retention=all keeps them"
 
 
 def export(arguments: Namespace) -> int:
