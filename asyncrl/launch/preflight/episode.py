@@ -32,6 +32,7 @@ from asyncrl.errors import (
     UnavailableError,
 )
 from asyncrl.launch.preflight.made_up import made_up_arguments
+from asyncrl.machine.blocked_loop import watched_loop
 from asyncrl.text import line_of, reason_of
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
 
@@ -170,6 +171,7 @@ class _Trial:
         turns.append(self.task.truth_text or WORDS)
         async with AsyncExitStack() as stack:
             stack.enter_context(_quiet("asyncrl.tools", "asyncrl.chat"))
+            stack.enter_context(watched_loop())
             chat = stage.chat()
             engine = ScriptedEngine(chat, stage.tokenizer(), turns)
             runner = await stage.runner(engine, stack, chat=chat, watch=self._saw)

@@ -248,8 +248,8 @@ def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
 
 
 def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template refuses the tools or the data, or a row has images that the model
-    or the engine cannot read."""
+    """Raises ConfigError: the model's chat template refuses the tools or the data, a prompt ends with the assistant, or
+    a row has images that the model or the engine cannot read."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
@@ -260,6 +260,11 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
         check_tools(chat, functions)
     for file in files:
         for row, task in file.by_roles().items():
+            if task.messages[-1]["role"] == "assistant":
+                raise ConfigError(
+                    f"{file.place(row)} has a prompt that ends with a message of the assistant, and chat templates "
+                    "close that message before the policy's turn: end the prompt with a message of the user"
+                )
             if image_blocks(task.messages) and not reads:
                 raise ConfigError(f"{file.place(row)}: {READS_NONE}")
             with suppress(ToolError):  # Another check refuses the task's environment.

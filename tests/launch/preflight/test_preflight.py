@@ -76,6 +76,11 @@ def test_what_a_template_does_not_show_does_not_start(tmp_path: Path, roles: lis
         preflight(config_of(tmp_path, "gemma2", roles, tools))
 
 
+def test_a_prompt_that_ends_with_the_assistant_does_not_start(tmp_path: Path):
+    [refused] = refusals(config_of(tmp_path, "phi4", ["user", "assistant"], []))
+    assert "tasks.parquet: row 0 has a prompt that ends with a message of the assistant" in refused
+
+
 @pytest.mark.parametrize("family", ["llama3_1", "hermes3", "deepseek_v3"])
 def test_several_tools_start_under_templates_that_show_one_call_or_have_one_for_tools(tmp_path: Path, family: str):
     preflight(config_of(tmp_path, family, ["system", "user"], ["calculator", "python"]))
