@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sysconfig
 import traceback
 from contextlib import suppress
@@ -12,6 +13,9 @@ import msgspec
 
 from asyncrl.masking import masked_text
 
+_VARIES = re.compile(r"(?<!line )(?<!\d)\d+|'[^']*'|\"[^\"]*\"")
+"""Numbers and quoted values of a reason, such as an id or a missing key. The number of a line of code stays."""
+_LINE = re.compile(r"\([^()]+, line \d+\)")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OWN = (str(Path(__file__).parent), *_LIBRARIES, "<frozen", "<string>")
 """The beginnings of the names of files that are not a user's: asyncrl, Python and its installed packages."""
@@ -96,6 +100,16 @@ def own_line(error: BaseException) -> str:
         places = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
     own = [(file, number) for file, number in places if is_own(file)]
     return line_of(*own[-1]) if own else ""
+
+
+def kind_of(reason: str) -> str:
+    """The reason without what differs between failures of one kind: its numbers and quoted values."""
+    return _VARIES.sub("#", reason)
+
+
+def names_own_line(reason: str) -> bool:
+    """True if `reason_of` found a line of the user's own code for this reason."""
+    return _LINE.search(reason) is not None
 
 
 def is_own(file: str) -> bool:

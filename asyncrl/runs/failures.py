@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from asyncrl.replay.records import DeadLetter
-
-_VARIES = re.compile(r"(?<!line )(?<!\d)\d+|'[^']*'|\"[^\"]*\"")
-"""Numbers and quoted values of a reason, such as an id or a missing key. The number of a line of code stays."""
+from asyncrl.text import kind_of
 
 
 @dataclass(frozen=True)
@@ -24,11 +21,6 @@ class FailureGroup:
     scoring: bool
     reason: str
     ids: tuple[str, ...]
-
-
-def kind_of(reason: str) -> str:
-    """The reason without what differs between failures of one kind: its numbers and quoted values."""
-    return _VARIES.sub("#", reason)
 
 
 def group_failures(letters: Iterable[tuple[str, DeadLetter]]) -> list[FailureGroup]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from asyncrl.replay.records import DeadLetter
-from asyncrl.runs.failures import group_failures, kind_of
+from asyncrl.runs.failures import group_failures
 from asyncrl.runs.inspect.table import dead_letter_table
+from asyncrl.text import kind_of
 
 
 def letter(reason: str, order: int, scoring: bool = False) -> tuple[str, DeadLetter]:
