@@ -52,12 +52,6 @@ def test_a_run_from_python_has_its_rows_and_episodes_as_tables(tmp_path: Path) -
     assert {"step", "reward", "finish"} <= set(run.kept().column_names)
     with pytest.raises(ConfigError, match="has no metrics of 'actor-7'; it has those of actor-0"):
         run.metrics("actor-7")
-    measured = asyncrl.evaluate(run.folder, data=str(values["data.train"]), n=2)
-    rows = measured.table().to_pylist()
-    assert [row["source"] for row in rows][-1] == "all"
-    assert rows[-1]["scored"] + rows[-1]["failed"] == 2 * rows[-1]["tasks"] == measured.episodes().num_rows
-    assert rows[-1]["pass@1"] == rows[-1]["accuracy"]
-    assert repr(measured).startswith(f"Evaluation('{run.folder}/evaluations/")
 
 
 def test_a_wrong_value_is_refused_with_the_message_of_the_command(tmp_path: Path) -> None:
