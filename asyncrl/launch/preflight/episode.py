@@ -12,10 +12,10 @@ import inspect
 import json
 import logging
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from asyncrl.config.imports import imported
@@ -31,6 +31,7 @@ from asyncrl.errors import (
     ToolError,
     UnavailableError,
 )
+from asyncrl.ids import TRIAL_GROUP, ticket_id
 from asyncrl.launch.preflight.made_up import made_up_arguments
 from asyncrl.machine.blocked_loop import watched_loop
 from asyncrl.text import line_of, reason_of
@@ -57,7 +58,7 @@ NOT_OF_THE_USER = (RefusedError, EngineError, BusyError, UnavailableError)
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrialStage:
     """Opens the parts of an episode. `runner` takes an engine, an AsyncExitStack, `chat` and `watch`."""
 
     tokenizer: Callable[[], Any]
@@ -66,8 +67,8 @@ class Stage:
 
 
 def try_ticket(task: Task) -> Ticket:
-    """The ticket of an episode that only a check plays."""
-    return Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)
+    """The ticket of an episode that only a check plays. Its id has the form of a run's ids, which a rule may read."""
+    return Ticket(ticket_id(TRIAL_GROUP, 1, 0), task, TRIAL_GROUP, 1, Purpose.TRAIN, 1.0, 0)
 
 
 @contextmanager
@@ -121,7 +122,7 @@ def _is_own(code: Any) -> bool:
     return not str(getattr(code, "__module__", "")).startswith("asyncrl.")
 
 
-def check_episodes(actor: ActorConfig, files: Sequence[TaskFile], stage: Stage, judge: Judge) -> None:
+def check_episodes(actor: ActorConfig, files: Sequence[TaskFile], stage: TrialStage, judge: EpisodeJudge) -> None:
     """Play and judge the first task of each data source, environment and simulated user, for about TRIAL_S in all.
 
     Raises ConfigError: the user's own code fails.
@@ -129,10 +130,10 @@ def check_episodes(actor: ActorConfig, files: Sequence[TaskFile], stage: Stage, 
     if actor.played_by:
         log.debug("no episode is played before the start: an agent needs a served model")
         return
-    own, until = OwnCode.of(actor), monotonic() + TRIAL_S
+    own, until = OwnCode.of(actor), time.monotonic() + TRIAL_S
     for file in files:
         for row, task in (file.by_source() | file.by_environment() | file.by_user()).items():
-            if monotonic() >= until:
+            if time.monotonic() >= until:
                 log.debug("no further episode is played before the start: %g s have passed", TRIAL_S)
                 return
             if own.any or judge.judges(task):
@@ -140,7 +141,7 @@ def check_episodes(actor: ActorConfig, files: Sequence[TaskFile], stage: Stage, 
                     _check(_Trial(task, file.place(row), actor, own), stage, judge)
 
 
-def _check(trial: _Trial, stage: Stage, judge: Judge) -> None:
+def _check(trial: _Trial, stage: TrialStage, judge: EpisodeJudge) -> None:
     try:
         trajectory = asyncio.run(trial.play(stage))
         if judge.judges(trial.task):
@@ -159,7 +160,7 @@ class _Trial:
         self._actor, self._own = actor, own
         self._last: Mapping[str, Any] = {}
 
-    async def play(self, stage: Stage) -> Trajectory:
+    async def play(self, stage: TrialStage) -> Trajectory:
         """Play the episode. Raises ConfigError: the user's own code failed; TimeoutError: it took over TRIAL_S."""
         from asyncrl.engine.scripted import Answer, ScriptedEngine
         from asyncrl.tools.environments.environments import Environments
@@ -222,7 +223,7 @@ def _quiet(*names: str) -> Iterator[None]:
             each.setLevel(level)
 
 
-class Judge:
+class EpisodeJudge:
     """Judges episodes with rules of the user's own. `open_verifier` is called at the first episode. `close` ends the
     verifier."""
 
@@ -241,7 +242,7 @@ class Judge:
         return [name for name in rule_names(self._scoring, task.data_source).split(",") if name not in BUILT_IN]
 
     def __call__(self, task: Task, place: str, trajectory: Trajectory, tokenizer: Any) -> None:
-        """Judge the episode with its own answer, and with another answer.
+        """EpisodeJudge the episode with its own answer, and with another answer.
 
         Raises ConfigError: the rules fail for both; TimeoutError: they took over TRIAL_S. If they fail for one of them,
         a warning says so.

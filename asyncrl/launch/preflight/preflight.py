@@ -27,7 +27,7 @@ from asyncrl.errors import (
 )
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
-from asyncrl.launch.preflight.episode import Judge, Stage, check_episodes, notice, try_ticket
+from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage, check_episodes, notice, try_ticket
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.learning import check_learning
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
@@ -101,10 +101,10 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     if not found.any:
         with (
             found.collected(),
-            closing(Judge(scoring, partial(Verifier, scoring, config.model, actor.sandbox))) as judge,
+            closing(EpisodeJudge(scoring, partial(Verifier, scoring, config.model, actor.sandbox))) as judge,
         ):
             chat, tokenizer = cache(partial(open_chat, config)), cache(partial(open_tokenizer, config.model))
-            check_episodes(actor, files, Stage(tokenizer, chat, partial(open_runner, config)), judge)
+            check_episodes(actor, files, TrialStage(tokenizer, chat, partial(open_runner, config)), judge)
         if shown := config.algorithm.sft.path:
             found.check(partial(prepare_demonstrations, config, shown, stop))
         if plays:

@@ -16,7 +16,7 @@ from asyncrl.chat.from_config import open_chat
 from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.launch.preflight.episode import Judge, Stage, check_episodes
+from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage, check_episodes
 from asyncrl.launch.preflight.made_up import made_up_arguments
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -86,6 +86,11 @@ def strict(task: Task, answer: str, trajectory: Trajectory) -> float:
     return float(float(answer) == float(task.truth_text))
 
 
+def reads_the_id(task: Task, answer: str, trajectory: Trajectory) -> float:
+    _, member, _ = trajectory.id.split(".")
+    return float(member)
+
+
 def wordy(task: Task, answer: str, trajectory: Trajectory) -> str:
     return "good"
 
@@ -116,8 +121,8 @@ class InThisProcess:
 
 def check(config: TrainConfig) -> None:
     """The check of `preflight`, but without processes of a verifier."""
-    judge = Judge(config.scoring, partial(InThisProcess, config.scoring))  # type: ignore[arg-type]
-    stage = Stage(partial(open_tokenizer, config.model), partial(open_chat, config), partial(open_runner, config))
+    judge = EpisodeJudge(config.scoring, partial(InThisProcess, config.scoring))  # type: ignore[arg-type]
+    stage = TrialStage(partial(open_tokenizer, config.model), partial(open_chat, config), partial(open_runner, config))
     check_episodes(config.actor, [TaskFile(config.data.train)], stage, judge)
 
 
@@ -160,6 +165,8 @@ def test_a_rule_that_fails_for_every_answer_does_not_start(tmp_path: Path):
     said = refusal(config)
     assert "KeyError: 'difficulty'" in said
     assert said.count("test_episode.py, line") == 2  # The line of the function, and the line that raised.
+    config.scoring.rule = own("reads_the_id")
+    check(config)
     config.scoring.rule = own("wordy")
     assert "it must be a finite number" in refusal(config)
 
