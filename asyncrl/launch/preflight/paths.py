@@ -52,6 +52,8 @@ def _of_scoring(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
     """Each setting with the dotted path that it names."""
     for key, value in (("scoring.rule", scoring.rule), *((f"scoring.rules.{k}", v) for k, v in scoring.rules.items())):
         yield from ((f"{key}={name}", name) for name in _names(value))
+    if scoring.steps is not None:
+        yield f"scoring.steps={scoring.steps}", scoring.steps
     yield f"scoring.prm.family={scoring.prm.family}", scoring.prm.family
     yield f"scoring.outcome_model.family={scoring.outcome_model.family}", scoring.outcome_model.family
 
