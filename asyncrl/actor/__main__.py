@@ -21,6 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import TooManyFailuresError
 from asyncrl.machine import process
 from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
+from asyncrl.machine.blocked_loop import watched_loop
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.leaving import leave
 
@@ -83,6 +84,7 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         settings = (share, measured, actor.episode_timeout_s, renew_s, spans, runner.outgoing)
         workers = [RolloutWorker(runner.run, connect(each), connect(each), *settings) for each in endpoints]
         process.freeze_heap()
+        stack.enter_context(watched_loop(activity))
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
             measured.run(lambda: sum(worker.active for worker in workers)),

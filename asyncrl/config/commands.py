@@ -116,6 +116,7 @@ OPTIONS_HELP = """options:
   KEY=VALUE         set a key, such as learner.steps=100 or actor.tools=[calculator,python]
   GROUP=NAME        choose a file of a group, such as algorithm=dapo
   GROUP=FILE.yaml   choose a file of your own, such as experiment=./mine.yaml
+  FILE.yaml         the same as experiment=FILE.yaml
   --cfg job         print the configuration that would run
   --config-dir DIR  find files of groups in DIR too, such as DIR/experiment/NAME.yaml
   --help [SECTION]  print this text, or the keys of a section

@@ -32,6 +32,7 @@ from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
+from asyncrl.launch.preflight.paths import check_paths
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
@@ -96,6 +97,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
     refuse_fine_tuning(run_dir)
     if is_finished(config.learner, values_of(config), run_dir):
         return True
+    check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring)
     check_algorithm(config)
     with exclusively(run_dir), ExitStack() as stack:
         asked = stack.enter_context(stop_of_start(run_dir, stop))

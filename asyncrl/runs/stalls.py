@@ -271,7 +271,8 @@ def _not_working(role: RoleNow, now: Situation) -> Wait | None:
     if not role.runs:
         return Wait(role.name, f"does not run{again}, see logs/{role.name}.log", fault=True)
     if role.silent_s is not None and role.silent_s > SILENT_S and role.does is not None:
-        return Wait(role.name, "has been silent", role.silent_s, fault=True)
+        is_blocked = f"is {role.does.work} and " if role.does.work else ""
+        return Wait(role.name, f"{is_blocked}has been silent", role.silent_s, fault=True)
     if role.does is not None and role.does.silent:
         return Wait(f"{role.name}'s {role.does.silent}", "has been silent", role.part_silent_s, fault=True)
     if role.does is not None and role.does.work:

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -25,6 +26,7 @@ from asyncrl.machine.files import write_whole
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.runs.elapsed import elapsed_s
+from asyncrl.runs.failures import FailureGroup, group_failures
 from asyncrl.runs.lines import decoded, finite, measured, parsed
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
@@ -172,15 +174,15 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     reasons: dict[str, int] = {}
     try:
         with run.stored() as stored:
-            counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
+            counts, letters = stored.counters(), stored.dead_letters()
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
         warnings.append(f"the store cannot be read: {error}")
     else:
         trajectories = _by_end(counts, sum(each["trained"] for each in kept))
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
-        reasons = _frequent(letter.reason for letter in letters)
-        newest = _first_line(max(letters, key=lambda letter: letter.order).reason) if letters else ""
+        reasons = _frequent(group_failures(letters))
+        newest = _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else ""
         if failing := failure_warning(counts, newest, str(run_dir)):
             warnings.append(failing)
     return RunSummary(
@@ -218,8 +220,11 @@ def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
     return {**ends, "unused": counts["accepted"] - sum(ends.values())}
 
 
-def _frequent(reasons: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(map(_first_line, reasons)).most_common(MOST_REASONS))
+def _frequent(groups: Iterable[FailureGroup]) -> dict[str, int]:
+    counts = Counter[str]()
+    for group in groups:
+        counts[_first_line(group.reason)] += len(group.ids)
+    return dict(counts.most_common(MOST_REASONS))
 
 
 def _first_line(reason: str) -> str:

@@ -172,6 +172,7 @@ def test_a_stop_before_the_roles_are_started_starts_none_and_leaves_nothing(
         stop.set()  # Or they would find that there is no such model.
     else:
         monkeypatch.setattr(local, "preflight", lambda *_, **__: stop.set())
+    monkeypatch.setattr(local, "check_paths", lambda *_: None)
     assert not train(config, stop)
     assert not (tmp_path / "run").exists()
 
@@ -191,6 +192,7 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
         raise StoppedError("stopped between two checks")
 
     monkeypatch.setattr(local, "preflight", checks)
+    monkeypatch.setattr(local, "check_paths", lambda *_: None)
     assert not train(config, signalled)
     assert not signalled.is_set(), "a job of Slurm ends its chain for a request, and not for a signal"
     command.join(GENEROUS_S)

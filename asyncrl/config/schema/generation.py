@@ -61,8 +61,9 @@ class ActorConfig:
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
         None,
-        "a run ends if at least this share of its latest episodes, or scorings, failed for a minute; null: no limit. "
-        "A run whose first episodes all fail ends in any case (docs/faults.md)",
+        "a run ends if at least this share of its latest episodes, or scorings, failed for a minute; null: 0.9 until "
+        "fewer than half fail for the first time, and no limit from then on. A run whose first episodes all fail ends "
+        "in any case (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(
