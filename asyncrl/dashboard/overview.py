@@ -17,11 +17,13 @@ from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.runs.evidence import read_evidence, recent_shares
+from asyncrl.runs.health import judge
 from asyncrl.runs.lines import finite
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.stalls import Wait
-from asyncrl.runs.warnings import WINDOW, learning_warnings
+from asyncrl.runs.trends import Trend
 from asyncrl.runs.watch import RunWatch
 from asyncrl.text import reason_of
 
@@ -61,7 +63,10 @@ def overview(run: Run) -> dict[str, Any]:
     - `steps` and `max_lag` come from the configuration, or are `None`. `configuration` has the main choices by key.
     - `roles` has the host, pid (0: no process now) and restarts of each role by name.
     - `dead` counts the episodes that could not be scored or were left out.
-    - `warnings` are sentences; `problems` are reasons why something could not be read.
+    - `warnings` and `remarks` are sentences (see `runs.health`). `shares`: of the newest episodes and tool calls.
+    - `trends` has the first and the last value of rewards and held-out results, and their `way` ("up" or "down") if
+      they differ by more than their noise.
+    - `problems` are reasons why something could not be read.
     """
     problems: list[str] = []
     settings = None
@@ -69,6 +74,8 @@ def overview(run: Run) -> dict[str, Any]:
         settings = run.settings()
     except ConfigError as error:
         problems.append(str(error))
+    evidence = read_evidence(run, run.is_running())
+    health = judge(evidence)
     replays = [run.newest_values(role) for role in run.roles("replay*")]
     failing = [str(row["failing"])[:LONGEST_TEXT] for row in replays if row.get("failing")]
     return {
@@ -79,7 +86,10 @@ def overview(run: Run) -> dict[str, Any]:
         "max_lag": settings.replay.max_lag if settings else None,
         "dead": sum(finite(row.get("dead")) or 0 for row in replays),
         "roles": plain(run.processes()),
-        "warnings": [*_warnings(run), *failing],
+        "warnings": [*health.warnings, *failing],
+        "remarks": health.remarks,
+        "shares": plain(recent_shares(evidence.actors)),
+        "trends": plain({name: _trend(trend) for name, trend in health.trends.items()}),
         "problems": problems,
     }
 
@@ -116,5 +126,5 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, list) or (isinstance(value, dict) and "name" in value)
 
 
-def _warnings(run: Run) -> list[str]:
-    return list(learning_warnings(run.newest_rows("learner", WINDOW), str(run.folder)).values())
+def _trend(trend: Trend) -> dict[str, Any]:
+    return {"first": trend.first, "last": trend.last, "way": trend.way}

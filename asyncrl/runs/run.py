@@ -163,6 +163,17 @@ class Run:
         """Rows of a role, evenly spread over its file, with their numbers only."""
         return list(measured(sampled_rows(metrics_file(self.folder, role))))
 
+    def spread_rows(self, role: str, count: int) -> list[Row]:
+        """At most `count` rows of a role at equal distances in its file, with the first and the last one, and with
+        their numbers only. The cost does not grow with the file."""
+        with self.open_rows(role) as file:
+            return [] if file is None else list(measured(file.sampled(file.whole, count)))
+
+    def oldest_rows(self, role: str, count: int) -> list[Row]:
+        """The first rows of a role, with their numbers only."""
+        with self.open_rows(role) as file:
+            return [] if file is None else list(measured(file.oldest(count)))
+
     def newest_rows(self, role: str, count: int) -> list[Row]:
         """The rows among the last lines of a role, with their numbers only."""
         return list(measured(newest_rows(metrics_file(self.folder, role), count)))

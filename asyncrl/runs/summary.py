@@ -10,7 +10,7 @@ import logging
 import shlex
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from statistics import fmean
 
@@ -21,18 +21,18 @@ from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
-from asyncrl.runs.lines import decoded, finite, measured, parsed
+from asyncrl.runs.evidence import MOST_STEPS, read_evidence, recent_shares
+from asyncrl.runs.health import judge
+from asyncrl.runs.lines import decoded, finite
 from asyncrl.runs.run import Run
 from asyncrl.runs.shares import totals, waited_for
-from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
+from asyncrl.runs.trends import averaged_steps
 from asyncrl.text import json_text
 
 log = logging.getLogger(__name__)
 
 HELD_OUT = ("outcome", "accuracy", "reward", "failed")
 MOST_REASONS = 5
-MOST_STEPS = 10
-"""The most steps over which the first and the last reward are averaged."""
 LONGEST_REASON = 200
 _EXPORTS = ("model", "adapter", "critic")
 _FOLDERS = (*_EXPORTS, "checkpoints", "metrics", "replay", "logs")
@@ -58,12 +58,15 @@ class RunSummary:
     - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
     - `steps` is the number of trained steps. The newest checkpoint covers the first `steps_kept` of them; a resumed run
       repeats the others.
-    - `reward` and `outcome` are means over the first and over the last `averaged` steps; `None` without any step.
+    - `reward`, `outcome` and `entropy` are means over the first and over the last `averaged` steps; `None` without any
+      step.
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
       its entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
     - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any. `failures`
       counts failed attempts at episodes and at their scoring. `reasons` counts the failures that are kept as dead
       letters, the most frequent reason first.
+    - `shares`: of the newest episodes the share that was truncated, and of the newest tool calls the share that was
+      malformed. `warnings` say what is wrong with the run, and `remarks` what else is worth knowing.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
       the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
     - `files` are the existing folders, by their content; `next` has the commands to use next.
@@ -78,11 +81,14 @@ class RunSummary:
     averaged: int
     reward: Change | None
     outcome: Change | None
+    entropy: Change | None
     held_out: dict[str, Change]
     trajectories: dict[str, int]
     failures: dict[str, int]
     reasons: dict[str, int]
+    shares: dict[str, float]
     warnings: list[str]
+    remarks: list[str]
     speed: dict[str, float]
     files: dict[str, str]
     next: list[str]
@@ -94,6 +100,7 @@ class _Step(msgspec.Struct):
     step: int
     reward: float | None = msgspec.field(default=None, name="reward/mean")
     outcome: float = msgspec.field(default=0.0, name="outcome/mean")
+    entropy: float | None = None
     lag: int | float = msgspec.field(default=0, name="lag/max")
     seconds: float = msgspec.field(default=0.0, name="seconds/step")
     idle: float = 0.0
@@ -113,7 +120,6 @@ class _Steps:
     max_lag: float = 0
     first: list[_Step] = field(default_factory=list)
     last: deque[_Step] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
-    newest_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def add(self, line: bytes) -> None:
         """Count a line of the learner's metrics."""
@@ -129,13 +135,14 @@ class _Steps:
         if len(self.first) < MOST_STEPS:
             self.first.append(row)
         self.last.append(row)
-        self.newest_lines.append(line)
 
     def change(self, name: str, averaged: int) -> Change | None:
         """The means of a value over the first and over the last steps."""
-        if not self.trained:
+        first, last = (
+            [value for row in rows if (value := getattr(row, name)) is not None] for rows in (self.first, self.last)
+        )
+        if not first or not last:
             return None
-        first, last = ([getattr(row, name) for row in rows] for rows in (self.first, self.last))
         return Change(fmean(first[:averaged]), fmean(last[-averaged:]))
 
 
@@ -144,9 +151,8 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     run_dir, steps = run.folder, _Steps()
     for line in run.lines("learner"):
         steps.add(line)
-    averaged = max(1, min(MOST_STEPS, steps.trained // 4))
-    newest_steps = filter(None, map(parsed, steps.newest_lines))
-    warnings = list(learning_warnings(list(measured(newest_steps)), str(run_dir)).values())
+    averaged, evidence = averaged_steps(steps.trained), read_evidence(run, is_running=False)
+    warnings: list[str] = []
     if not steps.trained:
         warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
@@ -163,8 +169,8 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
         reasons = _frequent(letter.reason for letter in letters)
         newest = _first_line(max(letters, key=lambda letter: letter.order).reason) if letters else ""
-        if failing := failure_warning(counts, newest, str(run_dir)):
-            warnings.append(failing)
+        evidence = replace(evidence, counts=counts, newest_failure=newest)
+    health = judge(evidence)
     return RunSummary(
         run=str(run_dir),
         result=result,
@@ -175,11 +181,14 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         averaged=averaged,
         reward=steps.change("reward", averaged),
         outcome=steps.change("outcome", averaged),
+        entropy=steps.change("entropy", averaged),
         held_out=_held_out(run),
         trajectories=trajectories,
         failures=failures,
         reasons=reasons,
-        warnings=warnings,
+        shares=recent_shares(evidence.actors),
+        warnings=[*health.warnings, *warnings],
+        remarks=health.remarks,
         speed=_speed(run, steps) if steps.trained else {},
         files=_files(run, result == "done"),
         next=_next(run, result == "done", bool(reasons), resume),
@@ -258,6 +267,10 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.reward and summary.outcome:
         span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
         rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]
+    if summary.entropy:
+        rows.append(("entropy", f"{summary.entropy} nats a token"))
+    if summary.shares:
+        rows.append(("newest episodes", ", ".join(f"{share:.0%} {name}" for name, share in summary.shares.items())))
     for name, change in summary.held_out.items():
         missing = "; the means leave these out" if name == "failed" else ""
         rows.append((f"held-out {name}", f"{change} (first and last{missing})"))
@@ -274,6 +287,7 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
                 f"learner idle {speed['learner_idle']:.0%}, rollout idle {speed['rollout_idle']:.0%}",
             )
         )
+    rows += [("remark", text) for text in summary.remarks]
     rows += [("warning", text) for text in summary.warnings]
     rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
     return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]

@@ -14,16 +14,19 @@ from rich.live import Live
 from rich.markup import escape
 from rich.table import Table
 
+from asyncrl.runs.evidence import read_evidence
+from asyncrl.runs.health import judge
 from asyncrl.runs.progress import RunProgress, number, progress_rows
 from asyncrl.runs.run import Run
 from asyncrl.runs.standstill import Standstill
-from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less with replay.retention"
 REFRESH_S = 0.5
 LINE_S = 10.0
 RATE_S = 15.0
 """The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
+REPEATED = frozenset({"reward", "empty", "solved", "filter"})
+"""The kinds of findings that are printed each time that they begin to hold."""
 FLOW = ("accepted", "labelled", "trained")
 """The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner are
 progress, too."""
@@ -45,8 +48,10 @@ class TerminalTable:
         self._progress = RunProgress(run, from_now=True)
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
         self._replays = [run.tail(name) for name in replays]
-        self._folder = str(run.folder)
-        self._warned: set[str] = set()
+        self._run = run
+        self._judged: tuple[tuple[str, str], ...] = ()
+        self._told: set[str] = set()
+        self._next_health = 0.0
         self._steps = steps
         self._restarts = restarts
         self._console = Console(stderr=True)
@@ -76,31 +81,26 @@ class TerminalTable:
             return
         self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
         rows = self.rows()
-        self._warn()
+        self._tell_health()
         if self._console.is_terminal:
             self._live.update(_table(rows), refresh=True)
         else:
             line = "  ".join(f"{name} {escape(value)}" for name, value in rows)
             self._console.print(line, soft_wrap=True, highlight=False)
 
-    def _warn(self) -> None:
-        """Print each warning when it begins to hold, above the table or between the lines."""
-        recent = self._progress.learner.recent
-        warnings = learning_warnings(recent, self._folder) if len(recent) == WINDOW else {}
-        if failing := self._failure_warning():
-            warnings["failing"] = failing
-        for kind in warnings.keys() - self._warned:
-            self._console.print(f"warning: {warnings[kind]}", style="yellow", soft_wrap=True, markup=False)
-        # The share of failures may cross its bound many times, so this warning is printed once.
-        self._warned = set(warnings) | (self._warned & {"failing"})
-
-    def _failure_warning(self) -> str:
-        replays = [tail.values for tail in self._replays]
-        counts = {
-            name: sum(int(values.get(name, 0)) for values in replays) for name in ("accepted", "dead", "failures")
-        }
-        newest = next((str(values["newest_failure"]) for values in replays if values.get("newest_failure")), "")
-        return failure_warning(counts, newest, self._folder)
+    def _tell_health(self) -> None:
+        """Print each finding when it begins to hold, above the table or between the lines."""
+        files = tuple(self._run.metrics_files().items())
+        if files == self._judged or (now := self._clock()) < self._next_health:
+            return
+        self._judged, self._next_health = files, now + LINE_S
+        findings = judge(read_evidence(self._run, is_running=True)).findings
+        for each in findings:
+            if each.kind not in self._told:
+                label, style = ("remark", "bold") if each.is_good else ("warning", "yellow")
+                self._console.print(f"{label}: {each.text}", style=style, soft_wrap=True, markup=False)
+        # A share may cross its bound many times, so such a finding is printed once.
+        self._told = {each.kind for each in findings} | (self._told - REPEATED)
 
     def rows(self) -> list[tuple[str, str]]:
         """The names and formatted values that are shown."""
