@@ -36,7 +36,8 @@ class ReplaySettings:
       ones.
     - An actor may hold a ticket for at most `longest_episode_s`.
     - At most `max_dead_letters` dead letters are kept, and with their episodes at most `max_dead_letter_bytes`.
-    - A share of failures of at least `max_failure_share` ends the run (see `failure_limit`).
+    - A share of failures of at least `max_failure_share` ends the run (see `failure_limit`). So do
+      `max_refused_groups` groups that the filters refuse in a row (see `filter_limit`).
     - A trajectory may have at most `max_tokens` tokens. Token ids must be below `vocabulary`, if that is known.
     """
 
@@ -61,6 +62,7 @@ class ReplaySettings:
     full_bytes: float = math.inf
     longest_episode_s: float = math.inf
     max_failure_share: float | None = None
+    max_refused_groups: int | None = None
     max_dead_letters: float = math.inf
     max_dead_letter_bytes: float = math.inf
     vocabulary: int | None = None

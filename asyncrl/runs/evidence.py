@@ -28,6 +28,7 @@ SHARES = {"truncated": TRUNCATED, "malformed calls": MALFORMED}
 ENOUGH = 100
 """The newest episodes or calls that a share covers."""
 COUNTED = ("accepted", "labelled", "trained", "filtered", "dead", "failures")
+TEXTS = ("newest_failure", "refusing", "solved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Evidence:
     - `first`, `newest`: consecutive rows of trained steps at the beginning and at the end; `spread`: rows of the whole
       run. `evaluations`: rows in the order of their steps, the first and the last among them.
     - `actors`: the newest rows of each actor.
-    - `counts`: the replay's counters, summed over shards. `newest_failure` and `refusing` are its texts.
+    - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and
+      `solved` are its texts.
     - `group_size`: `None` if it is unknown.
     - `is_running`: the run may still change, so few rows are no evidence.
     """
@@ -52,6 +54,7 @@ class Evidence:
     counts: Mapping[str, float] = field(default_factory=dict)
     newest_failure: str = ""
     refusing: str = ""
+    solved: str = ""
     group_size: int | None = None
     is_running: bool = False
 
@@ -70,8 +73,7 @@ def read_evidence(run: Run, is_running: bool) -> Evidence:
         sorted(run.spread_rows("evaluation", MOST_EVALUATIONS), key=lambda row: row["step"]),
         _of_actors(run),
         {name: sum(finite(row.get(name)) or 0 for row in replays) for name in COUNTED},
-        next((str(row["newest_failure"]) for row in replays if row.get("newest_failure")), ""),
-        next((str(row["refusing"]) for row in replays if row.get("refusing")), ""),
+        *(next((str(row[name]) for row in replays if row.get(name)), "") for name in TEXTS),
         group_size,
         is_running,
     )

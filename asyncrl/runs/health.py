@@ -191,6 +191,8 @@ def refusing_filter(seen: Evidence) -> Finding | None:
     """The filters refuse every group, or nearly every one."""
     if seen.refusing:
         return Finding("filter", seen.refusing)
+    if seen.solved:
+        return Finding("filter", seen.solved, is_good=True)
     filtered, accepted = seen.counts.get("filtered", 0), seen.counts.get("accepted", 0)
     if filtered < FEWEST_REFUSED or filtered < MAX_REFUSED * accepted:
         return None

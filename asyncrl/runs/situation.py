@@ -52,6 +52,7 @@ class ShardNow:
     - `pending` counts the tickets without an actor, and `waiting` the episodes without a scorer. `actors` and `scorers`
       count the episodes that each worker holds.
     - `silence_s`: seconds since each worker's last request. `learner_waits_s`: for how long the learner has waited.
+    - `failing`, `refusing`: the reasons why it issues few tickets, and why its filters refuse every group.
     - `busy`: the reason why the shard postpones requests; empty if it does not.
     """
 
@@ -73,6 +74,7 @@ class ShardNow:
     age_bound: int = 0
     is_full: bool = False
     failing: str = ""
+    refusing: str = ""
     busy: str = ""
     learner_waits_s: float | None = None
 
@@ -185,6 +187,7 @@ def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any
         age_bound=status.get("age_bound", 0),
         is_full=counters["live_bytes"] > status.get("high_water_bytes", float("inf")),
         failing=status.get("failing", ""),
+        refusing=status.get("refusing") or status.get("solved", ""),
         busy=status.get("busy", ""),
         learner_waits_s=status.get("learner_waits_s"),
     )

@@ -124,6 +124,9 @@ class TerminalTable:
         replays = [tail.read() for tail in self._replays]
         if any(values.get("store_bytes", 0) > values.get("high_water_bytes", math.inf) for values in replays):
             rows.append(("store", STORE_IS_FULL))
+        rows += [
+            ("filter", str(text)) for values in replays if (text := values.get("refusing") or values.get("solved"))
+        ]
         return rows + self._failing(replays) + self._waits(replays, actors)
 
     def _waits(
