@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -19,6 +19,7 @@ MOST_EVALUATIONS = 200
 MOST_ACTORS = 64
 ACTOR_ROWS = 60
 """The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
+SCORER_ROWS = 12
 STALE_S = 60.0
 """An actor whose newest row is older than the newest row of all actors by more than this has left."""
 TRUNCATED = (("truncated",), ("episodes",))
@@ -41,6 +42,7 @@ class Evidence:
     - `actors`: the newest rows of each actor.
     - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and
       `solved` are its texts.
+    - `scores`: the newest mean of each score that is not always 0. `unread`: the scores that change nothing.
     - `group_size`: `None` if it is unknown.
     - `is_running`: the run may still change, so few rows are no evidence.
     """
@@ -55,6 +57,8 @@ class Evidence:
     newest_failure: str = ""
     refusing: str = ""
     solved: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
     group_size: int | None = None
     is_running: bool = False
 
@@ -62,9 +66,9 @@ class Evidence:
 def read_evidence(run: Run, is_running: bool) -> Evidence:
     """Read the evidence of a run. Raises OSError: a file cannot be read."""
     replays = [run.newest_values(role) for role in run.roles("replay*")]
-    group_size = None
+    settings = None
     with suppress(ConfigError):
-        group_size = settings.group_size if (settings := run.settings()) else None
+        settings = run.settings()
     return Evidence(
         str(run.folder),
         _trained(run.oldest_rows("learner", MOST_STEPS)),
@@ -74,13 +78,21 @@ def read_evidence(run: Run, is_running: bool) -> Evidence:
         _of_actors(run),
         {name: sum(finite(row.get(name)) or 0 for row in replays) for name in COUNTED},
         *(next((str(row[name]) for row in replays if row.get(name)), "") for name in TEXTS),
-        group_size,
+        {name: value for role in run.roles("scoring-*") for name, value in _means(run.newest_rows(role, SCORER_ROWS))},
+        settings.unread if settings else {},
+        settings.group_size if settings else None,
         is_running,
     )
 
 
 def _trained(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if "reward/mean" in row]
+
+
+def _means(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
+    """The means of scores in a scorer's rows that are not 0, by the names of the scores."""
+    for row in rows:
+        yield from ((name.removesuffix("_mean"), row[name]) for name in row if name.endswith("_mean") and row[name])
 
 
 def _of_actors(run: Run) -> list[list[Row]]:

@@ -264,7 +264,7 @@ def reward_trend(seen: Evidence) -> Finding | None:
         return Finding("reward_falls", f"the reward falls: it was {said} ({change.noise_text}). Try a lower learner.lr")
     return Finding(
         "reward_still",
-        f"the reward stands still: it was {said} ({change.noise_text}). The tasks may be too hard or the learning rate "
+        f"the reward does not rise: it was {said} ({change.noise_text}). The tasks may be too hard or the learning rate "
         "too small: look at the episodes, then try easier tasks, a larger learner.lr or a larger learner.group_size",
     )
 
@@ -301,6 +301,17 @@ def runaway_kl(seen: Evidence) -> Finding | None:
     return None
 
 
+def unread_scores(seen: Evidence) -> Finding | None:
+    """The episodes have scores that change nothing."""
+    found = [name for name in seen.unread if name in seen.scores]
+    if not found:
+        return None
+    kinds = {"environment": "rewards of tools, environments or simulated users"}
+    said = (f"{kinds.get(name, f'the score {name}')} ({seen.scores[name]:.3g} on average)" for name in found)
+    advice = "; ".join(seen.unread[name] for name in found)
+    return Finding("unread", f"nothing trains on {', nor on '.join(said)}. To change this: {advice}")
+
+
 RULES: tuple[Rule, ...] = (
     refusing_filter,
     learns_nothing,
@@ -313,4 +324,5 @@ RULES: tuple[Rule, ...] = (
     reward_trend,
     entropy_trend,
     runaway_kl,
+    unread_scores,
 )

@@ -164,8 +164,8 @@ class Run:
         return list(measured(sampled_rows(metrics_file(self.folder, role))))
 
     def spread_rows(self, role: str, count: int) -> list[Row]:
-        """At most `count` rows of a role at equal distances in its file, with the first and the last one, and with
-        their numbers only. The cost does not grow with the file."""
+        """Sample at most `count` rows of a role at equal distances in its file, with the first and the last one, and
+        with their numbers only. The cost does not grow with the file."""
         with self.open_rows(role) as file:
             return [] if file is None else list(measured(file.sampled(file.whole, count)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncrl.config.schema import AlgorithmConfig, ModelConfig, ReplayConfig
@@ -12,7 +13,8 @@ class ViewSettings:
     """A run's settings.
 
     `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is the
-    configured number of servers, or `None`. `keys` is the folder with the keys of clients.
+    configured number of servers, or `None`. `keys` is the folder with the keys of clients. `unread` has the scores that change nothing,
+    each with advice (see `config.unread`).
     """
 
     steps: int
@@ -29,4 +31,5 @@ class ViewSettings:
     keys: str | None
     model: ModelConfig
     algorithm: AlgorithmConfig
+    unread: Mapping[str, str]
     replay: ReplayConfig

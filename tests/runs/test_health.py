@@ -75,7 +75,7 @@ LEVEL = {"groups/zero_variance": 1.0}
         ([row(step, 0, 1, kl_reference=0.01 if step < 6 else 3.0) for step in range(8)], {}),
         (
             [row(step, 0, 1 + step % 2) for step in range(40)],
-            {"reward_still": "the reward stands still: it was 0.731 in the first third of steps 0 to 39 and 0.769"},
+            {"reward_still": "the reward does not rise: it was 0.731 in the first third of steps 0 to 39 and 0.769"},
         ),
         (
             [row(step, 0, 2 - step / 20 + step % 2 / 10) for step in range(40)],
@@ -161,6 +161,17 @@ def test_a_filter_that_refuses_nearly_everything_is_warned_of() -> None:
     )
     assert texts(Evidence("runs/x", counts={"accepted": 1000, "filtered": 500})) == {}
     assert texts(Evidence("runs/x", refusing="the filters refuse all"))["filter"] == "the filters refuse all"
+
+
+def test_rewards_of_an_environment_without_a_weight_are_warned_of_once_an_episode_has_some(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run", [0.1, 0.2])
+    scorer = JsonLines(metrics_file(folder, "scoring-0"), lambda: 110.0)
+    scorer.log(0, {"environment_mean": 0.0, "rules_mean": 0.5})
+    assert "unread" not in texts(read_evidence(Run(folder), is_running=True))
+    scorer.log(0, {"environment_mean": 0.25, "rules_mean": 0.5})
+    found = texts(read_evidence(Run(folder), is_running=True))["unread"]
+    assert "nothing trains on rewards of tools, environments or simulated users (0.25 on average)" in found
+    assert "give these rewards a weight (scoring.shaping.environment_weight)" in found
 
 
 def test_no_rule_finds_anything_in_a_run_without_rows() -> None:
