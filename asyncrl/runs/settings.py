@@ -13,8 +13,8 @@ class ViewSettings:
     """A run's settings.
 
     `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is the
-    configured number of servers, or `None`. `keys` is the folder with the keys of clients. `unread` has the scores that change nothing,
-    each with advice (see `config.unread`).
+    configured number of servers, or `None`. `keys` is the folder with the keys of clients. `unread` has the
+    scores that change nothing, each with advice (see `config.unread`).
     """
 
     steps: int
