@@ -265,7 +265,7 @@ def reward_trend(seen: Evidence) -> Finding | None:
     return Finding(
         "reward_still",
         f"the reward does not rise: it was {said} ({change.noise_text}). The tasks may be too hard or the learning "
-        "rate too small: look at the episodes, then try easier tasks, a larger learner.lr or a larger learner.group_size",
+        "rate too small: look at the episodes, then try easier tasks, a larger learner.lr or larger groups",
     )
 
 
