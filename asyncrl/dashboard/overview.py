@@ -10,9 +10,10 @@ from typing import Any
 
 import lmdb
 
+from asyncrl.config.changes import with_steps
 from asyncrl.config.option import as_yaml, part_text
 from asyncrl.config.schema import AlgorithmConfig
-from asyncrl.config.secrets import masked
+from asyncrl.config.secrets import masked, shown_value
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT
 from asyncrl.dashboard.stores import ReplayStores
@@ -47,14 +48,31 @@ class Overviews:
         found = {**overview(run), "now": self._clock()}
         try:
             with self._stores.alone():
-                stalls = watch.look()
+                stalls, changes = watch.look(), run.changes()
         except (AsyncrlError, OSError, lmdb.Error) as error:
             return {**found, "problems": list(dict.fromkeys([*found["problems"], str(error)]))}
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # A damaged row of metrics may have texts instead of numbers.
             problem = f"it is unknown which role waits for which: {reason_of(error)}"
             return {**found, "problems": [*found["problems"], problem]}
-        return {**_with_faults(found, stalls.faults), "waits_text": stalls.text, "advice": stalls.advice}
+        configuration = {key: with_steps(key, value, changes) for key, value in found["configuration"].items()}
+        found = {**_with_faults(found, stalls.faults), "configuration": configuration}
+        return {**found, "waits_text": stalls.text, "advice": stalls.advice}
+
+
+def changes_of(run: Run, stores: ReplayStores) -> list[dict[str, Any]]:
+    """The changes of the configuration in mid-run: the first `step` that uses the change, the `key`, and the values
+    `old` and `new` as text."""
+    with stores.alone():
+        found = run.changes()
+    return [
+        {
+            "step": each.step,
+            "key": each.key,
+            **{name: shown_value(each.key, getattr(each, name)) for name in ("old", "new")},
+        }
+        for each in found
+    ]
 
 
 def overview(run: Run) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from asyncrl.config.changes import by_key
+from asyncrl.config.changes import ConfigChange, by_key
 from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SUMMARY_FILE
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError, StoreError
@@ -197,6 +197,12 @@ class Run:
         """Open the stores until the block ends. Raises StoreError: there are none, or they cannot be read."""
         with closing(StoredRun(self.store)) as stored:
             yield stored
+
+    def changes(self) -> list[ConfigChange]:
+        """The changes of the configuration in mid-run, in order; empty without a store that can be read."""
+        with suppress(StoreError, OSError), self.stored() as stored:
+            return stored.changes()
+        return []
 
     def endpoints(self) -> Sequence[str]:
         """The addresses that the shards of the replay wrote when they started; empty if an address is missing."""

@@ -7,10 +7,12 @@ import { number } from "./format.js";
 import { linesOf, smoothed } from "./lines.js";
 
 const NEAR = "400px";
+const MOST_CHANGES = 3;
 
 export class Panel {
   #chart;
   #note = element("p", { class: "note" });
+  #changes = element("p", { class: "note changes" });
   #detail = new Map();
   #detailOf = "";
   #pending = null;
@@ -26,7 +28,7 @@ export class Panel {
       run ? element("small", {}, " \u00b7 ", foreign(run.name)) : null);
     const head = element("div", { class: "head" }, title, element("div", { class: "tools" }, tools));
     const about = figure.about ? element("p", { class: "about" }, figure.about) : null;
-    this.element = element("article", { class: "card figure", id: `figure-${figure.id}` }, head, about, this.#chart.element, this.#note);
+    this.element = element("article", { class: "card figure", id: `figure-${figure.id}` }, head, about, this.#chart.element, this.#changes, this.#note);
     this.#observer.observe(this.element);
   }
 
@@ -47,7 +49,7 @@ export class Panel {
   }
 
   /** Draws the figure of `runs` (or of the constructor's run). `view`: `axis`, `smooth`, `range`. `data` has
-   * `series(run, file, names)` and `clock(run)`. Returns whether there is anything to see. */
+   * `series(run, file, names)`, `clock(run)` and `changes(run)`. Returns whether there is anything to see. */
   draw(runs, view, data) {
     const shown = this.run ? runs.filter((run) => run.key === this.run.key) : runs;
     const several = shown.length > 1;
@@ -74,11 +76,20 @@ export class Panel {
       ...this.figure,
       axis: AXES[view.axis],
       range: view.range,
+      changes: shown.flatMap((run) => data.changes(run).map(({ step }) => data.clock(run).placeOf(view.axis, step))).filter((place) => place !== null),
       lines: lines.map((line) => (smooth && !line.marks ? { ...line, raw: line.y, y: smoothed(line.y, smooth) } : line)),
     };
     this.#seen(this.#near);
     this.#tell(used);
+    this.#tellChanges(shown, data);
     return true;
+  }
+
+  /** Names the changes of the configuration that the vertical lines show. */
+  #tellChanges(shown, data) {
+    const told = shown.flatMap((run) => data.changes(run).map((each) => `${shown.length > 1 ? `${run.name}: ` : ""}${each.key} ${each.old} \u2192 ${each.new} from step ${each.step}`));
+    const more = told.length > MOST_CHANGES ? `; ${told.length - MOST_CHANGES} more` : "";
+    fill(this.#changes, told.length ? foreign(`${told.slice(-MOST_CHANGES).join("; ")}${more}`) : null);
   }
 
   /** Says which share of the rows is drawn, because short peaks may be missing. */

@@ -1,7 +1,7 @@
 """Chooses the tokens whose entropy is measured as a metric, if the loss does not need all entropies.
 
-An entropy is a sum over the vocabulary. On an H200, the sums of all tokens took 5% to 8% of a step without compiled
-layers (Qwen3 shapes of 0.6B and 4B), and the sums of a sixteenth of them 0.4% to 1.1%. The choice depends only on a
+An entropy is a sum over the vocabulary. On an H200, the sums of all tokens took 5% to 8% of a step of Qwen3 shapes
+without compiled layers. The sums of a sixteenth of them took 0.4% to 1.1%. The choice depends only on a
 token's place in the batch, so that it is the same for any split into passes and ranks.
 """
 
