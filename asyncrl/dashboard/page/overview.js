@@ -12,7 +12,7 @@ import { count } from "./text.js";
 const REFRESH_MS = 4000;
 const PARTS = [
   ["Is it learning?", ["reward", "accuracy"]],
-  ["Is it healthy?", ["entropy", "lag", "mismatch"]],
+  ["Is it healthy?", ["entropy", "mismatch"]],
   ["Where does the time go?", ["idle", "phases"]],
 ];
 const READ = { learner: ["reward/mean", "seconds/step", "tokens_per_s", "lag/max", "entropy"] };
@@ -64,7 +64,7 @@ class Card {
     this.progress = element("div", { class: "progress", role: "progressbar", "aria-label": "learner steps" }, element("span"));
     this.words = PARTS.map(() => element("div", { class: "words" }));
     this.roles = element("div");
-    this.panels = PARTS.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { tools: [figureLink(id)], chart: SMALL })));
+    this.panels = PARTS.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { tools: [figureLink(id)], chart: SMALL, tellsChanges: false })));
     const parts = PARTS.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
       this.panels[index].map((panel) => panel.element)));
     this.configuration = element("dl", { class: "choices" });

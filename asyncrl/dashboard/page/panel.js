@@ -12,16 +12,17 @@ const MOST_CHANGES = 3;
 export class Panel {
   #chart;
   #note = element("p", { class: "note" });
-  #changes = element("p", { class: "note changes" });
+  #changes = element("p", { class: "about" });
   #detail = new Map();
   #detailOf = "";
   #pending = null;
   #near = false;
   #observer;
 
-  /** `run`: the only run of a figure that stacks its lines. `tools` are elements next to the title. */
-  constructor(figure, { run = null, tools = [], chart = {} } = {}) {
-    Object.assign(this, { figure, run });
+  /** `run`: the only run of a figure that stacks its lines. `tools` are elements next to the title.
+   * `tellsChanges`: the changes of the configuration are named, and not only marked. */
+  constructor(figure, { run = null, tools = [], chart = {}, tellsChanges = true } = {}) {
+    Object.assign(this, { figure, run, tellsChanges });
     this.#chart = new Chart({ ...chart, title: figure.title });
     this.#observer = new IntersectionObserver((seen) => this.#seen(seen.at(-1).isIntersecting), { rootMargin: NEAR });
     const title = element("h3", {}, foreign(figure.title), figure.unit && figure.unit !== "share" ? element("small", {}, ` ${figure.unit}`) : null,
@@ -81,7 +82,7 @@ export class Panel {
     };
     this.#seen(this.#near);
     this.#tell(used);
-    this.#tellChanges(shown, data);
+    if (this.tellsChanges) this.#tellChanges(shown, data);
     return true;
   }
 
