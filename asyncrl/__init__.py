@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl.commands.from_python import RunView as Run
-    from asyncrl.commands.from_python import train
+    from asyncrl.commands.from_python import evaluate, train
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "train"]
+__all__ = ["Run", "evaluate", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """A name of commands/from_python.py, which is imported at its first use: `import asyncrl` stays light."""
+    """Return `Run`, `evaluate` or `train`. Their file is imported only at their first use: `import asyncrl` stays
+    light."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module("asyncrl.commands.from_python")

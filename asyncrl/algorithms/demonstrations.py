@@ -63,7 +63,7 @@ def of_demonstrations(tokens: Tokens) -> PolicyTokens | None:
 
 
 def only_sampled(tokens: Tokens) -> Tokens:
-    """The tokens, with a view of only the sampled ones. In the view, demonstrations are empty sequences."""
+    """The tokens, with a view of only the sampled tokens. In the view, demonstrations are empty sequences."""
     if tokens.demonstrated is None:
         return tokens
     view = PolicyTokens.of(tokens)

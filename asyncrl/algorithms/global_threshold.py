@@ -19,8 +19,8 @@ _BITS = 11
 _BINS = 1 << _BITS
 
 Condition = Callable[[Tensor, Tensor], Tensor]
-"""A function of the count and the sum of the smallest values, float64[bins] each. It returns bool[bins]: once true, it
-stays true for all later bins."""
+"""A condition on the smallest values. Its arguments are float64[bins] each: the count and the sum of all values up to
+the end of each bin. It returns bool[bins], and once it is true, it must be true for all later bins."""
 
 
 def order(values: Tensor) -> Tensor:
@@ -30,8 +30,8 @@ def order(values: Tensor) -> Tensor:
 
 
 def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
-    """The smallest key for which `condition` is true of the count and sum of all values up to it. 2^32 if there is
-    none."""
+    """The smallest key for which `condition` is true of the count and sum of all values up to this key. 2^32 if there
+    is none."""
     # This runs on the CPU: the host must wait for each histogram anyway, and a GPU would round the sums differently
     # each time.
     keys, values = order(values).cpu(), values.detach().cpu()

@@ -1,10 +1,10 @@
 """The sources of the proximal policy's log-probs, and the times at which parts need them.
 
-`recompute` runs an extra forward pass before the updates. `training` takes them, detached, from the forward pass of the
-update itself. This is exact with one update per step. `behaviour` uses the behaviour log-probs.
-
-`interpolate` and `interpolate_linear` estimate them in the forward pass from the age of each token. `auto` becomes
-`training` if that is sufficient, and `recompute` otherwise.
+- `recompute`: an extra forward pass before the updates.
+- `training`: the forward pass of the update itself, detached. This is exact with one update per step.
+- `behaviour`: the behaviour log-probs.
+- `interpolate`, `interpolate_linear`: an estimate in the forward pass, from the age of each token.
+- `auto`: `training` if that is sufficient, and `recompute` otherwise.
 """
 
 from __future__ import annotations

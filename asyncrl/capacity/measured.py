@@ -1,8 +1,8 @@
 """Measures the rates and sizes of a run from its metrics and its store.
 
 The first steps are left out, since engines are still empty and models compile. The metrics have means over all episodes
-of a few seconds, and the store has every episode. For an episode whose data was deleted, the store has only its tokens
-and its total seconds. The seconds in tools are then the total minus generation at the mean speed.
+of a few seconds, and the store has every episode. For an episode whose data was deleted, the store has only its numbers
+of tokens and turns, and its total seconds. The seconds in tools are then the total minus generation at the mean speed.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """Two numbers for each two successive rows of an actor: the mean number of requests of one engine while it was
+    """Two numbers for each pair of successive rows of an actor: the mean number of requests of one engine while it was
     busy, and the tokens that it sampled per second during that time.
     """
     for before, after in pairwise(rows):

@@ -29,12 +29,14 @@ MOST_DIGITS = 18
 
 @dataclass(frozen=True, slots=True)
 class EpisodeQuery:
-    """A choice of episodes.
+    """A choice of episodes: those that meet all of its conditions.
 
-    It selects an episode if each of its numbers is within the query's range, both ends included, and each of its texts
-    equals the query's. `tool` is one of the episode's tools, `flag` one of its flags, and `text` a part of its id or of
-    its task's id. `sort` is a column of `SORTABLE`; with a minus before it, the largest values come first. NaN comes
-    last.
+    - `ranges`: by the name of a number, its least and its largest value, both included;
+    - `exact`: by the name of a text, the text itself;
+    - `members`: a tool that the episode called (`tools`), and a flag that it has (`flags`);
+    - `text`: a part of the episode's id or of its task's id;
+    - `sort`: a column of `SORTABLE`; with a minus before it, the largest values come first. NaN comes last;
+    - `offset`, `limit`: the number of selected episodes to skip, and the most episodes of a page.
     """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)

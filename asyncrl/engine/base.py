@@ -34,7 +34,7 @@ class PlacedImage(NamedTuple):
 
 
 def collapsed(tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> NDArray[np.int32]:
-    """Reduce each image's placeholders in `tokens` to the single one that the chat template writes."""
+    """Reduce each image's placeholders in `tokens` to the single placeholder that the chat template writes."""
     if not images:
         return tokens
     kept = np.ones(len(tokens), np.bool_)
@@ -87,7 +87,7 @@ class IdleClock:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._started = clock()
-        # The seconds of past idle times and the start of the current one are one tuple, so that threads read them
+        # The seconds of past idle times and the start of the current idle time are one tuple, so that threads read them
         # together.
         self._state: tuple[float, float | None] = (0.0, self._started)
 

@@ -368,7 +368,7 @@ class EmbeddedEngine:
                 self._scheduler.fail(slot.request, error)
 
     def _note_experts(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:
-        """Add the experts of tokens that the last pass computed for the first time to their slots."""
+        """Note in each slot the experts of those tokens that the last pass computed for the first time."""
         if self._routers is None:
             return
         rows, begin = self._routers.take(), 0

@@ -232,7 +232,7 @@ class Scheduler:
             if not self._free:
                 self._evict()
             slot = Slot(heapq.heappop(self._free), request)
-        # At least one token must be computed, to get the distribution of the next one.
+        # At least one token must be computed, to get the distribution of the next token.
         prompt = request.prompt.tolist()
         shared = _common_prefix(slot.tokens, prompt, min(slot.cached, len(prompt) - 1))
         slot.request, slot.tokens, slot.cached = request, prompt, shared

@@ -7,7 +7,7 @@ This package keeps these promises (the numbers are those of docs/concepts.md):
   exactly once, with its log-prob and its version (`recorder.py`).
 
 Files in reading order: `episode.py` runs an episode, `tool_player.py` leads its conversation with asyncrl's own tools
-and users, and `recorder.py` is the only builder of trajectories. `branches.py` holds their token sequences,
+and users, and `recorder.py` is the only builder of trajectories. `branches.py` holds the token sequences of an episode,
 `completions.py` reads sampled tokens, `steps.py` splits turns into steps. `images.py` places images among tokens.
 `group_demonstrations.py` and `demonstrations.py` make tokens of demonstrations, for groups and for fine-tuning.
 

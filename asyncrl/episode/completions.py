@@ -22,11 +22,14 @@ ReadTurn = Callable[[str, bool], ParsedTurn]
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One turn of the policy, after the tokens `prompt`.
+    """One turn of the policy. If the policy wrote a stop text of the request, `message` and `turn` end before the text.
 
-    `message` is the turn in the form that templates take, without calls if a call of `turn` is malformed.
-    `finish_reason` is stop or length. If the policy wrote a stop text of the request, `stop` is this text, and
-    `message` and `turn` end before it. The episode records everything in `sampled`.
+    - `message`: the turn in the form that templates take, without calls if a call of `turn` is malformed
+    - `turn`: the turn as it was read
+    - `finish_reason`: stop or length
+    - `prompt`: the tokens before the turn
+    - `sampled`: all sampled tokens, which the episode records
+    - `stop`: the stop text that the policy wrote; empty if it wrote none
     """
 
     message: Message

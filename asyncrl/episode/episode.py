@@ -45,7 +45,7 @@ class Player(Protocol):
 class EpisodeRunner:
     """Runs episodes of `player` over `engine`.
 
-    - `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
+    - `as_rendered`: see Recorder; `step_split`: see `split_steps`.
     - `spans` records the phases of each episode.
     - `demonstrate` records a task's demonstration, if its ticket requests that.
     - `images` reads the images of messages, if the policy sees images. `outgoing` keeps the images of a trajectory

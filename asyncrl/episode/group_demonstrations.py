@@ -29,7 +29,7 @@ from asyncrl.types import DEMONSTRATED, Ticket, ToolCall, Trajectory
 class DemonstrationRecorder:
     """Records the demonstrations of tasks. `functions` are the tools by name; a task's own tools replace them.
 
-    Only the token limits in `limits` apply. `as_rendered` is as for Recorder, `step_split` as for `split_steps`.
+    Only the token limits in `limits` apply. `as_rendered`: see Recorder; `step_split`: see `split_steps`.
     """
 
     chat: Chat

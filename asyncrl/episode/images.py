@@ -57,7 +57,7 @@ class GivenTokens(NamedTuple):
 
 @dataclass(eq=False)
 class ImageDesk:
-    """Reads the images of messages. `shape` gives the number of an image's tokens. `fetch` is as for `read_source`."""
+    """Reads the images of messages. `shape` gives the number of an image's tokens. `fetch`: see `read_source`."""
 
     reader: ImageReader
     shape: VisionShape

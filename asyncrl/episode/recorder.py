@@ -91,7 +91,8 @@ class CompletionRequest(NamedTuple):
     - `max_tokens`: the caller's own limit of the completion
     - `grammar`: the grammar that the completion obeys; None: no grammar
     - `stop`: texts; the caller gets the completion up to the first of them
-    - `alternatives`: the number of alternatives to each token whose log-probs the caller gets, if the engine gives them
+    - `alternatives`: the number of alternatives to each token; the caller gets their log-probs, if the engine gives
+      them
     """
 
     messages: tuple[Message, ...]
@@ -275,8 +276,8 @@ class Recorder:
     def trajectory(self, rewards: Mapping[str, float], timings: Mapping[str, float], split: Split) -> Trajectory:
         """Concatenate the branches, each up to its last completion, in the order of these completions.
 
-        `split` is as for `split_steps`. Raises InvariantError: there is no completion, or the engine's log-probs or
-        versions are invalid.
+        `split`: see `split_steps`. Raises InvariantError: there is no completion, or the engine's log-probs or versions
+        are invalid.
         """
         ends = self.last_completions()
         if not ends:

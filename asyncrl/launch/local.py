@@ -11,20 +11,18 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from asyncrl.config import locations
-from asyncrl.config.changes import changed_keys, values_of
+from asyncrl.config.changes import values_of
 from asyncrl.config.checks.conflicts import conflicts
 from asyncrl.config.exits import EXIT_STOPPED
-from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
-from asyncrl.config.refusals import missing_data
-from asyncrl.config.schema import TrainConfig
-from asyncrl.config.secrets import shown, shown_value
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.autoscale import Autoscaler, RunSizes
+from asyncrl.launch.claim import check_begun_files, check_resume, claim, is_past_its_steps, make_room
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop, stop_of_start
 from asyncrl.launch.placement.placement import Placement, place, settle
@@ -35,12 +33,10 @@ from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
-from asyncrl.launch.preflight.same_files import check_same_files, task_files
-from asyncrl.launch.preflight.same_tasks import check_same_tasks, names_tasks
+from asyncrl.launch.preflight.same_tasks import check_same_tasks
 from asyncrl.launch.preflight.settled import check_settled
 from asyncrl.launch.processes import role_command, role_environment, this_host
 from asyncrl.launch.role_process import RoleCommand
-from asyncrl.launch.run_folder import is_begun, set_aside
 from asyncrl.launch.scaling import Scaler
 from asyncrl.launch.supervisor import RunFailedError, Supervisor
 from asyncrl.launch.survivors import end_elsewhere, end_here
@@ -74,86 +70,15 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
     ]
 
 
-def check_resume(config: TrainConfig, run_dir: Path) -> None:
-    """Refuse to resume a run that has begun if fixed keys or the files of tasks differ.
-
-    Raises ConfigError: the resume is refused, or the folder holds a fine-tuning.
-    """
-    refuse_fine_tuning(run_dir)
-    try:
-        changes_of(values_of(config), run_dir)
-        if not missing_data(config.data, config.algorithm.sft.path) and names_tasks(run_dir):
-            check_same_files(run_dir, task_files(run_tasks(config)), begun=True)
-    except ConfigError:
-        if is_begun(run_dir):
-            raise
-
-
-def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """A line for each key whose value in `after` differs from the run in the folder; empty if there is no run.
-
-    Raises ConfigError: the run cannot resume with these values.
-    """
-    run = Run(run_dir)
-    if not run.config_file.exists():
-        return []
-    before = run.real_values()
-    try:
-        changed = changed_keys(before, after)
-    except ConfigError as error:
-        raise ConfigError(f"{run_dir} holds a run: {error}") from error
-    return [f"{shown(key, after[key])} from now on; it was {shown_value(key, before[key])}" for key in changed]
-
-
-def claim(config: TrainConfig, run_dir: Path) -> bool:
-    """Write the run's configuration into its folder; return True if the folder holds an earlier part of the same run.
-
-    Raises ConfigError: the run cannot resume with this configuration.
-    """
-    resumed = (run_dir / CONFIG_FILE).exists()
-    for line in changes_of(values_of(config), run_dir):
-        log.info("%s", line)
-    locations.record_config(config, run_dir)
-    return resumed
-
-
-def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[], None]) -> None:
-    """Move aside the files of a run that never began a step, if it cannot resume with these values or if `check_tasks`
-    refuses its tasks.
-
-    So a run whose first start failed does not block its name. Raises ConfigError: the run has begun.
-    """
-    try:
-        changes_of(values, run_dir)
-        check_tasks()
-    except ConfigError:
-        if is_begun(run_dir):
-            raise
-        aside = set_aside(run_dir)
-        log.info("the run in %s never began a step, so it starts over; its old files are in %s", run_dir, aside)
-        check_tasks()  # The old record has been moved, so this records the files of tasks again.
-
-
-def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
-    """True, with a warning, if the run has done more steps than are `wanted`."""
-    done = steps_in_newest_checkpoint(run_dir)
-    if past := done > wanted:
-        log.warning(
-            "%s has done %d steps, so learner.steps=%d leaves nothing to do; to train further, set learner.steps to "
-            "more than %d",
-            *(run_dir, done, wanted, done),
-        )
-    return past
-
-
 def train(
     config: TrainConfig, stop: threading.Event | None = None, how_to_resume: Callable[[], str] | None = None
 ) -> bool:
     """Run all roles until the learner is done (True) or a signal or `asyncrl stop` ends the run (False).
 
-    A run that already has more steps than `config` sets starts nothing. Setting `stop` ends the run; by default signals
-    set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On each further
-    host of the learner, this runs only the ranks of that host. Raises AsyncrlError: the run cannot start or continue.
+    If the run has already done more steps than `config` asks for, this starts nothing. Setting `stop` ends the run; by
+    default signals set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On
+    each further host of the learner, this runs only the ranks of that host. Raises AsyncrlError: the run cannot start
+    or continue.
     """
     try:
         if config.learner.node:
@@ -172,29 +97,14 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         asked = stack.enter_context(stop_of_start(run_dir, stop))
         end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
-        preflight(config, partial(check_resume, config, run_dir), stop=asked)
-        count_steps(config.learner, config.replay.shards, run_tasks(config))
+        tasks = partial(run_tasks, config)
+        check_files = partial(check_begun_files, run_dir, config.data, config.algorithm.sft.path, tasks)
+        preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked)
+        count_steps(config.learner, config.replay.shards, tasks())
         launcher = stack.enter_context(closing(open_launcher(config)))
-        placement = place(config, launcher.hosts())
-        settle(config.cluster, config.learner, placement)
-        # `prepare` comes before `claim`, so that the configuration in the run's folder has the replay's addresses.
-        addresses = RunAddresses.of(config)
-        given = addresses.values()
-        launcher.prepare(placement, asked)
-        check_settled(config, placement)
-        end_elsewhere(run_dir, launcher.end_left, asked)
-        if stop.is_set() or is_asked_to_stop(run_dir):
-            raise StoppedError("stopped before anything was started")
-        placement = place(config, placement.hosts)
-        prepare_data(config, asked)
-        make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
-        resumed = claim(config, run_dir)
-        record_environment(run_dir)
-        addresses.record_left_open(given)
-        if is_past_its_steps(config.learner.total_steps, run_dir):
+        placement = _placed(config, run_dir, launcher, stop, asked)
+        if placement is None:
             return True
-        locations.run_identity(config.run, make=True)
-        log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
         log.info("to watch it in a browser: asyncrl dashboard %s", shlex.quote(str(run_dir)))
         places = placement_table(placement, config.cluster.hosts, terminal_width(sys.stderr))
         log.info("where everything runs:\n%s", places)
@@ -211,31 +121,80 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         scale = partial(_scale, config, placement.hosts, launcher, supervisor)
         sizes = RunSizes(config.replay.shards, config.learner.batch_size, config.replay.max_lag)
         scaler, autoscaler = Scaler(run_dir, scale), Autoscaler(config.cluster, sizes, run_dir, scale)
-        result, reason = "failed", ""
-        try:
-            run = Run(run_dir)
-            watch, steps, shards = RunWatch(run), config.learner.total_steps, config.replay.shards
-            with TerminalTable(
-                run, steps, shards, lambda: supervisor.restarts, waits=lambda: watch.look().text
-            ) as table:
 
-                def progress() -> None:
-                    table.update()
-                    launcher.watch(supervisor)
-                    scaler.update()
-                    autoscaler.update()
+        def between_looks() -> None:
+            launcher.watch(supervisor)
+            scaler.update()
+            autoscaler.update()
 
-                done = supervisor.run(stop.is_set, progress)
-            result = "done" if done else "stopped"
-        except RunFailedError as error:
-            reason = str(error)
-            raise
-        finally:
-            if result == "done" and config.learner.export:
-                _write_card(run_dir)
-            resume = how_to_resume() if how_to_resume else resume_command(Run(run_dir))
-            sys.stderr.write(write_summary(Run(run_dir), config.learner.total_steps, result, reason, resume))
-        return done
+        return _supervise(supervisor, run_dir, config.learner, sizes.shards, between_looks, stop, how_to_resume)
+
+
+def _placed(
+    config: TrainConfig, run_dir: Path, launcher: Launcher, stop: threading.Event, asked: threading.Event
+) -> Placement | None:
+    """Place the run's roles, claim its folder, and return the placement, or None if the run has done more steps than
+    `config` asks for. The roles can start after this. `stop` is set by signals, `asked` also by `asyncrl stop`.
+
+    Raises StoppedError: the run was asked to stop. Raises ConfigError: the run does not fit the hosts, or must not
+    resume.
+    """
+    placement = place(config, launcher.hosts())
+    settle(config.cluster, config.learner, placement)
+    # `prepare` comes before `claim`, so that the configuration in the run's folder has the replay's addresses.
+    addresses = RunAddresses.of(config)
+    given = addresses.values()
+    launcher.prepare(placement, asked)
+    check_settled(config, placement)
+    end_elsewhere(run_dir, launcher.end_left, asked)
+    if stop.is_set() or is_asked_to_stop(run_dir):
+        raise StoppedError("stopped before anything was started")
+    placement = place(config, placement.hosts)
+    prepare_data(config, asked)
+    make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
+    resumed = claim(config, run_dir)
+    record_environment(run_dir)
+    addresses.record_left_open(given)
+    if is_past_its_steps(config.learner.total_steps, run_dir):
+        return None
+    locations.run_identity(config.run, make=True)
+    log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
+    return placement
+
+
+def _supervise(
+    supervisor: Supervisor,
+    run_dir: Path,
+    learner: LearnerConfig,
+    shards: int,
+    between_looks: Callable[[], None],
+    stop: threading.Event,
+    how_to_resume: Callable[[], str] | None,
+) -> bool:
+    """Run the roles with a table of the run's numbers on the console, then print the summary. True if the learner is
+    done, False if `stop` was set. Calls `between_looks` each time that the supervisor has looked at the roles.
+
+    Raises RunFailedError: a role failed too often.
+    """
+    run, result, reason = Run(run_dir), "failed", ""
+    watch, steps = RunWatch(run), learner.total_steps
+    try:
+        with TerminalTable(run, steps, shards, lambda: supervisor.restarts, waits=lambda: watch.look().text) as table:
+
+            def progress() -> None:
+                table.update()
+                between_looks()
+
+            result = "done" if supervisor.run(stop.is_set, progress) else "stopped"
+    except RunFailedError as error:
+        reason = str(error)
+        raise
+    finally:
+        if result == "done" and learner.export:
+            _write_card(run_dir)
+        resume = how_to_resume() if how_to_resume else resume_command(Run(run_dir))
+        sys.stderr.write(write_summary(Run(run_dir), steps, result, reason, resume))
+    return result == "done"
 
 
 def _write_card(run_dir: Path) -> None:

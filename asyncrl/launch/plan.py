@@ -34,8 +34,8 @@ def run_or_plan(run: Callable[[TrainConfig], int | None], words: Sequence[str]) 
 
 
 def without_option(words: Sequence[str]) -> tuple[list[str], str]:
-    """Split a command line into a list of all other words and the `--plan` option, which is empty if there is none.
-    `--plan 16` becomes `--plan=16`."""
+    """Split the `--plan` option off a command line. Return all other words, and the option, which is empty if there is
+    none. `--plan 16` becomes `--plan=16`."""
     rest, option = list[str](), ""
     for word in words:
         if word.partition("=")[0] == OPTION:

@@ -1,7 +1,7 @@
 """Writes and reads `processes.json` in a run's folder: the host, the process and the number of restarts of each role.
 
-The supervisor renews the file as long as it lives. If the supervisor was killed, the next start reads from the file
-which processes may still run, and for how long at most.
+The supervisor renews the file as long as it lives. If the supervisor was killed, the next start of the run reads from
+the file which processes may still run, and for how long at most.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ RENEWED_S = 5.0
 
 
 class ProcessRecord(msgspec.Struct, frozen=True):
-    """A role's process: its host and its `pid` there. The `pid` is 0 while the process does not run or its id is
-    unknown. `lease_s` is the time that it may run without a supervisor, 0 if it does not run.
+    """A role's process.
+
+    - `host`: the name of its host;
+    - `pid`: its process id there; 0 while the process does not run or its id is unknown;
+    - `restarts`: the number of restarts of the role;
+    - `kernel`, `began`: see `ProcessIdentity`;
+    - `lease_s`: the time for which the process may run without a supervisor; 0 if it does not run.
     """
 
     host: str
@@ -58,7 +63,8 @@ class ProcessRecords:
         self._unwritten = False
 
     def write(self, records: Mapping[str, ProcessRecord]) -> None:
-        """Write the records if they changed, else renew the file now and then. On a full disk, a later call retries."""
+        """Write the records if they changed, else renew the file every `RENEWED_S`. On a full disk, a later call
+        retries."""
         try:
             if records != self._shown:
                 write_whole(self._path, msgspec.json.encode(records).decode())
@@ -75,7 +81,8 @@ class ProcessRecords:
 
 
 def read_records(run_dir: Path) -> dict[str, ProcessRecord]:
-    """The records of the last supervisor of a folder; empty without a file, or if an earlier asyncrl wrote it."""
+    """The records of the last supervisor of a folder; empty without a file, or if an earlier version of asyncrl wrote
+    it."""
     try:
         return msgspec.json.decode((run_dir / PROCESSES_FILE).read_bytes(), type=dict[str, ProcessRecord])
     except (FileNotFoundError, msgspec.DecodeError):

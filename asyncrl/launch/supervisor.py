@@ -1,5 +1,5 @@
 """Starts every role, restarts failed roles, and stops all of them cleanly. By default a role is a child of this
-process; `start` can run it elsewhere.
+process. The function `start` of a launcher can run it elsewhere.
 
 The run is done when the role named `until` ends with status 0. Roles whose names begin with that name, such as the
 learner on other hosts, may end with status 0, too. Status 2 means that the role cannot be configured, and status 3 that
@@ -42,7 +42,7 @@ MOST_DOUBLINGS = 64
 """The largest exponent of the pause, which reaches its own bound much earlier. Without it, `2.0 ** 1024` would
 overflow."""
 SHOWN_LINES = 3
-"""The lines of an ended role's log that are shown: enough for the reason and its fix."""
+"""The number of last lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
 """A role that ran this long before it failed counts its failures from 1 again."""
 SOON_S = 2.0
@@ -96,10 +96,13 @@ def _message(last: str) -> str:
 class Supervisor:
     """Keeps the roles of one run alive until the role named `until` is done.
 
-    `longest_pause_s` bounds the pause before a restart. A role that was asked to end is killed after `stop_s`, or after
-    `finish_s` while its heartbeat names unfinished work. A role that drains gets `drain_s` more to finish its work when
-    it is removed or the run is stopped early. A role without a heartbeat for `hang_s` hangs. A stop waits up to
-    `killed_s` for the end of roles that it killed. `clock` gives seconds.
+    - `longest_pause_s`: the longest pause before a restart;
+    - `stop_s`: the time after which a role that was asked to end is killed;
+    - `clock`: gives seconds;
+    - `hang_s`: a role without a heartbeat for this time hangs;
+    - `finish_s`: the same as `stop_s`, while the role's heartbeat names unfinished work;
+    - `drain_s`: the additional time for a role that drains, if it is removed or the run is stopped early;
+    - `killed_s`: the longest time for which a stop waits for the end of roles that it killed.
     """
 
     def __init__(
@@ -259,7 +262,7 @@ class Supervisor:
             child.starts += 1
 
     def _fail(self, child: _Child, status: int, now: float) -> None:
-        """Plan the next start of a role that ended. Raises RunFailedError: it cannot continue."""
+        """Plan the next start of a role that ended. Raises RunFailedError: the role cannot continue."""
         name = child.role.name
         log_file = self._log_of(child.role)
         last = last_lines(log_file, start=child.log_start)

@@ -1,8 +1,8 @@
 """A process and its machine: files on full disks, ports, GPUs, CPUs, heartbeats, and child processes.
 
-Promise 1 (nothing lost, nothing trained twice) rests on this room when a process dies. `guard.py` ends the children of
-the process, and `activity.py` finds out that the process hangs. `owner.py` and `gpu_lock.py` hold locks that the kernel
-frees when the process ends. `files.py` writes a file atomically.
+Promise 1 (nothing lost, nothing trained twice) rests on this package when a process dies. `guard.py` ends the children
+of the process, and `activity.py` finds out that the process hangs. `owner.py` and `gpu_lock.py` hold locks that the
+kernel frees when the process ends. `files.py` writes a file atomically.
 
 In reading order:
 

@@ -129,8 +129,8 @@ def as_os_errors(path: Path) -> Iterator[None]:
 
 
 class LossyText(io.TextIOBase):
-    """An unbuffered text stream to the open file `descriptor`, which masks secrets. Text that cannot be written is
-    lost. The next successful write also tells how many writes were lost."""
+    """An unbuffered text stream to the open file `descriptor`. It masks secrets. Text that cannot be written is lost.
+    The next successful write also tells how many writes were lost."""
 
     encoding = "utf-8"
 

@@ -27,14 +27,14 @@ from typing import NoReturn
 
 POLL_S = 0.02
 KILLED_S = 30.0
-"""The longest wait for processes that were killed: one that hangs in the kernel may never end."""
+"""The longest wait for processes that were killed: a process that hangs in the kernel may never end."""
 
 VARIABLE = "ASYNCRL_GUARDED"
 """A variable in COMMAND's environment: the marks of its guard, and of the guards of the programs that started it."""
 
 PR_SET_PDEATHSIG = 1
 STATE, GROUP, THREADS = 0, 2, 17
-"""Fields of /proc/PID/stat after the name of the program."""
+"""The indices of three fields of /proc/PID/stat, counted from the field after the name of the program."""
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ class LongWork:
     """Work that may take long, and its progress.
 
     - `what`: the work, such as "loading the model"
-    - `total`: the amount of work in `unit`. It is not known if it is 0 or infinite
+    - `total`: the amount of work in `unit`; 0 or infinite: the amount is not known
     - `clock`: gives seconds
     """
 

@@ -27,7 +27,8 @@ PORTS = range(10000, 32768)
 TRIES = 1000
 MOST_OF_COMMAND = 200
 TAKEN_S = 10.0
-"""The time for which a role tries to listen at its port. A connection or a killed process may have it for a moment."""
+"""The time for which a role tries to listen at its port. A connection or a killed process may hold the port for a
+moment."""
 LOOK_S = 0.5
 
 
@@ -51,7 +52,7 @@ def free_ports(count: int, ports: range = PORTS) -> int:
 
 
 def try_port(host: str, port: int) -> None:
-    """Raises OSError: the port is taken, or this process may not listen there."""
+    """Raises OSError: the port is taken, or this process is not allowed to listen there."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind((host, port))
@@ -59,7 +60,7 @@ def try_port(host: str, port: int) -> None:
 
 def who_listens(port: int) -> str:
     """Return a clause that names the process that listens at a port of this machine. The clause is empty if no process
-    listens, or if this process may not see it."""
+    listens, or if this process is not allowed to see it."""
     with suppress(psutil.Error, OSError):
         for each in psutil.net_connections("tcp"):
             if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid is not None:
@@ -76,8 +77,8 @@ class TakenPort:
         self._first: float | None = None
 
     def failed(self, error: Exception) -> None:
-        """Record a failed try. Another may follow after LOOK_S. Raises ConfigError after TAKEN_S: a restart of the
-        role, for which other roles wait, would not help."""
+        """Record a failed try. Another may follow after LOOK_S. Raises ConfigError after TAKEN_S: the supervisor must
+        not restart the role, since that would not help and other roles wait."""
         if self._first is None:
             self._first = self._clock()
             logger.warning("%s: %s; trying again for %g s", self._setting, error, TAKEN_S)

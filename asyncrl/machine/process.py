@@ -42,7 +42,8 @@ def is_supervised() -> bool:
 
 
 def incarnation() -> str:
-    """Return a new name for this start of the process."""
+    """Return a random name. A process makes one at its start, so that the replay can tell it from an earlier process of
+    the same name."""
     return uuid.uuid4().hex
 
 
@@ -116,7 +117,8 @@ def freeze_heap() -> None:
 
 
 def limit_threads(threads: int | None) -> None:
-    """Give torch `threads` threads that sleep while they wait: spinning ones starve the other roles of a small machine.
+    """Give torch `threads` threads that sleep while they wait: spinning threads starve the other roles of a small
+    machine.
 
     If `threads` is None, torch gets the number in OMP_NUM_THREADS, which a launcher sets, or one thread. Call this
     before torch is imported.

@@ -24,9 +24,10 @@ from torch.autograd.function import once_differentiable
 from asyncrl.modelling.packed_layout import send
 
 CHUNK_LOGITS = 1 << 26
-"""The logits of one chunk: 256 MiB in float32."""
+"""The number of logits in one chunk. They take 256 MiB in float32."""
 FUSED_LOGITS = 1 << 28
-"""The logits of one chunk for compiled functions, which overwrite logits in bfloat16: 1,800 tokens of 152k logits."""
+"""The number of logits in one chunk for compiled functions, which overwrite logits in bfloat16. It is enough for 1,800
+tokens with 152k logits each."""
 
 
 def token_logprobs(

@@ -21,7 +21,7 @@ class Throttled:
 
     - `what`: the start of each line
     - `burst`: the number of lines that may be written at once
-    - `every_s`: the time after which a further line may be written. It has the number of lines left out
+    - `every_s`: the time after which a further line may be written. That line has the number of lines left out
 
     Only one thread may use it. `clock` gives monotonic seconds.
     """
@@ -37,7 +37,7 @@ class Throttled:
         self._credit, self._refilled, self._left_out = float(self.burst), self.clock(), 0
 
     def say(self, reason: object) -> None:
-        """Log `reason`, cut short and on one line, or count it."""
+        """Log `reason`, cut short and on one line. If no line may be written now, count it."""
         now = self.clock()
         self._credit = min(self.burst, self._credit + (now - self._refilled) / self.every_s)
         self._refilled = now

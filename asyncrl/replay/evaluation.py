@@ -1,5 +1,5 @@
-"""Evaluations run the held-out tasks once or several times with a policy version. Their episodes do not count in
-admission, and are not trained."""
+"""Runs evaluations of policy versions on the held-out tasks, once or several times each. The episodes of evaluations do
+not count in admission, and are not trained."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def start(
     version: int,
     open_group: Callable[[Transaction, str, GroupRecord], None],
 ) -> None:
-    """Open a group with one member for each attempt at each held-out task of this shard. A second call has no effect.
+    """Open a group of one member for each attempt at each held-out task of this shard. A second call has no effect.
 
-    Every attempt has its own group, so that an attempt that fails finally does not end the other attempts."""
+    Every attempt has its own group, so that the other attempts go on if one fails for good."""
     if EvaluationRecord.load(tx, version) is not None:
         return
     if not settings.keeps_all:
@@ -67,8 +67,9 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
 
 
 def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: GroupRecord, episode: str) -> bool:
-    """True if the data of a finished episode is kept for reading. The sample has the first attempt at each of a few
-    tasks. These tasks are the same in each evaluation, and are spread evenly over the held-out tasks."""
+    """Add a finished episode to the sample of its evaluation, whose data is kept for reading. False if the episode does
+    not belong to the sample. The sample has the first attempt at each of a few tasks. These tasks are the same in each
+    evaluation, and are spread evenly over the held-out tasks."""
     tasks, shard, shards = len(settings.held_out), settings.shard, settings.shards
     own, wanted = len(range(shard, tasks, shards)), len(range(shard, settings.evaluation_sample, shards))
     place = (record.row - shard) // shards

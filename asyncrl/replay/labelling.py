@@ -1,10 +1,10 @@
 """Gives unlabelled trajectories to scorers, and takes their labels.
 
-One after another, a trajectory gets the kinds of scores that its task needs. One lease covers as many of the next kinds
-as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any
-other scorer, or from an earlier start of the same scorer, count as late.
+A task needs one or more kinds of scores, and its trajectory gets them one kind after another. One lease covers as many
+of the next kinds as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly
+once. Labels from any other scorer, or from an earlier start of the same scorer, count as late.
 
-`units` defines which trajectories are scored together.
+`units` defines which trajectories are scored together, as one unit.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Labelling:
         self._units = Units(settings)
 
     def offer(self, tx: Transaction, name: str, record: TrajectoryRecord, group: GroupRecord, urgent: bool) -> None:
-        """Queue a trajectory of `group` for the next kind of scores that it needs. For GROUP_KIND, queue the group if
-        this is the last member that it waited for."""
+        """Queue a trajectory of `group` for the next kind of scores that it needs. For GROUP_KIND, whose scores are of
+        whole groups, queue the group once all its members wait for this kind."""
         self._stages.begin(tx, Stage.QUEUED, name)
         record.state = TrajectoryState.WAITING
         record.save(tx, name)
@@ -86,8 +86,9 @@ class Labelling:
             tx.append("waiting", record.group, queue=kind, urgent=urgent)
 
     def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
-        """Lease either trajectories or whole groups to a scorer. Number, tokens and the size of the tasks are limited,
-        but a lease has at least one trajectory or group. `None` if none is waiting.
+        """Lease either trajectories or whole groups to a scorer. The number of trajectories or groups, their tokens and
+        the size of their tasks are limited, but a lease has at least one trajectory or group. `None` if none is
+        waiting.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
         was lost or an older incarnation died. Those trajectories are then leased again. A trajectory that was leased
@@ -166,8 +167,8 @@ class Labelling:
         return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Give a scorer's leases to other scorers. They count as attempts only if the scorer died, not if a reply was
-        lost."""
+        """Give a scorer's leases to other scorers. The leases count as attempts only if the scorer died, not if a reply
+        was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)
@@ -313,7 +314,8 @@ class Labelling:
             self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=False)
 
     def _give_up(self, tx: Transaction, unit: Unit, reason: str) -> None:
-        """Make dead letters of a unit. If this was a member's last attempt, its whole group is dropped."""
+        """Make each trajectory of a unit a dead letter. If this was a member's last attempt, its whole group is
+        dropped."""
         for name, record in unit:
             tx.afterwards(self._limit.left, name)
             group = GroupRecord.load(tx, record.group)
@@ -328,9 +330,10 @@ class Labelling:
     def requeue(self, tx: Transaction, ticket: str) -> str:
         """Try a dead letter again. Returns how:
 
-        "scoring": the episode is stored and its group still waits for a replacement, so the episode is scored again.
-        "task": its task runs again as a new group, before the feed continues. Raises RefusedError: there is no such
-        dead letter, or it belongs to a finished evaluation or a skipped plan.
+        - "scoring": the episode is stored and its group still waits for a replacement, so the episode is scored again.
+        - "task": its task runs again as a new group, before the feed continues.
+
+        Raises RefusedError: there is no such dead letter, or it belongs to a finished evaluation or a skipped plan.
         """
         dead = self._dead_letters.get(tx, ticket)
         if dead.scoring and self._reinstate(tx, ticket, dead):

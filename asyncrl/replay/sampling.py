@@ -22,9 +22,13 @@ ZERO_VARIANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Refuses groups whose members all have the same `score` (reward or outcome), whose mean reward is outside the
-    limits, or that have a member with too many tokens. `None`: no limit. A demonstration does not count in the mean.
-    Refused groups are counted by reason and replaced."""
+    """Refuses complete groups. Refused groups are counted by reason and replaced. `None`: no limit.
+
+    - `zero_variance`: refuse a group whose members all have the same score
+    - `score`: the score that `zero_variance` compares, "reward" or "outcome"
+    - `min_reward`, `max_reward`: the limits on the mean reward of a group, without its demonstration
+    - `max_tokens`: the maximum number of tokens in each member
+    """
 
     zero_variance: bool = False
     score: str = "reward"
@@ -48,9 +52,10 @@ class Filters:
 
 
 class Sampler(Protocol):
-    """Chooses `count` different groups from `ready`, which has at least as many, in the order of their completion.
-    Returns the index of each chosen group and its importance weight, at most 1. `plans_ahead`: the next batch may be
-    chosen while the current one is trained, so that groups completed in the meantime are not considered."""
+    """Chooses `count` different groups from `ready`, which has at least as many. In `ready` the groups are in the order
+    of their completion. Returns the index of each chosen group and its importance weight, at most 1. `plans_ahead`: the
+    next batch may be chosen while the current one is trained, so that groups completed in the meantime are not
+    considered."""
 
     plans_ahead: ClassVar[bool]
 

@@ -12,9 +12,11 @@ from asyncrl.config.schema import AlgorithmConfig, ModelConfig, ReplayConfig
 class ViewSettings:
     """A run's settings.
 
-    `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is the
-    configured number of servers, or `None`. `keys` is the folder with the keys of clients. `unread` has the
-    scores that change nothing, each with advice (see `config.unread`).
+    - `steps`: the number of all planned learner steps;
+    - `hang_s`: the seconds of silence after which a role counts as hung;
+    - `servers`: the configured number of servers; `None`: it is not configured;
+    - `keys`: the folder with the keys of clients; `None`: the run has no keys;
+    - `unread`: the scores that change nothing, each with advice (see `config.unread`).
     """
 
     steps: int

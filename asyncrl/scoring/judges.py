@@ -180,7 +180,7 @@ class _JudgeProcess:
     def __init__(self, program: str, settings: Mapping[str, Any]) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
-        # The process imports the same modules as this one.
+        # The process imports the same modules as this process.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
         command = [sys.executable, "-m", program, str(fd)]
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
@@ -253,7 +253,8 @@ def _resident(process: psutil.Process) -> int:
 
 
 def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """Answer each request from the pipe until it is closed, then kill all processes of the session, this one included.
+    """Answer each request from the pipe until it is closed, then kill all processes of the session, including this
+    process.
 
     `arguments`, from the command line, hold the pipe's file descriptor. The pipe's first message has the settings,
     among them `timeout_s`, the limit of a request. `load` makes the answering function from the settings; a ConfigError

@@ -37,7 +37,8 @@ Group = Sequence[Lease]
 class ManagerScore:
     """The scores of one member of a group.
 
-    - `reward` and `outcome`, which is 1 for a right answer
+    - `reward`: the manager's reward
+    - `outcome`: 1 for a right answer
     - `extra`: further numbers by name
     - `vote`: a short form of the answer; empty if the manager gives none
     - `reason`: explains the scores; empty if the manager gives none
@@ -62,9 +63,9 @@ class GroupJudge(Protocol):
 class Managers:
     """The managers of `config.manager`, made with the policy's tokenizer, in one process.
 
-    One call judges up to `batch_groups` groups. All of them have the same manager settings, and all belong either to
-    training or to evaluations. If a call fails, each of its groups is judged again alone, so that only the faulty group
-    fails.
+    One call judges up to `batch_groups` groups. All groups of a call have the same manager settings, and all belong
+    either to training or to evaluations. If a call fails, each of its groups is judged again alone, so that only the
+    faulty group fails.
 
     Raises ConfigError: a manager cannot be made.
     """

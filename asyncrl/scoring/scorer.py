@@ -3,8 +3,8 @@
 The reward is shaped once the episode has the scores of all kinds. Every episode gets labels or an error. An episode
 that cannot be scored does not affect others: if a model fails on a batch, the batch's members are scored one by one.
 
-If a service seems to be unavailable, it is tested with an easy episode. If it answers the test, it is available, and
-the error counts as a failure of the episode that was to be scored.
+If a service seems to be unavailable, it is tested with an easy episode. If the service answers the test, it is
+available, and the error counts as a failure of the episode that was to be scored.
 """
 
 from __future__ import annotations

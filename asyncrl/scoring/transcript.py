@@ -103,7 +103,7 @@ def _problem(task: Task) -> str:
 def _content(content: Any) -> str:
     if isinstance(content, str):
         return content
-    # In data from tables, the part of an image has an empty `text`.
+    # In data from tables, a part with an image has an empty `text`.
     return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content or ())
 
 

@@ -27,7 +27,8 @@ from asyncrl.wire import Message
 logger = logging.getLogger(__name__)
 
 _BACKSTOP = 8
-"""The process limits its own memory to this multiple of the limit, in case the parent has ended or reacts too late."""
+"""A process of the verifier limits its own memory to this multiple of `rule_memory_mb`, in case the scorer has ended or
+reacts too late."""
 
 
 class Verifier:

@@ -5,8 +5,8 @@ and counts it. A group that was leased as a whole is delivered as a whole, and f
 is not a failure of a trajectory: the scorer does not lease for this service for a while, and the trajectory waits in
 the replay.
 
-Scoring runs in a separate thread, so that leases are renewed during long batches. A scorer without results for too long
-ends, and its leases go to other scorers.
+Scoring runs in a separate thread, so that leases are renewed during long batches. If a scorer has no results for too
+long, it ends, and its leases go to other scorers.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def _scored(unit: Unit, results: Sequence[Result]) -> list[tuple[Lease, ScoredEp
 
 
 def _units(leases: Iterable[Lease]) -> list[Unit]:
-    """The units of the leases, in which the members of a group are neighbours."""
+    """The units of the leases. The leases of a group must be neighbours."""
     by_unit = groupby(leases, lambda each: each.trajectory.group_id if _is_group(each) else each.trajectory.id)
     return [list(unit) for _, unit in by_unit]
 

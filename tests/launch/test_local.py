@@ -17,14 +17,8 @@ from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch import local
 from asyncrl.launch import stop as stop_command
 from asyncrl.launch.addresses import RunAddresses
-from asyncrl.launch.local import (
-    check_resume,
-    claim,
-    is_past_its_steps,
-    make_room,
-    role_commands,
-    train,
-)
+from asyncrl.launch.claim import check_resume, claim, is_past_its_steps, make_room
+from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
@@ -98,6 +92,10 @@ def test_every_role_reads_the_configuration_in_the_folder_of_the_run_from_any_wo
     assert read(commands[0].command[3:]) == config
 
 
+def resume(config: TrainConfig, run_dir: Path) -> None:
+    check_resume(values_of(config), run_dir, lambda: None)
+
+
 def claim_with_room(config: TrainConfig, run_dir: Path) -> bool:
     make_room(values_of(config), run_dir, partial(check_same_tasks, run_tasks(config), run_dir))
     return claim(config, run_dir)
@@ -116,7 +114,7 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
         with closing(Store(store, 1 << 20, durable=False)):
             pass
         config.learner.group_size = size
-        check_resume(config, run_dir)
+        resume(config, run_dir)
         assert not claim_with_room(config, run_dir)
         assert not store.exists()
         aside = run_dir / f"earlier-{number}"
@@ -126,7 +124,7 @@ def test_a_run_begins_anew_with_another_configuration_until_a_step_is_planned(tm
     with closing(Store(store, 1 << 20, durable=False)) as opened, opened.transaction() as tx:
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
     config.learner.group_size = 2
-    for claims in (check_resume, claim_with_room):
+    for claims in (resume, claim_with_room):
         with pytest.raises(ConfigError, match=r"another configuration(.|\n)*learner\.group_size=2: it was 3"):
             claims(config, run_dir)
 

@@ -23,7 +23,7 @@ from asyncrl.config.compose import read
 from asyncrl.config.schema import ModelConfig, RunConfig, TrainConfig
 from asyncrl.errors import ConfigError, StoreError
 from asyncrl.launch.addresses import RunAddresses
-from asyncrl.launch.local import claim
+from asyncrl.launch.claim import claim
 from asyncrl.launch.ownership import NotRunningError, OwnerWatch, StopRequests, exclusively, stop
 from asyncrl.launch.resume import words_of
 from asyncrl.machine.owner import OWNER_FILE, owner_of

@@ -26,7 +26,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.config.schema.scoring import ScoringConfig
 from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.dashboard.overview import overview
-from asyncrl.launch.local import claim
+from asyncrl.launch.claim import claim
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.slurm import chain
 from asyncrl.observe.from_config import source_of

@@ -95,6 +95,6 @@ class OptimalTokenBaseline(TokenAdvantage):
 
 def _firsts(rollouts: Rollouts) -> Tensor:
     """int64[R]: the index in [M] of each sequence's first policy token. For a sequence without policy tokens, it is the
-    index of the next sequence's first one."""
+    index of the next sequence's first policy token."""
     lengths = rollouts.view.sequences.lengths
     return lengths.cumsum(0) - lengths

@@ -31,7 +31,7 @@ from asyncrl.config.schema import (
     TrainConfig,
 )
 from asyncrl.errors import ConfigError
-from asyncrl.launch.local import changes_of, claim
+from asyncrl.launch.claim import changes_of, claim
 from asyncrl.launch.ownership import LOOK_S, StopRequests, exclusively
 from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_tokenizer
 from asyncrl.launch.processes import role_command, this_host

@@ -6,7 +6,7 @@ last of these sessions has ended, while the other endpoints take newer versions.
 
 An endpoint is leased only if another endpoint is ready for training. If no other endpoint is left, the lease ends. No
 endpoint goes back to an older version. Without a lease, pinned sessions are served like all sessions; the recorded
-versions of their tokens show it.
+versions of their tokens show this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Assignment:
         """Choose one of `endpoints` that is ready to serve `version` or newer; None while the session should wait.
 
         A session waits while its endpoint is updated. All endpoints are updated at about the same time, so without this
-        wait the first one ready would get all sessions.
+        wait the first endpoint that is ready would get all sessions.
         """
         home = self._homes.get(session)
         if home is not None and (home not in endpoints or home.state is EndpointState.LOST):

@@ -159,8 +159,8 @@ class ServerMemory:
         self._freed.discard(WEIGHTS)
 
     async def regain_cache(self, update: Update) -> None:
-        """Let the server, which has loaded `update`, allocate memory for its cache if it was freed.
-        Raises ServerFaultError."""
+        """Let the server, which has loaded `update`, allocate memory for its cache if the cache was freed. Raises
+        ServerFaultError."""
         if self._freed:
             update.drop_copies()
             await self._server.regain([CACHE])

@@ -5,8 +5,9 @@ at most one segment of a turn, so that only this segment is sampled again if the
 one request: see partial_turn.
 
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
-get requests. An update returns once the first server serves it. The remaining servers follow independently, so a slow
-or dead server delays no request. Meanwhile evaluations may have a leased server: see assignment.
+get requests. An update returns once the first server serves the new version. The remaining servers follow
+independently, so a slow or dead server delays no request. Meanwhile evaluations may have a leased server: see
+assignment.
 """
 
 from __future__ import annotations
@@ -349,7 +350,7 @@ class Fleet:
         """The endpoint that can serve the session now, or None."""
         leased, update = self._lease.endpoint, self._lease.update
         if leased is not None and update is not None and self._lease.covers(session):
-            # The leased endpoint may serve an older version until it has loaded the pinned one.
+            # The leased endpoint may serve an older version until it has loaded the pinned version.
             return self._assignment.assign(session, [leased], update.version)
         others = [endpoint for endpoint in self._endpoints.values() if endpoint is not leased]
         return self._assignment.assign(session, others, self._version)

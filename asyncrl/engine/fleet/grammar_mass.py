@@ -1,7 +1,8 @@
 """Measures the share of the policy's probability that a grammar allows at each token of a turn.
 
 If the grammar allows the tokens A, a token is sampled from mu(a) = pi(a) / Z, where Z is the probability of A under pi.
-The server reports log mu. Once the turn is complete, it computes log pi without the grammar: log Z = log pi - log mu.
+The server reports log mu. Once the turn is complete, the server computes log pi without the grammar: log Z = log pi -
+log mu.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ class PartialTurn:
     - One request samples at most `segment_tokens`; 0: the whole turn.
     - A turn under a grammar is one request, and starts over when it is interrupted: a server that continued it would
       begin the grammar again. `grammar_mass` is passed on to its Generation.
-    - `routed_from` is the first token whose experts have not arrived yet; None if experts are not wanted.
+    - `routed_from` is the index of the first token whose experts have not arrived yet; None if experts are not wanted.
     - A turn that has sampled one of `marks`, the placeholders of images, ends with its request: servers refuse a prompt
       with images that has further placeholders.
     """

@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class PushPauses:
-    """Measures each stop of a server by a push, from the call to stop until it may sample again.
+    """Measures each stop of a server by a push, from the call to stop until the server may sample again.
 
     `clock` must be the clock of `spans`, in seconds; `spans` records each stop. The preparation of the update and a
     drain are not part of a stop. A server's first version and failed updates are not counted.
@@ -36,7 +36,7 @@ class PushPauses:
 
     def add(self, url: str, version: int, told: float, stopped: float, loaded: float) -> None:
         """Record a stop of the server at `url`, which may sample again now. `told`, `stopped` and `loaded` are the
-        times at which it was told to stop, had stopped, and had loaded `version`."""
+        times at which the server was told to stop, had stopped, and had loaded `version`."""
         now = self.clock()
         for name, start, end in (("pause", told, now), ("stop", told, stopped), ("load", stopped, loaded)):
             self._spans.add(name, start, end, url, version=version)

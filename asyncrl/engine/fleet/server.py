@@ -44,16 +44,16 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 class Segment:
     """The unchecked answer to one request: tokens int32[G] with logprobs float32[G].
 
-    The spans should cover the tokens in order (see `check_segment`).
+    - `spans`: they should cover the tokens in order (see `check_segment`)
+    - `routing`: the requested experts of prompt and answer tokens, or None
+    - `routing_fault`: the reason why experts are refused; empty if none are refused
+    - `alternatives`: the requested alternatives; None if the server gave none
 
     `finish` is one of these:
 
     - stop: the last token is one of the request's stop ids, or under a grammar one of the server's own stop ids
     - length: the request's or the server's limit of tokens is reached
     - cut: the request was interrupted and can be continued
-
-    `routing` has the requested experts of prompt and answer tokens, or None. `routing_fault` is the reason why experts
-    are refused. `alternatives` are None if the server gave none.
     """
 
     tokens: NDArray[np.int32]

@@ -35,8 +35,9 @@ Tensors = Mapping[str, torch.Tensor]
 class Update:
     """The weights of `version` as they arrived: tensors, or a folder of `folders`.
 
-    `label` names the weights on servers. Each server must pass the `check` before it serves the weights. They are read,
-    copied to a device or written to a folder when the first server needs that form. Then all servers share the result.
+    `label` names the weights on servers. Each server must pass the `check` before it serves the weights. The weights
+    are read, copied to a device or written to a folder when the first server needs that form. Then all servers share
+    the result.
     """
 
     def __init__(

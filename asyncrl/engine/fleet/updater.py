@@ -34,9 +34,11 @@ logger = logging.getLogger(__name__)
 
 
 class ServerUpdater:
-    """Updates `server`, which has `requests` in flight, and with `memory` shares its GPUs with the learner.
+    """Updates `server`.
 
-    - It counts `canary_failures` in `counts`, and records each stop in `pauses`.
+    - `requests` are the requests that the server has not answered yet.
+    - `memory` is given if the server shares its GPUs with the learner.
+    - The updater counts `canary_failures` in `counts`, and records each stop in `pauses`.
     - `canary` has judged the newest version.
     - `refused` has the last version whose canary the server has failed, with the number of failures.
     """
@@ -69,9 +71,9 @@ class ServerUpdater:
     async def switch(self, update: Update, serving: bool, loaded: Callable[[], None] = lambda: None) -> None:
         """Update the server to `update`, which it has prepared.
 
-        `serving`: the server had a version before, so the update stops it. As soon as the update has called `loaded`,
-        an idle server may get requests again; their answers wait for the verdict. After an error the server's weights
-        are unknown, and these answers wait until the next verdict. Raises ServerFaultError, WeightsError, and
+        `serving`: the server had a version before, so the update stops the server. As soon as the update has called
+        `loaded`, an idle server may get requests again; their answers wait for the verdict. After an error the server's
+        weights are unknown, and these answers wait until the next verdict. Raises ServerFaultError, WeightsError, and
         CanaryError: the server fails the canary.
         """
         if self._settings.mode in ("in_place", "retract") and self._server.spans:

@@ -18,7 +18,8 @@ GPU_CHOICE = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORD
 
 
 def facts_of(host: str, port: int, info: Mapping[str, Any], taken: Sequence[int] = ()) -> ServerFacts:
-    """Compare a server's `/server_info` with the process that listens at its address, if it is on this machine."""
+    """Compare a server's `/server_info` with the process that listens at its address, if that process is on this
+    machine."""
     first, count = int(info.get("base_gpu_id") or 0), int(info.get("tp_size") or 1)
     gpus = range(first, first + count) if str(info.get("device")).startswith("cuda") else ()
     server = _listener(port) if _is_ours(host, port) else None

@@ -157,7 +157,7 @@ _ANSWER = msgspec.json.Decoder(_Answer)
 class RoutingRequest(NamedTuple):
     """A request for the experts of the tokens from `start` on, in a model of this `shape`.
 
-    The request continued `prompt` tokens.
+    `prompt` is the number of tokens that the request continued.
     """
 
     shape: RoutingShape

@@ -172,7 +172,7 @@ class VllmServer:
 
     async def load(self, update: Update) -> None:
         """Load the update (see `InferenceServer`). The first load after a join also tests if answers have versions."""
-        # `join` cannot test it: the test needs a request, which would kill a server in the middle of an update.
+        # `join` cannot test this: the test needs a request, which would kill a server in the middle of an update.
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(await update.folder())}}
         await self._http.post("/collective_rpc", body, self._load_s)
         if not self._tried_spans:

@@ -36,9 +36,12 @@ class AcceleratorFacts:
 
 @dataclass(frozen=True, slots=True)
 class AddressFact:
-    """An address that processes use. `key` is its configuration key. `is_here`: this host must listen there; otherwise
-    it must reach the address. `error` is the reason of a failure, else empty. `since_start_s` are the seconds since the
-    run was started; `None`: it does not run.
+    """An address that processes use.
+
+    - `key`: its configuration key;
+    - `is_here`: this host must listen at the address; otherwise this host must reach it;
+    - `error`: the reason of a failure, else empty;
+    - `since_start_s`: the seconds since the run was started; `None`: the run is not running.
     """
 
     key: str
@@ -58,9 +61,11 @@ class LauncherFact:
 
 @dataclass(frozen=True, slots=True)
 class HostMark:
-    """The mark that a host leaves in the shared folder for other hosts. `skew_s` is the host's clock minus the clock of
-    the folder's disk. `versions` has the versions of Python and of the packages that must be alike. `server_key` is the
-    server's public key that clients on the host trust.
+    """The mark that a host leaves in the shared folder for other hosts.
+
+    - `skew_s`: the host's clock minus the clock of the folder's disk;
+    - `versions`: the versions of Python and of the packages that must be alike, by name;
+    - `server_key`: the server's public key that clients on the host trust.
     """
 
     host: str
@@ -71,8 +76,13 @@ class HostMark:
 
 @dataclass(frozen=True, slots=True)
 class FolderFacts:
-    """The folder of the runs. `error` says why it could not be written and read. `free` is in bytes, and `kind` is the
-    type of the file system. `marks` has the marks of all hosts that were examined lately, this host's first."""
+    """The folder of the runs.
+
+    - `error`: why the folder could not be written and read, else empty;
+    - `free`: the free bytes of its disk;
+    - `kind`: the type of its file system;
+    - `marks`: the marks of all hosts that were examined lately, this host's first.
+    """
 
     path: str
     error: str = ""
@@ -83,8 +93,11 @@ class FolderFacts:
 
 @dataclass(frozen=True, slots=True)
 class KeyFacts:
-    """The folder of keys. `errors` has a line for each faulty file. `is_allowed`: the server's list of clients has this
-    host's client; `None`: this host does not have the list."""
+    """The folder of keys.
+
+    - `errors`: the faults of its files;
+    - `is_allowed`: the server's list of clients has this host's client; `None`: this host does not have the list.
+    """
 
     path: str
     errors: Sequence[str] = ()
@@ -98,7 +111,7 @@ class PackageFacts:
     - `missing`: the requirements that are not installed;
     - `unfit`: the requirements that the installed version does not meet, each with that version;
     - `unpinned`: (package, installed version, version in constraints.txt) where the two versions differ;
-    - `extras`: True for each extra that is complete;
+    - `extras`: by the name of each extra, True if all its packages are installed;
     - `error`: why nothing was checked, empty if asyncrl is installed as a package.
     """
 
@@ -113,7 +126,7 @@ class PackageFacts:
 class LimitFacts:
     """The limits of a process.
 
-    - `files`, `locked`: the most files that it may open, and the most bytes that it may lock; -1: no limit;
+    - `files`, `locked`: the maximum numbers of files that it may open, and of bytes that it may lock; -1: no limit;
     - `shared_memory`, `shared_memory_free`: the bytes of /dev/shm, and how many of them are free;
     - `first_outgoing_port`: the first port that Linux gives to outgoing connections.
     """
@@ -127,9 +140,13 @@ class LimitFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """All facts about a host. `launcher` is empty for a run on one host. `keys` is `None` if no folder of keys is
-    configured. `server_python` is the Python that starts servers, empty if the run starts none. `server_version` is the
-    version of its SGLang, or `server_error` says why there is no SGLang.
+    """All facts about a host.
+
+    - `launcher`: empty for a run on one host;
+    - `keys`: `None` if no folder of keys is configured;
+    - `server_python`: the Python that starts servers, empty if the run starts none;
+    - `server_version`: the version of SGLang in `server_python`;
+    - `server_error`: why `server_python` has no SGLang, else empty.
     """
 
     host: str

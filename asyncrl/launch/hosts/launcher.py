@@ -1,4 +1,4 @@
-"""`cluster.launcher=hosts`: runs the roles on hosts that a remote shell reaches, such as ssh.
+"""`cluster.launcher=hosts`: runs the roles on hosts that are reached by a remote shell, such as ssh.
 
 All hosts share the run's folder and the folder in which the run was started. On the host of a role, `remote_role`
 starts the role and keeps the connection to the launcher. If the connection breaks, the role ends within `LEASE_S`, and
@@ -58,10 +58,13 @@ from asyncrl.machine.shared_folder import answer_to, canary
 log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
-"""The lease of a role. It is longer than a TCP connection needs to recover from a partition of half a minute."""
+"""The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
+recover from a partition of half a minute."""
+LATE_S = 10.0
+"""How much longer than the lease a role counts as running after its connection is lost: a busy host may end it late."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
-"""The time for a host to answer at the start, when it may load torch from a cold disk."""
+"""A host must answer the first check within this time. It may have to load torch from a cold disk."""
 KILLED_S = 10.0
 ENDED_POLL_S = 0.1
 NO_CONNECTION = 255
@@ -131,8 +134,8 @@ class HostsLauncher:
         self._reachable(placement)
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        """Choose open addresses and ports, and make keys if they are needed. Raises ConfigError: a host has no address,
-        or the keys cannot be used."""
+        """Choose the addresses and ports that the configuration does not give, and make keys if they are needed. Raises
+        ConfigError: a host has no address, or the keys cannot be used."""
         self.set_placement(placement)
         network, learner = self._addresses.network, self._addresses.learner
         network.replay_host, network.learner_host = self._reachable(placement)
@@ -150,8 +153,8 @@ class HostsLauncher:
         )
 
     def _address(self, placement: Placement, module: str) -> str:
-        """The address of the host of a role. Raises ConfigError: its name resolves to no address that others can
-        reach."""
+        """The address of the host on which a role runs. Raises ConfigError: the host's name resolves to no address that
+        other hosts can reach."""
         name = self._names[placement.of(module)[0].node].rpartition("@")[2]
         fix = f"set network.{module}_host to its address"
         try:
@@ -176,7 +179,7 @@ class HostsLauncher:
         self._starts += 1
         start = (self._id, str(self._starts), str(beats), str(log_file.absolute()))
         arguments = ("keep", *start, str(self._lease_s), *role.command)
-        # The other host does not get CUDA_VISIBLE_DEVICES of this one, so GPU numbers count all of its GPUs.
+        # The other host does not get CUDA_VISIBLE_DEVICES of this host, so GPU numbers count all of its GPUs.
         environment = {**environment, **role_environment(placed, {})}
         return _RemoteProcess(host, self._command(host, *arguments, environment=environment), log_file, self._lease_s)
 
@@ -244,9 +247,9 @@ class _RemoteProcess:
             self._next = now + ALIVE_S
             self._tell(ALIVE)
         if status is not None and self.pid and (status == NO_CONNECTION or status < 0):
-            # The role may still run on its host, until its lease is over.
+            # The role may still run on its host until its lease is over. No second process may start meanwhile.
             self._lost = self._lost or now
-            return None if now - self._lost < self.lease_s else NO_CONNECTION
+            return None if now - self._lost < self.lease_s + LATE_S else NO_CONNECTION
         return status if status is None or status <= SIGNALLED or status == NO_CONNECTION else SIGNALLED - status
 
     def _read_process(self) -> None:

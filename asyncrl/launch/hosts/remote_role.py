@@ -2,8 +2,8 @@
 
 It starts the command, prints its process id, and reads stdin, to which the launcher writes a byte every second. The
 byte `STOP` asks the role to stop, `DRAIN` asks it to finish its episodes first, and `KILL` kills it. The role also has
-to stop if the launcher closes stdin, and it is killed if the launcher is silent for the lease. The exit status is the
-role's, or 128 plus the number of the signal that killed it.
+to stop if the launcher closes stdin, and it is killed if the launcher is silent until the lease expires. The exit
+status is the role's, or 128 plus the number of the signal that killed it.
 
 The launcher may lose the connection before it reads the process id, and then starts the role again at once. So each
 start has a number, and a file in the folder of the role's heartbeat has the number and the process of the latest start.
@@ -84,7 +84,7 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
             # Each start overwrites the same bytes, so that a full disk has room for them.
             os.pwrite(file.fileno(), msgspec.json.encode(kept).ljust(KEPT_BYTES), 0)
         except OSError:
-            kill_group(child)  # A later start would not know of it, and the role would run twice.
+            kill_group(child)  # A later start would not know of the process, and the role would run twice.
             raise
         sys.stdout.write(f"\n{STARTED.decode()}{kept.pid} {kept.kernel or '-'} {kept.began or '-'}\n")
         sys.stdout.flush()

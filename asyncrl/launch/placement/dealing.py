@@ -11,7 +11,7 @@ from asyncrl.errors import ConfigError
 USED_MEMORY = 0.82
 """The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
 them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
-# New weights that find no room on the GPU load from the host's memory, which takes five times as long.
+# If there is no room on the GPU for new weights, they come from the host's memory, which takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
 """The largest sum of shares on a GPU if at least one of them is not configured. CUDA needs the rest."""
@@ -24,10 +24,12 @@ MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The GPUs that a role needs on a node: `unit` for each of `count` ranks, servers or processes.
+    """The GPUs that a role needs on a node.
 
-    `count=None`: as many as there is room for. `key` is the option to change if the wish cannot be met. `shares`:
-    several processes may share GPUs.
+    - `key`: the option to change if the wish cannot be met;
+    - `unit`: the number of GPUs for each of the role's ranks, servers or processes;
+    - `count`: the number of these ranks, servers or processes. `None`: as many as there is room for;
+    - `shares`: several of the role's processes may share GPUs.
     """
 
     key: str
@@ -40,7 +42,7 @@ class Wish:
         return self.unit if self.shares else self.unit * (self.count or 1)
 
     def fitting(self, gpus: int) -> int:
-        """The number of GPUs that the role takes if there are `gpus`."""
+        """The number of GPUs that the role takes if the node has `gpus` of them."""
         wanted = gpus if self.count is None else self.unit * self.count
         return min(gpus, wanted) // self.unit * self.unit
 
@@ -48,10 +50,10 @@ class Wish:
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
     """The GPUs of each role that has a wish: the first ones for the learner, then those for actors, then for scorers.
 
-    If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor of
-    actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the actors' GPUs,
-    or all roles share GPUs. With `in_turns`, learner and actors have the same GPUs, and scorers have others. Raises
-    ConfigError: a role wants more GPUs than there are, or `in_turns` leaves no GPU for the scorers.
+    If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor the
+    number of actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the
+    actors' GPUs, or all roles share GPUs. With `in_turns`, learner and actors have the same GPUs, and scorers have
+    others. Raises ConfigError: a role wants more GPUs than there are, or `in_turns` leaves no GPU for the scorers.
     """
     if not gpus:
         return dict.fromkeys(wishes, ())

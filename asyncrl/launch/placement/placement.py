@@ -31,8 +31,8 @@ class PlacedRole:
     - `node`: the index of the host;
     - `gpus`: the numbers of its GPUs on the host. `None`: the process sees all GPUs, because servers that the run did
       not start may use any of them;
-    - `threads`: torch's number of threads. The learner's process starts a rank for each GPU, or
-      `cluster.learner_ranks`, and each rank has this number of threads;
+    - `threads`: torch's number of threads. The learner's process starts a rank for each GPU, or `cluster.learner_ranks`
+      ranks, and each rank has this number of threads;
     - `cpus`: the number of CPUs that the process keeps busy.
     """
 
@@ -45,7 +45,7 @@ class PlacedRole:
     threads: int
     cpus: int
     port: int | None = None
-    """The first port at which other processes reach this one; 0: chosen at the start; `None`: it does not listen."""
+    """The first port at which others reach this process; 0: chosen at the start; `None`: it does not listen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Demand:
     engine: EngineConfig
     learner: LearnerConfig
     scorer_gpus: int
-    """The GPUs that one scorer uses."""
+    """The number of GPUs that one scorer uses."""
     rule_processes: int
     shards: int
     replay_port: int
@@ -116,7 +116,7 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # `settle` sets this number of ranks. With it, later placements of the run give the same actors as this one.
+        # `settle` sets this number of ranks. With it, later placements of the run give the same actors.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
@@ -126,8 +126,8 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
 
 
 def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
-    """The roles in the order of starting. Actors and scorers are in the order in which they are dealt to nodes of these
-    weights. So adding actors or scorers keeps the number and the node of each earlier process."""
+    """The roles in the order of starting. Actors and scorers are in the order in which `sharing.shares` deals them to
+    nodes with these `weights`. So adding actors or scorers keeps the number and the node of each earlier process."""
     for module in ROLES:
         here: Counter[tuple[str, int]] = Counter()
         claims: list[tuple[tuple[bool, float, int], PlacedRole]] = []
@@ -193,7 +193,8 @@ def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -
 
 
 def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
-    """The weights of the nodes of a pool for a role: the GPUs that it can use there, or the CPUs if it uses no GPU."""
+    """The weights of the nodes of a pool for a role: the GPUs that the role can use there, or the CPUs if it uses no
+    GPU."""
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 
@@ -210,7 +211,7 @@ def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
     try:
         return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
     except ConfigError:
-        return 0  # Placing the node later refuses this demand, and names the key to change.
+        return 0  # The demand is refused later, when the node is placed. The message then names the key to change.
 
 
 def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
@@ -296,7 +297,7 @@ def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> in
 
 
 def _scorer_gpus(scoring: ScoringConfig) -> int:
-    """The GPUs that one scorer uses."""
+    """The number of GPUs that one scorer uses."""
     models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
     local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
     on_gpus = [model for model in local if model.device != "cpu"]
@@ -341,7 +342,7 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
             if "actor" in memory:
                 arguments += [f"engine.server.memory={memory['actor']}"]
                 shared = shared_servers(own, gpus, engine.server.tp_size, servers)
-                # A configured share is for every server, even for one that has its GPUs alone.
+                # A configured share is for every server, even for a server that shares its GPUs with no other role.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()

@@ -12,7 +12,7 @@ def check_learning(
     model: ModelConfig, critic: CriticConfig, learner: LearnerConfig, algorithm: AlgorithmConfig
 ) -> None:
     """Raises ConfigError: the policy's layers cannot be divided among ranks, its experts cannot be spread, balanced or
-    replayed, or the policy reads images and an option excludes these."""
+    replayed, or the policy reads images and an option excludes images."""
     from asyncrl.algorithms.algorithm import Algorithm
     from asyncrl.learner.model.policy import check_vision
     from asyncrl.modelling.opening import open_config

@@ -98,7 +98,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     if config.replay.source is not None:
         found.check(partial(_check_source, Path(config.replay.source)))
     found.check(partial(check_keys, config.network.keys))
-    if is_local:  # The placement checks the devices of other hosts, and their ports are chosen there.
+    if is_local:  # Other hosts cannot be checked here. The placement checks their devices.
         found.check(partial(check_ports, config.network, learner, config.replay.shards))
         found.check(partial(check_devices, config))
     found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
@@ -137,7 +137,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
 
 
 class Problems:
-    """The problems that the checks of a start have found. No check begins once `stop` is set."""
+    """The problems that the checks have found. No check begins once `stop` is set."""
 
     def __init__(self, stop: threading.Event | None) -> None:
         self._found: list[AsyncrlError] = []

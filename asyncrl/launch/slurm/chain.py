@@ -48,7 +48,7 @@ class ChainLink:
 
     @property
     def option(self) -> str:
-        """The word of the job's command line."""
+        """The word that names this link in the job's command line."""
         return f"{OPTION}{self.id}/{self.number}/{self.count}"
 
     @property
@@ -67,7 +67,7 @@ class ChainLink:
         return ""
 
     def end(self, run_dir: Path) -> None:
-        """Let the jobs after this one end at once."""
+        """Let the later jobs of the chain end at once."""
         write_whole(run_dir / STOPPED_FILE, self.id)
 
 

@@ -29,7 +29,7 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job and its nodes; the first one runs the batch script."""
+    """A job and its nodes; the first node runs the batch script."""
 
     id: str
     nodes: tuple[SlurmNode, ...]

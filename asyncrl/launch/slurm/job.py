@@ -86,7 +86,7 @@ def check_launcher(launcher: str) -> None:
 
 class Job:
     """This job, which may be a `link` of a chain. `stop` is set by Slurm's notice that the job's time ends, or by a
-    signal that ends it."""
+    signal that ends the job."""
 
     def __init__(self, link: ChainLink | None = None) -> None:
         self._link = link

@@ -21,14 +21,15 @@ class PackedSequences:
     """Concatenated sequences for one forward pass, with the `layout` of their attention. The sequences have N tokens.
     The pass computes U tokens: it computes shared prefixes only once, and may add padding.
 
-    - `ids` int64[U], and `positions` int64[U] within the sequences.
+    - `ids` int64[U]: the ids of the computed tokens.
+    - `positions` int64[U]: their positions within the sequences.
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
     - `before` int64[M]: the token before each needed token in its sequence.
     - `uses` float32[U]: how many of the N tokens each computed token represents. It is 0 in padding, and in a dummy
       sequence, which is computed only because other ranks have a pass.
-    - `copies` has two int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed, and the
-      index of each of them in `needed`.
-    - `routing` uint8[U, W], if experts are replayed: the experts that each token was sampled with, as
+    - `copies` has two tensors int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed,
+      and the index of each of them in `needed`.
+    - `routing` uint8[U, W], if tokens go to the experts that the engine recorded: the experts of each token, as
       `modelling.routing.RoutingShape` packs them.
     - `count` is N. Without shared prefixes and padding, U equals N.
     - `part` is this rank's part, if several ranks divide the tokens.

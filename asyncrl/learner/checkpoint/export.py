@@ -1,5 +1,5 @@
-"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. Exports
-adapters also as a peft folder."""
+"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. It also
+exports the adapters alone, as a peft folder."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfi
 
 
 def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callable[[Path], None], folder: Path) -> None:
-    """Replace `folder` by the folder of a Hugging Face `model`, which appears whole or not at all.
+    """Replace `folder` by the folder of a Hugging Face `model`. The new folder appears whole or not at all.
 
     `tensors` are its weights in the format of files. `write_beside` writes the configuration and the tokenizer. A model
     card in the folder stays. Raises OSError.
@@ -185,8 +185,8 @@ def save_code(model: Any, folder: Path) -> None:
 
 
 def folder_writer(config: ModelConfig, change: Callable[[Any], None] = lambda _: None) -> Callable[[Path], None]:
-    """Return a function that writes all files but the weights into a Hugging Face folder. The configuration names the
-    compute dtype, and `change` may edit it."""
+    """Return a function that writes all files but the weights into a Hugging Face folder. The written configuration
+    names the compute dtype. Before that, `change` may edit the configuration."""
     model = open_config(config)
     model.dtype = config.dtype
     change(model)

@@ -48,9 +48,9 @@ class HostCopy:
         self._changed: torch.cuda.Event | None = None
 
     def find(self, models: Models, ranks: Ranks) -> None:
-        """Find the tensors of `models` that this rank's file has. Only ranks of the first copy of the models call this.
-        Call it again once optimisers have more moments. Never call it within a pass, since FSDP replaces some tensors
-        during a pass."""
+        """Find the tensors of `models` that belong into this rank's file. Only ranks of the first copy of the models
+        call this. Call it again once optimisers have more moments. Never call it within a pass, since FSDP replaces
+        some tensors during a pass."""
         self._parts = _own_parts(models, ranks)
 
     def changed(self) -> None:
@@ -61,7 +61,7 @@ class HostCopy:
             self._changed = torch.cuda.current_stream(self._device).record_event()
 
     def reserve(self) -> None:
-        """Begin to get the memory for a copy of the found tensors, which takes longer than the copy itself."""
+        """Begin to get the memory for a copy of the found tensors. Getting it takes longer than the copy itself."""
         if self._reserving is None:
             self._reserving = begin(self._reserve, "checkpoint", daemon=True)
 
@@ -100,13 +100,13 @@ class HostCopy:
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            # Both write zeros, since the system allocates memory only when it is written.
+            # Both calls write zeros, since the system allocates memory only when it is written.
             return pinned(tensor) if tensor.is_cuda else torch.zeros_like(tensor)
         return buffer
 
 
 def _own_parts(models: Models, ranks: Ranks) -> dict[str, Tensor]:
-    """Return the tensors of this rank's file of `models`, by their names in the file."""
+    """Return the tensors of `models` that belong into this rank's file, by their names in the file."""
     local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
     own = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
     return {part: each for name, rows in own.items() for part, each in _parts(name, rows)}
@@ -276,6 +276,6 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor, which shares its memory."""
+    """Return this rank's shard of a tensor. The shard shares the tensor's memory."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()

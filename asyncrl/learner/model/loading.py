@@ -117,8 +117,8 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredModel:
-    """A Hugging Face `model` whose parameters are still on the meta device, and the `weights` in its files. Its buffers
-    have their values.
+    """A Hugging Face `model` whose parameters are still on the meta device, and the `weights` in its files. The model's
+    buffers have their values already.
 
     If `weights` is None, the model already has its values, except for `missing` tensors, which its files lack. `start`
     gives values to parameters that are in no file of the model.
@@ -255,7 +255,7 @@ def _float_dtypes(file: str) -> Iterator[torch.dtype]:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Make modules without memory for their parameters during the block; their buffers have values."""
+    """Let modules that are made during the block have no memory for their parameters; their buffers have values."""
 
     def without_memory(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:

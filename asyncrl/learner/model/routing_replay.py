@@ -67,7 +67,7 @@ class RoutingReplay:
         """Count the last forward pass, whose tokens were `packed`.
 
         The counts are all tokens, the replayed tokens, the replayed pairs (token, layer), and the pairs for which the
-        engine's experts differ from the router's. If ranks divide the tokens, each gets the counts over all ranks.
+        engine's experts differ from the router's. If ranks divide the tokens, each rank gets the counts over all ranks.
         """
         count = int(packed.layout.bounds[0, -1])
         tokens = packed.ids.new_tensor(count)
@@ -105,7 +105,8 @@ class _Replaying:
     weigh: Callable[[Any, Tensor, Tensor], Tensor]
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits [T, experts], and the weights and numbers [T, top_k] of the experts, as the router does."""
+        """Return logits [T, experts], and for each token the weights and the indices [T, top_k] of its experts, as the
+        router does."""
         logits, own_weights, own = super().forward(*args, **kwargs)  # type: ignore[misc]
         replayed = self.replayed
         if replayed is None:

@@ -49,8 +49,8 @@ def shard(
     activations that the layers keep.
 
     - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. If
-      `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. A unit begins to gather
-      the next unit before it runs.
+      `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. Before a unit runs, it
+      begins to gather the unit after it.
     - Master weights are float32. Gathered weights and the computation are in `config.dtype`. A frozen model, and the
       frozen part of a model with adapters, has only weights of this dtype.
     - The hooks of FSDP stay outside of a layer's compiled and recomputed part.
@@ -133,7 +133,7 @@ def _allow_graphs() -> None:
     shapes.use_duck_shape = False
     # Without this option, torch fuses the kernels of norms only for many tokens, and each layer has up to four graphs,
     # for different numbers of tokens. Fused kernels are a little slower for few tokens. Torch 2.11 has the option,
-    # other versions may not.
+    # other versions might not have it.
     if hasattr(kernels.triton, "mix_order_reduction_non_strict_mode"):
         kernels.triton.mix_order_reduction_non_strict_mode = True
 

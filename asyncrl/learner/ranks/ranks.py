@@ -45,7 +45,7 @@ ends the ranks first.
 """
 EXPERT_MESH = ("replicas", "experts", "parts")
 WAIT = timedelta(days=365)
-"""The time that ranks wait for a rank that waits for the replay."""
+"""Ranks wait at most this long for a rank that waits for the replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Ranks:
     """This rank's group of ranks that divide the tokens of a pass, and with tensor parallelism also the layers. None:
     each rank has its own passes."""
     expert_mesh: DeviceMesh | None = None
-    """The same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see `expert_ranks`)."""
+    """A mesh of the same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see
+    `expert_ranks`)."""
 
     @staticmethod
     def alone() -> Ranks:
@@ -105,7 +106,7 @@ class Ranks:
 
     @property
     def is_first_of_pass_group(self) -> bool:
-        """True if this rank counts the values that all ranks of its pass group have."""
+        """True if this rank alone counts the values that all ranks of its pass group have."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -159,7 +160,7 @@ class Ranks:
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
-        """Make `request` and return its result. It may wait for the replay or the disk for any time. Raises
+        """Make `request` and return its result. The request may wait for the replay or the disk for any time. Raises
         StoppedError on every rank if the request of one rank raises it."""
         answers: list[T] = []
         with suppress(StoppedError), self.activity.waiting():
@@ -220,8 +221,8 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
 
 
 def context_group(rank: int, size: int, together: int, limit: timedelta, divides_layers: bool = False) -> ContextGroup:
-    """Make the group of `rank`: `together` neighbours. They are on one host if `together` divides the number of a
-    host's ranks."""
+    """Make the group of `rank`: `together` neighbouring ranks. They are on one host if `together` divides the number of
+    a host's ranks."""
     # All ranks take part in making every group.
     groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
     own = groups[rank // together]
@@ -229,11 +230,45 @@ def context_group(rank: int, size: int, together: int, limit: timedelta, divides
     return ContextGroup(own.group_name, together, rank % together, divides_layers)
 
 
+def _check_division(size: int, replicas: int, counts: Mapping[str, int]) -> None:
+    """Raises ConfigError: `size` ranks cannot be divided into `replicas` copies of whole groups. `counts` has the
+    number of ranks of a group, by the key of the configuration that sets this number."""
+    for key, count in counts.items():
+        if size % (replicas * count):
+            raise ConfigError(
+                f"learner.{key}={count} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks on each host) "
+                f"are no multiple of {replicas * count}; change one of the three"
+            )
+
+
+def _shard_mesh(kind: str, size: int, replicas: int) -> DeviceMesh:
+    """Return the ranks as [shards], or as [replicas, shards] if there is more than one copy of a model."""
+    shape = (size,) if replicas == 1 else (replicas, size // replicas)
+    return init_device_mesh(kind, shape, mesh_dim_names=("replicas", "shards")[-len(shape) :])
+
+
 def _expert_mesh(kind: str, size: int, replicas: int, expert_ranks: int) -> DeviceMesh | None:
     if expert_ranks == 1:
         return None
     shape = (replicas, expert_ranks, size // (replicas * expert_ranks))
     return init_device_mesh(kind, shape, mesh_dim_names=EXPERT_MESH)
+
+
+@contextmanager
+def _stopping_together(ranks: Ranks) -> Iterator[None]:
+    """Wait for this rank's GPU if the block ends with StoppedError. If a rank is in the middle of a pass, all ranks
+    exit at once instead."""
+    try:
+        yield
+    except StoppedError:
+        if ranks.stopping.is_abrupt:
+            ranks.stop_if(False)
+            exit_now(EXIT_STOPPED)
+        if ranks.device.type == "cuda":
+            # Queued operations finish, since all ranks left at the same point. NCCL would warn of unfinished
+            # operations.
+            torch.cuda.synchronize(ranks.device)
+        raise
 
 
 @contextmanager
@@ -265,12 +300,7 @@ def joined(
     member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
     meeting, rank, size = member.meeting, member.rank, member.meeting.size
     counts = {"context_ranks": context_ranks, "expert_ranks": expert_ranks, "tensor_ranks": tensor_ranks}
-    for key, count in counts.items():
-        if size % (replicas * count):
-            raise ConfigError(
-                f"learner.{key}={count} learner.replicas={replicas}: {size} ranks (cluster.learner_ranks on each host) "
-                f"are no multiple of {replicas * count}; change one of the three"
-            )
+    _check_division(size, replicas, counts)
     # gloo listens even with one rank. Ranks on one machine need only loopback.
     os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
     if size > 1:
@@ -288,28 +318,18 @@ def joined(
         kind = "cuda" if cuda else "cpu"
         device = torch.device(kind, member.local) if cuda else torch.device(kind)
         logger.info("rank %d of %d computes on %s", rank, size, described(device))
-        shape = (size,) if replicas == 1 else (replicas, size // replicas)
-        names = ("replicas", "shards")[-len(shape) :]
-        mesh = init_device_mesh(kind, shape, mesh_dim_names=names)
+        mesh = _shard_mesh(kind, size, replicas)
         together = max(context_ranks, tensor_ranks)
         context = context_group(rank, size, together, limit, tensor_ranks > 1) if together > 1 else None
         experts = _expert_mesh(kind, size, replicas, expert_ranks)
         ranks = Ranks(rank, size, device, mesh, waiting, activity, stopping, context, experts)
         stopping.stop_if = ranks.stop_if
-        try:
+        with _stopping_together(ranks):
             yield ranks
-        except StoppedError:
-            if stopping.is_abrupt:
-                ranks.stop_if(False)
-                exit_now(EXIT_STOPPED)
-            if cuda:
-                # Queued operations finish, since all ranks left at the same point. NCCL would warn of unfinished ones.
-                torch.cuda.synchronize(device)
-            raise
     finally:
         stopping.end()
-        # A reference to a gloo group keeps its threads alive, which abort a process that exits. Sharded models have
-        # such references in cycles, and the collector ignores cycles from before `freeze_heap`.
+        # A reference to a gloo group keeps the group's threads alive, and these threads abort a process that exits.
+        # Sharded models have such references in cycles, and the collector ignores cycles from before `freeze_heap`.
         gc.unfreeze()
         gc.collect()
         activity.enter(END)

@@ -20,7 +20,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 MAX_OUTPUT = 1 << 20
 KILLED = 128 + signal.SIGKILL
@@ -29,6 +29,25 @@ PR_SET_DUMPABLE = 4
 
 
 def main() -> None:
+    woken, wake = guard()
+    lines = read_lines()
+    request = next(lines)
+    output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open until this process ends
+    requests, replies = os.pipe(), os.pipe()
+    program = os.fork()
+    if program == 0:
+        unguard()
+        for fd in (woken, wake, requests[1], replies[0]):
+            os.close(fd)
+        become_program(request, output, requests[0], replies[1])
+        return
+    os.close(requests[0])
+    os.close(replies[1])
+    watch(program, request, lines, output, woken, requests[1], replies[0])
+
+
+def guard() -> tuple[int, int]:
+    """Protect this process from its program. Returns both ends of a pipe that gets a byte whenever a child ends."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -36,29 +55,39 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_dumpable(False)
     signal.set_wakeup_fd(wake)
-    lines = read_lines()
-    request = next(lines)
-    output = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - open until this process ends
-    requests, replies = os.pipe(), os.pipe()
-    program = os.fork()
-    if program == 0:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        set_dumpable(True)
-        for fd in (woken, wake, requests[1], replies[0]):
-            os.close(fd)
-        become_program(request, output, requests[0], replies[1])
-        return
-    os.close(requests[0])
-    os.close(replies[1])
+    return woken, wake
+
+
+def unguard() -> None:
+    """Give the child that becomes the program the signals of a usual process again."""
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    set_dumpable(True)
+
+
+def watch(
+    program: int,
+    request: dict[str, Any],
+    lines: Iterator[dict[str, Any]],
+    output: IO[bytes],
+    woken: int,
+    cells: int,
+    ended: int,
+) -> NoReturn:
+    """Report how each request ended, until the process `program` ends, its time is over, or the caller ends. Requests
+    of `lines` go to the session as its cells.
+
+    `woken` is readable after a child has ended. A session reads its cells from `cells`, and writes a byte to `ended`
+    after each cell. Between two cells the session is paused.
+    """
     poll = select.poll()
     poll.register(0, select.POLLIN)
     poll.register(woken, select.POLLIN)
     is_session = "program" not in request
     pausing = load(sys.argv[2], "pausing.py") if is_session else {}
     if is_session:
-        poll.register(replies[0], select.POLLIN)
+        poll.register(ended, select.POLLIN)
     pause: Any = None
     # A session starts before its first request.
     began = time.monotonic()
@@ -79,7 +108,7 @@ def main() -> None:
         ready = [fd for fd, _ in poll.poll(timeout * 1000 + 1)]
         if woken in ready:
             os.read(woken, 4096)
-        if replies[0] in ready and os.read(replies[0], 4096):
+        if ended in ready and os.read(ended, 4096):
             pause = pausing["Pause"](PROC)
             report(output, 0, began)
         if pause is not None:
@@ -93,7 +122,7 @@ def main() -> None:
             pause = None
             began = time.monotonic()
             deadline = began + cell["wall_s"]
-            os.write(requests[1], json.dumps(cell).encode() + b"\n")
+            os.write(cells, json.dumps(cell).encode() + b"\n")
 
 
 def become_program(request: dict[str, Any], output: IO[bytes], requests: int, replies: int) -> None:

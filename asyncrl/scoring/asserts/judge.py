@@ -24,8 +24,8 @@ from asyncrl.scoring.asserts.values import decode, encode
 PASSED, FAILED, ENDED, UNSUITED, UNCLEAR = "passed", "failed", "ended", "unsuited", "unclear"
 """The verdicts, which are the first word of the output. `ended`: the program's process ended during the tests, by a
 fault of the program or of its sandbox. `unsuited`: the tests cannot judge any program; a reason follows. `unclear`: the
-tests pass a value that is not data to an object of the program. Either the tests always do this, or this program
-returned an object instead of data."""
+tests hand an object of the program a value that is not data. Either the tests always do this, or this program returned
+an object instead of data."""
 
 _PR_SET_DUMPABLE = 4
 _MAX_ANSWER = 16 << 20

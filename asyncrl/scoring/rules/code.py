@@ -91,8 +91,8 @@ def prepare(sandbox: Sandbox) -> None:
 
 
 async def _verdicts(tests: Sequence[Test], limits: SandboxLimits, end: float, go_on: bool) -> tuple[list[str], bool]:
-    """The verdicts of the tests that ran before `end`, and true if `end` has not passed after them. Without `go_on`,
-    the first test that does not pass is the last one run."""
+    """The verdicts of the tests that ran before `end`, and True if they ended before `end`. Without `go_on`, the first
+    test that does not pass is the last one run."""
     verdicts: list[str] = []
     for test in tests:
         seconds = end - time.monotonic()

@@ -42,7 +42,7 @@ KINDS = {
     "own": ("task", "answer", "trajectory"),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
 }
-"""The parameters of a function of each kind."""
+"""The parameters of a function by its kind: a rule of asyncrl (own), or a reward function for verl."""
 
 _MANAGER = ("tokenizer", "num_examine")
 _OFFERED = ("deadline", "full_answer", "confined", "sandbox")

@@ -36,7 +36,7 @@ def tool_calls(
     made. Only calls of the last branch count. With `every_branch`, calls of all branches count, in the order in which
     the branches ended.
 
-    Raises ScoringError: the ground truth is not such a list, or an option is unknown.
+    Raises ScoringError: the ground truth is not a list of calls, or an option is unknown.
     """
     if arguments not in ARGUMENTS:
         raise ScoringError(f"tool_calls: arguments={arguments}; use one of {', '.join(ARGUMENTS)}")

@@ -22,7 +22,7 @@ from asyncrl.commands.sft.from_config import fine_tune, run_rank
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.launch.local import claim
+from asyncrl.launch.claim import claim
 from asyncrl.launch.resume import words_of
 from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.ranks.ranks import Ranks, joined

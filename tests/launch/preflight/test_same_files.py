@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from asyncrl.config.changes import values_of
 from asyncrl.config.locations import run_dir
 from asyncrl.config.schema import DataConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError
-from asyncrl.launch.local import check_resume, claim
+from asyncrl.launch.claim import check_begun_files, check_resume, claim
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.same_files import check_same_files, task_files
 from asyncrl.replay.store import Store
@@ -29,6 +31,12 @@ def config_of(folder: Path, **data: object) -> TrainConfig:
 
 def check_files(config: TrainConfig, begun: bool) -> None:
     check_same_files(run_dir(config.run), task_files(run_tasks(config)), begun)
+
+
+def resume(config: TrainConfig, folder: Path) -> None:
+    tasks = partial(run_tasks, config)
+    check_files = partial(check_begun_files, folder, config.data, config.algorithm.sft.path, tasks)
+    check_resume(values_of(config), folder, check_files)
 
 
 def test_a_file_that_has_changed_is_named_once_its_rows_are_and_not_before(tmp_path: Path) -> None:
@@ -51,10 +59,10 @@ def test_a_resume_with_a_changed_file_is_refused_before_its_rows_are_read(tmp_pa
     with closing(Store(folder / "replay", 1 << 20, durable=False)) as opened, opened.transaction() as tx:
         tx.put("plans", 0, BatchPlan(0, 0, ["a"], ["g"], [1], [1], [1.0]))
         tx.add("feed_draws")
-    check_resume(config, folder)
+    resume(config, folder)
     parquet(tmp_path / "parts" / "b.parquet", row(2))
     with pytest.raises(ConfigError, match=r"parts/b\.parquet has changed since the run began"):
-        check_resume(config, folder)
+        resume(config, folder)
 
 
 def test_rows_that_were_made_stay_the_same_whatever_becomes_of_their_files(tmp_path: Path) -> None:

@@ -107,8 +107,8 @@ Filled = tuple[Bucket, torch.Tensor, Mapping[str, Any]]
 
 
 class BucketServerRoute(ServerRoute):
-    """Sends the tensors in buckets on `device`. The first bucket is filled before the server stops, and each later one
-    while the bucket before it is sent."""
+    """Sends the tensors in buckets on `device`. The first bucket is filled before the server stops, and each later
+    bucket while the bucket before it is sent."""
 
     def __init__(self, end: ServerEnd, device: torch.device, bucket_bytes: int) -> None:
         super().__init__(end)
@@ -164,9 +164,9 @@ async def bucketed(
 ) -> AsyncGenerator[Filled, None]:
     """Yield the filled `buckets` on `device`. They are filled from tensors on `source`, which is `device` or the CPU.
 
-    A thread fills the next buffer while the last one is in use. The last bucket has the update's label, which names the
-    weights once all are loaded. With `all_labelled` each bucket has the label, so that an answer shows if any part of
-    the update was loaded before the answer.
+    A thread fills the next buffer while the buffer before it is in use. The last bucket has the update's label, which
+    names the weights once all are loaded. With `all_labelled` each bucket has the label, so that an answer shows if any
+    part of the update was loaded before the answer.
     """
     tensors = await update.tensors(source)
     body = {"load_format": "flattened_bucket", "flush_cache": False}
