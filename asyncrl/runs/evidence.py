@@ -69,19 +69,25 @@ def read_evidence(run: Run, is_running: bool) -> Evidence:
     settings = None
     with suppress(ConfigError):
         settings = run.settings()
+    scored = {
+        name: value for role in run.roles("scoring-*") for name, value in _means(run.newest_rows(role, SCORER_ROWS))
+    }
+    texts = {name: next((str(row[name]) for row in replays if row.get(name)), "") for name in TEXTS}
     return Evidence(
         str(run.folder),
-        _trained(run.oldest_rows("learner", MOST_STEPS)),
-        _trained(run.newest_rows("learner", NEWEST)),
-        _trained(run.spread_rows("learner", SPREAD)),
-        sorted(run.spread_rows("evaluation", MOST_EVALUATIONS), key=lambda row: row["step"]),
-        _of_actors(run),
-        {name: sum(finite(row.get(name)) or 0 for row in replays) for name in COUNTED},
-        *(next((str(row[name]) for row in replays if row.get(name)), "") for name in TEXTS),
-        {name: value for role in run.roles("scoring-*") for name, value in _means(run.newest_rows(role, SCORER_ROWS))},
-        settings.unread if settings else {},
-        settings.group_size if settings else None,
-        is_running,
+        first=_trained(run.oldest_rows("learner", MOST_STEPS)),
+        newest=_trained(run.newest_rows("learner", NEWEST)),
+        spread=_trained(run.spread_rows("learner", SPREAD)),
+        evaluations=sorted(run.spread_rows("evaluation", MOST_EVALUATIONS), key=lambda row: row["step"]),
+        actors=_of_actors(run),
+        counts={name: sum(finite(row.get(name)) or 0 for row in replays) for name in COUNTED},
+        newest_failure=texts["newest_failure"],
+        refusing=texts["refusing"],
+        solved=texts["solved"],
+        scores=scored,
+        unread=settings.unread if settings else {},
+        group_size=settings.group_size if settings else None,
+        is_running=is_running,
     )
 
 
