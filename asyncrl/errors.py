@@ -65,7 +65,8 @@ class ScoringError(AsyncrlError):
 
 
 class TooManyFailuresError(AsyncrlError):
-    """Too many episodes or scorings failed, so the run ends. It can resume once the cause is fixed."""
+    """Too many episodes or scorings failed, or filters refuse every group, so the run ends. It can resume once the
+    cause is fixed."""
 
 
 class DataProtoError(AsyncrlError, AssertionError, RuntimeError):

@@ -269,7 +269,7 @@ class Supervisor:
         if status == EXIT_USAGE:
             raise RunFailedError(f"{name} cannot run:\n{_message(last)}")
         if status == EXIT_HOPELESS:
-            raise RunFailedError(f"{name} has ended the run, since too much fails:\n{_message(last)}")
+            raise RunFailedError(f"{name} has ended the run:\n{_message(last)}")
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
         if child.failures > self._max_restarts:
             how = "killed because it hung" if child.hung else f"with status {status}"

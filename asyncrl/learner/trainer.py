@@ -191,13 +191,13 @@ class Trainer:
         Returns the sums of the pass.
         """
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
-        tokens = replace(batch.tokens.select(rows), view=this.view)
+        tokens = replace(batch.tokens.select(rows), view=this.view, measured=this.measured)
         with torch.no_grad() if is_warmup else nullcontext():
             values = None
             if self.policy.module.value_head is None:
-                logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
+                logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy, measures=True)
             else:
-                logprobs, entropy, values = self.policy.module.with_values(packed, algorithm.needs_entropy)
+                logprobs, entropy, values = self.policy.module.with_values(packed, algorithm.needs_entropy, True)
         replayed = self.policy.module.replay_sums(packed) if len(rows) else {}
         if seen is not None and len(rows):
             seen[rows] = logprobs.detach().to(seen.dtype)

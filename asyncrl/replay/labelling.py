@@ -21,6 +21,7 @@ from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
+from asyncrl.replay.filter_limit import FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import label_needs
 from asyncrl.replay.leases import WorkerLeases
@@ -58,6 +59,7 @@ class Labelling:
         scorers: WorkerLeases,
         backoff: FailureBackoff,
         limit: FailureLimit,
+        filter_limit: FilterLimit,
         dead_letters: DeadLetters,
         stages: Stages,
     ) -> None:
@@ -66,6 +68,7 @@ class Labelling:
         self._scorers = scorers
         self._backoff = backoff
         self._limit = limit
+        self._filter_limit = filter_limit
         self._dead_letters = dead_letters
         self._stages = stages
         self._units = Units(settings)
@@ -283,12 +286,15 @@ class Labelling:
             self._groups.close(tx, name, TrajectoryState.EVALUATED, keeps=keeps)
             return
         played = [member for member in members if not member.is_demonstration]
-        self._settings.feed.learned(tx, group.row, float(np.mean([member.outcome for member in played])))
+        outcomes = [member.outcome for member in played]
+        self._settings.feed.learned(tx, group.row, float(np.mean(outcomes)))
         reason = self._settings.filters.reason(members)
         if reason is not None:
+            tx.afterwards(self._filter_limit.refused, reason, outcomes)
             tx.add(f"filtered/{reason}")
             self._groups.close(tx, name, TrajectoryState.FILTERED, reason)
             return
+        tx.afterwards(self._filter_limit.accepted)
         spread = float(np.std([member.reward for member in members]))
         self._stages.begin(tx, Stage.READY, name)
         tx.append("ready", ReadyGroup(name, min(member.oldest for member in played), spread))

@@ -43,6 +43,8 @@ class ReplaySettings:
     - `max_dead_letter_bytes`: the maximum number of bytes that dead letters and their episodes take.
     - `max_failure_share`: the share of failures that ends the run (see `failure_limit`).
     - `run`: the folder of the run, as a shell takes it, for messages.
+    - `max_refused_groups`: the number of groups that filters refuse in a row before the run ends (see `filter_limit`).
+      `None`: no limit.
     - `max_tokens`: the maximum number of tokens in one trajectory.
     - `vocabulary`: the number of token ids, if it is known. Every id must be below this number.
     """
@@ -69,6 +71,7 @@ class ReplaySettings:
     longest_episode_s: float = math.inf
     max_failure_share: float | None = None
     run: str = "RUN"
+    max_refused_groups: int | None = None
     max_dead_letters: float = math.inf
     max_dead_letter_bytes: float = math.inf
     vocabulary: int | None = None

@@ -258,8 +258,8 @@ class EpisodeJudge:
         what = f"scoring.rule: {', '.join(map(_with_place, self._own(task)))}"
         if len(failures) == len(inputs):
             raise ConfigError(
-                f"{what}: with {place}, {failures[given.answer]}; an episode that was played before the start found this: it "
-                f"failed for the answers {' and '.join(map(_shown, inputs))}"
+                f"{what}: with {place}, {failures[given.answer]}; an episode that was played before the start found this: "
+                f"it failed for the answers {' and '.join(map(_shown, inputs))}"
             )
         for text, reason in failures.items():
             log.warning(
