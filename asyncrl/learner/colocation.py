@@ -1,7 +1,7 @@
 """Lets the learner and servers use the same GPUs in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
 
-While the learner has the GPUs, its models, gradients and moments are on them. Otherwise they are in host memory, and
-must not be read.
+While the learner has the GPUs, its models, gradients and optimizer moments are on them. Otherwise these tensors are in
+host memory, and must not be read.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class DemonstrationFeed:
         progress.demonstrations_digest = self.rendered.digest
 
     def values(self, position: int) -> dict[str, Value]:
-        """Return the epoch at a position, and the numbers of demonstrations that were cut or left out because they were
-        too long."""
+        """Return the epoch at a position, and how many demonstrations were cut or left out because they were too
+        long."""
         return {
             "sft/epoch": position / len(self.rendered),
             "sft/cut": float(self.rendered.cut),

@@ -37,8 +37,8 @@ class Evaluating:
 
     def evaluate(self, steps: int) -> None:
         """Request an evaluation of the weights after `steps` steps if one is due, and log results that have arrived.
-        Before the first step, after the last, and always with `waits`, it waits until all results have arrived.
-        Raises StoppedError on every rank.
+        With `waits`, or before the first step, or after the last, wait until all results have arrived. Raises
+        StoppedError on every rank.
         """
         self.stop.together(self._evaluate, steps)
 

@@ -33,8 +33,7 @@ class StepResult:
     summary: dict[str, float] = field(default_factory=dict)
     """The metrics of the algorithm and of the models, by their names."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    """The number of tokens in each bin of the importance weights, by the names of the raw and of the corrected
-    weights."""
+    """Maps the names of the raw and the corrected importance weights to the number of tokens in each bin."""
 
     @property
     def mean_norm(self) -> float:

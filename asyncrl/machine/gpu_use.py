@@ -23,7 +23,8 @@ class GpuUse(NamedTuple):
 
 
 class VisibleGpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES in `environment` names, or all of this machine. `nvml` is the module pynvml.
+    """The GPUs that CUDA_VISIBLE_DEVICES in `environment` names, or all GPUs of this machine. `nvml` is the module
+    pynvml.
 
     Raises pynvml.NVMLError: the driver does not answer, or does not know a named GPU.
     """

@@ -19,7 +19,7 @@ MAX_DISTINCT = 32
 class Throttled:
     """Lines of one kind.
 
-    - `what`: the start of each line
+    - `what`: the words with which each line begins
     - `burst`: the number of lines that may be written at once
     - `every_s`: the time after which a further line may be written. That line has the number of lines left out
 

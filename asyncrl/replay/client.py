@@ -66,10 +66,10 @@ RENEWALS_PER_LEASE = 4
 class ReplayClient:
     """One connection of `worker` to the replay at `endpoint`.
 
-    - `incarnation`: identifies one start of the worker. When the worker starts again, the work of its older incarnation
-      goes to other workers.
+    - `incarnation`: identifies one process of the worker. When the worker is restarted, the work of its older
+      incarnation goes to other workers.
     - `stop`: ends waits with StoppedError.
-    - `give_up_s`: if set, a wait ends with UnavailableError after this time.
+    - `give_up_s`: if set, a wait ends with UnavailableError after this many seconds.
     - `keys`: from network.keys.
     - `run`: sent with every request. The replay of another run refuses the request. Without `run`, the replay answers
       only requests that change nothing.
@@ -198,7 +198,7 @@ class ReplayClient:
         try:
             return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
         except RefusedError as error:
-            # Starting the learner again would not help.
+            # A ConfigError stops the run, since a restart of the learner would not help.
             raise ConfigError(str(error)) from error
 
     def require(self, needs: LabelNeeds, first: int) -> None:
@@ -245,7 +245,7 @@ class ReplayClient:
         self._send(protocol.Checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
-        """Have the held-out tasks run with `version` or newer. A repeated call has no effect."""
+        """Have the held-out tasks run with policy version `version` or a newer one. A repeated call has no effect."""
         self._send(protocol.Evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:

@@ -32,8 +32,8 @@ ADVICE = (
 
 
 class FailureLimit:
-    """Counts the failures of episodes or of scorings. `kind` is their name in messages. `clock` gives monotonic
-    seconds."""
+    """Counts the failures of either episodes or scorings. `kind` is what messages call them. An episode is named by its
+    ticket (the permission to play it), and a scoring by its trajectory. `clock` gives monotonic seconds."""
 
     def __init__(self, kind: str, clock: Callable[[], float], max_share: float | None = None) -> None:
         self._kind = kind
@@ -50,7 +50,7 @@ class FailureLimit:
         self._newest = ""
 
     def resume(self, ended_well: int) -> None:
-        """Note the number of successes in earlier processes of the run."""
+        """Note how many episodes (or scorings) succeeded in earlier processes of the run."""
         self._one_ended_well |= ended_well > 0
 
     def began(self, name: str) -> None:

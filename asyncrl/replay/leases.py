@@ -37,8 +37,8 @@ class WorkerLeases:
         self._worked = dict(self._seen)
 
     def renew(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """Renew a worker's lease. True if this is a new incarnation: the work of the older one must go to other
-        workers.
+        """Renew a worker's lease. True if this is a new incarnation (process of the worker): the work of the older one
+        must go to other workers.
 
         Raises RefusedError: a newer incarnation has already replaced this one."""
         current = tx.get(self._table, worker, str)

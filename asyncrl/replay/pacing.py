@@ -24,7 +24,7 @@ from asyncrl.replay.transaction import Transaction
 
 KEY = "pace"
 RISE = 0.5
-"""The growth of `ahead`, in batches."""
+"""The number of batches by which `ahead` grows at once."""
 AGAIN_S = 10.0
 """The time after which a continued wait starts more episodes, since the running ones may hang."""
 

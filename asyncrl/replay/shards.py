@@ -38,8 +38,8 @@ class ShardedReplay:
         return self._clients[0].configure(values, time)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Have the replay plan only episodes whose labels meet the newest needs. The keys of `needs` are the first
-        steps to which the needs apply. Steps before the newest key are planned already."""
+        """Have the replay plan only episodes whose labels meet the newest needs. Each key of `needs` is the first step
+        to which its value applies. Steps before the newest key are planned already."""
         first = max(needs)
         self._all(lambda client: client.require(needs[first], first))
 
@@ -81,7 +81,7 @@ class ShardedReplay:
         self._all(lambda client: client.checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
-        """Have the held-out tasks run with `version` or newer."""
+        """Have the held-out tasks run with policy version `version` or a newer one."""
         self._all(lambda client: client.evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
