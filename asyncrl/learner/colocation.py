@@ -1,4 +1,5 @@
-"""Lets the learner and servers use the same GPUs in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
+"""Lets the learner and inference servers use the same GPUs in turns (cluster.colocated). machine/gpu_lock.py has the
+protocol.
 
 While the learner has the GPUs, its models, gradients and optimizer moments are on them. Otherwise these tensors are in
 host memory, and must not be read.

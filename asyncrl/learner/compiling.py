@@ -30,8 +30,9 @@ def compile_passes(
     without gradients even if the algorithm needs no such passes. All ranks call this. It drops the gradients that it
     computes. Raises StoppedError on all ranks: the trainer's `stop` was set.
     """
-    # Passes of different kinds need different kernels, and compiling them in a step would hold up that step for
-    # seconds. Passes differ in kind if only one has shared prefixes or gradients, or if one has far more tokens.
+    # Makes a pass of every kind here. Each kind needs its own kernels, and compiling kernels in a step would hold up
+    # that step for seconds. Passes differ in kind if only one has shared prefixes or gradients, or if one has far more
+    # tokens.
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
         logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")

@@ -136,8 +136,8 @@ class DemonstrationFeed:
         return ImitationBatch(pack_demonstrations(own, rows, device, sharing), passes, tokens, weight, len(members))
 
     def _passes(self, lengths: Sequence[int], costs: Sequence[float], limit: int, first: int) -> Passes:
-        """Schedule the passes of this rank, or of its context group, in an update whose first demonstration has the
-        index `first`."""
+        """Schedule the passes of this rank, or of the ranks with which it divides the tokens of a pass, in an update
+        whose first demonstration has the index `first`."""
         if not lengths:
             return []
         ranks = self._ranks

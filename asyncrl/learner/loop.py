@@ -1,8 +1,8 @@
 """The learner's loop: the story of a step, from its plan to its metrics.
 
-Step k trains plan k under policy version k // publish_every; version 0 is published before step 0. The result of a step
-depends only on its plan, the weights before the step and the run's seed. So a learner that resumes from a checkpoint,
-and is given the recorded plans again, repeats the lost steps exactly.
+Step k trains the episodes that plan k names, and the policy has version k // publish_every then. Version 0 is published
+before step 0. The result of a step depends only on its plan, the weights before the step and the run's seed. So a
+learner that resumes from a checkpoint, and is given the recorded plans again, repeats the lost steps exactly.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ran
     ids = torch.arange(sum(lengths)) % policy.vocabulary
     packed = PackedSequences.of(ids.split(list(lengths)))
     packed = (packed.padded() if policy.pads_passes else packed).divided(ranks.context).to(device)
-    # Every pass of an update after the first begins with the gradients of earlier passes.
+    # Measures the second pass: like most passes of an update, it begins with the gradients of earlier passes in memory.
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats(device)
         logprobs, entropy = policy(packed, with_entropy)

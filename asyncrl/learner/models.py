@@ -91,8 +91,7 @@ def fit_passes(trainer: Trainer, settings: RunSettings, history: SettingsHistory
     largest = _largest_pass(settings, history)
     if compiles(model, ranks.device):
         shares_prefixes = any(each.learner.shared_prefixes is not False for each in history.every())
-        # With a balance loss, which keeps the experts of a mixture equally busy, a step also makes passes without
-        # gradients.
+        # The balance loss, which keeps the experts of a mixture equally busy, also needs passes without gradients.
         balances = any(each.algorithm.balance_weight != 0 for each in history.every())
         compile_passes(trainer, shares_prefixes, settings.models.longest, sum(largest), balances)
     if ranks.device.type == "cuda":

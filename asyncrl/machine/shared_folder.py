@@ -32,7 +32,7 @@ def canary(folder: Path) -> Iterator[Path]:
 
 
 def sees(file: Path, wait_s: float = SEEN_S) -> bool:
-    """True if this machine sees the canary (new file) that another machine made within `wait_s`."""
+    """True if within `wait_s` this machine sees the canary (new file) of another machine."""
     deadline = time.monotonic() + wait_s
     while not (seen := file.exists()) and time.monotonic() < deadline:
         time.sleep(POLL_S)

@@ -74,7 +74,7 @@ class ReplayClient:
     - `run`: sent with every request. The replay of another run refuses the request. Without `run`, the replay answers
       only requests that change nothing.
     - `retry_s`: a request without an answer for this time is sent again.
-    - `spans`: records the offset of the replay's clock.
+    - `spans`: the recorder of this process's timeline. It gets the offset of the replay's clock.
     """
 
     def __init__(
@@ -266,8 +266,9 @@ class ReplayClient:
         return self._send(protocol.GetStatus()).read(protocol.VALUES)
 
     def requeue(self, ticket: str) -> str:
-        """Try a dead letter again. Returns "scoring" if its episode is scored again, or "task" if its task runs again.
-        Raises RefusedError: there is no such dead letter, or it cannot be tried again."""
+        """Try a dead letter (an attempt that failed for good) again. Returns "scoring" if its episode is scored again,
+        or "task" if its task runs again. Raises RefusedError: there is no such dead letter, or it cannot be tried
+        again."""
         return self._send(protocol.Requeue(ticket)).read(protocol.TEXT)
 
     def discard(self, ticket: str) -> None:

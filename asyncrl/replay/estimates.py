@@ -85,7 +85,7 @@ def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
 
 
 def _with_one_more(ways: dict[tuple[int, int], int], count: int, most: int, room: int) -> dict[tuple[int, int], int]:
-    """Update the `ways` of `_winning` for one more answer, which `count` attempts gave. At most `most` of these
+    """Return the `ways` of `_winning` after one more answer, which `count` attempts gave. At most `most` of these
     attempts are chosen, and at most `room` attempts in total."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     for (taken, ties), number in ways.items():

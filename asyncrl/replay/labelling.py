@@ -295,7 +295,7 @@ class Labelling:
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:
         """Handle a failed scoring of a trajectory, or of the group with which it was leased. The unit is tried again.
-        After too many attempts its trajectories become dead letters."""
+        After too many attempts its trajectories become dead letters (kept for inspection, but not trained)."""
         unit = self._end_lease(tx, request, request.id)
         if not unit:
             return

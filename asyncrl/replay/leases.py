@@ -1,5 +1,5 @@
-"""Leases by worker: a worker keeps its work by sending requests at most `lease_s` apart. A silent or restarted worker
-loses its work.
+"""Leases of workers: a worker keeps its work as long as it sends requests at most `lease_s` seconds apart. A silent or
+restarted worker loses its work.
 
 The times are monotonic and only in memory. So neither a jump of the system clock nor a restart of the replay takes work
 away: after a restart every worker has a fresh lease. A worker that sends requests but finishes nothing for

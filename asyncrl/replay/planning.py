@@ -106,8 +106,8 @@ class Planning:
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
         """Plan only episodes whose labels meet these needs, from step `first` on. If the algorithm has changed, some
-        stored labels might not meet the needs: their episodes become dead letters, and the groups of these episodes are
-        dropped."""
+        stored labels might not meet the needs: their episodes become dead letters (kept for inspection, but not
+        trained), and the groups of these episodes are dropped."""
         if not set_label_needs(tx, needs):
             return
         self._withdraw(tx, first)

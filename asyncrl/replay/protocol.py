@@ -246,7 +246,7 @@ class GetAudit(ReplayRequest, frozen=True):
 
 
 class Requeue(ReplayRequest, frozen=True):
-    """Try a dead letter again."""
+    """Try a dead letter (an attempt that failed for good) again."""
 
     ticket: Name
 
