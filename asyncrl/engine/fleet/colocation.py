@@ -140,7 +140,7 @@ class ServerMemory:
         self._freed_by = 0
 
     async def free(self) -> None:
-        """Free all memory of the idle server. Raises ServerFaultError."""
+        """Free all memory of the idle server. Raises ServerFaultError: the server failed."""
         process = self._turns.process(self._server.url)
         # A server that refuses a flush still has requests in its queues, and would crash if it freed its memory.
         await self._server.flush()
@@ -150,7 +150,7 @@ class ServerMemory:
         process.freed = True
 
     async def regain_weights(self) -> None:
-        """Let the server allocate memory for weights, in our turn. Raises ServerFaultError."""
+        """Let the server allocate memory for weights, in our turn. Raises ServerFaultError: the server failed."""
         process = self._turns.process(self._server.url)
         if process.starts != self._freed_by or not process.running:
             self._freed.clear()
@@ -161,7 +161,7 @@ class ServerMemory:
 
     async def regain_cache(self, update: Update) -> None:
         """Let the server, which has loaded `update`, allocate memory for its cache if the cache was freed. Raises
-        ServerFaultError."""
+        ServerFaultError: the server failed."""
         if self._freed:
             update.drop_copies()
             await self._server.regain([CACHE])

@@ -111,7 +111,7 @@ class PackageFacts:
     - `missing`: the requirements that are not installed;
     - `unfit`: the requirements that the installed version does not meet, each with that version;
     - `unpinned`: (package, installed version, version in constraints.txt) where the two versions differ;
-    - `extras`: by the name of each extra, True if all its packages are installed;
+    - `extras`: maps the name of each extra to True if all its packages are installed;
     - `error`: why nothing was checked, empty if asyncrl is installed as a package.
     """
 

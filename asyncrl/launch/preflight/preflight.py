@@ -76,9 +76,9 @@ _EPISODE = Trajectory(
 def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
     """Run the `more` checks, and then check everything that the roles will load or need.
 
-    It checks keys, ports, devices, data, models, tools, the chat template, rules and the algorithm's parts. A check is
-    left out if one of its inputs was refused. Checks that read all rows take long, so they run only if all others have
-    passed.
+    It checks keys, ports, devices, data, models, tools, the chat template, rules and the parts of the algorithm, such
+    as its loss. A check is left out if one of its inputs was refused. Checks that read all rows take long, so they run
+    only if all others have passed.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.

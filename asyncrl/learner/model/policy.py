@@ -47,7 +47,7 @@ class Policy(nn.Module):
     """Computes log-probs of packed tokens at `temperature`, by the Hugging Face causal language model `model`, which is
     not sharded yet.
 
-    `weight_format` converts its weights to their published form, and `loads` has the loads of its experts. With
+    `weight_format` converts its weights to their published form, and `loads` counts how much its experts are used. With
     `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is also the critic, on
     the same backbone.
 

@@ -1,4 +1,4 @@
-"""Counts how evenly the routers of a mixture use its experts, and balances them by a loss or by biases.
+"""Counts how much a mixture of experts uses each expert, and keeps the experts equally busy, by a loss or by biases.
 
 Tokens are counted by sequence: a prefix that several sequences share counts once for each sequence, and padding does
 not count. The counts are sums over passes and ranks, divided at the end.
