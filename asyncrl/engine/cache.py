@@ -220,7 +220,7 @@ def _check_kind(model: Any, cache: SlotCache) -> None:
 
 def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.Tensor) -> None:
     """Check that the logits of `ids` equal `alone`, the logits of a plain pass. Slot 0 computes them by a chunk and
-    then token by token, slot 1 by one chunk. Raises ConfigError."""
+    then token by token, slot 1 by one chunk. Raises ConfigError: they differ."""
     half, count = max(1, len(ids) // 2), len(ids)
     passes = [[SlotChunk(0, 0, half)], *([SlotChunk(0, index, index + 1)] for index in range(half, count))]
     if len(cache.keys[0]) > 1:

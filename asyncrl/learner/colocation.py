@@ -50,7 +50,7 @@ class SharedGpus:
             self._lock.close()
 
     def acquire(self, phases: Phases) -> None:
-        """Wait for the GPUs, and copy the models back to them. Raises StoppedError."""
+        """Wait for the GPUs, and copy the models back to them. Raises StoppedError: the learner was asked to stop."""
         if self._lock is None or self.has_gpus:
             return
         with phases("release"):

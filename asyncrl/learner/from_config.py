@@ -178,7 +178,8 @@ def run_settings(config: TrainConfig) -> RunSettings:
 def open_publisher(
     config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], stop: threading.Event, spans: Spans | None = None
 ) -> Publisher:
-    """Open the publisher of the run's weights. Raises ConfigError: the learner's port is taken; StoppedError."""
+    """Open the publisher of the run's weights. Raises ConfigError: the learner's port is taken; StoppedError: `stop`
+    was set."""
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, device = model_shapes(config.model).tensors, ranks.device
     routes = route_settings(config)

@@ -31,7 +31,7 @@ class StepResult:
     overflowed: int = 0
     """The number of updates of any model that were left out because the gradient overflowed float16."""
     summary: dict[str, float] = field(default_factory=dict)
-    """The metrics of the algorithm and of the models, by their names."""
+    """Maps the names of the metrics of the algorithm and of the models to their values."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
     """Maps the names of the raw and the corrected importance weights to the number of tokens in each bin."""
 

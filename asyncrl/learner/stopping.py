@@ -51,7 +51,7 @@ class StopCheckpoint:
 
     @contextmanager
     def saving_finished_steps(self) -> Iterator[None]:
-        """Save the finished steps if a stop ends the block. Raises StoppedError.
+        """Save the finished steps if a stop ends the block, and raise the block's StoppedError again.
 
         If a rank's main thread stays in the middle of a pass, the helper thread saves the steps, and ends the process.
         """

@@ -76,7 +76,7 @@ class Trainer:
 
     @property
     def models(self) -> dict[str, Trainable[Any]]:
-        """The models that are trained, by name."""
+        """Maps names to the models that are trained."""
         models = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
         return {name: model for name, model in models.items() if model is not None}
 

@@ -59,7 +59,7 @@ async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequen
 
 
 class Watch:
-    """Notices when connections of `socket` break. A connection breaks at once if the peer's process dies but its
+    """Notices when connections of `socket` break. A break is noticed immediately if the peer's process dies while its
     machine continues to run."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:

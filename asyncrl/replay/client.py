@@ -58,7 +58,7 @@ Outcome = str | RefusedError | WireError
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
-"""The maximum number of requests with large replies that may be unanswered at once."""
+"""The maximum number of requests with large replies that may be unanswered at the same time."""
 RENEWALS_PER_LEASE = 4
 """The number of times that a worker renews its lease within `replay.lease_s`."""
 
@@ -70,7 +70,7 @@ class ReplayClient:
       incarnation goes to other workers.
     - `stop`: ends waits with StoppedError.
     - `give_up_s`: if set, a wait ends with UnavailableError after this many seconds.
-    - `keys`: from network.keys.
+    - `keys`: the keys that encrypt the connection, from the folder network.keys.
     - `run`: sent with every request. The replay of another run refuses the request. Without `run`, the replay answers
       only requests that change nothing.
     - `retry_s`: a request without an answer for this time is sent again.
@@ -120,7 +120,7 @@ class ReplayClient:
     def put_all(
         self, trajectories: Sequence[Trajectory], images: Mapping[bytes, bytes] = MappingProxyType({})
     ) -> list[Outcome]:
-        """Deliver several trajectories at once. Returns when all are durable or refused. Each result is the one that
+        """Deliver several trajectories together. Returns when all are durable or refused. Each result is the one that
         `put` would return, or the error that `put` would raise."""
         outcomes: dict[int, Outcome] = {}
         rest = dict(enumerate(trajectories))
@@ -228,7 +228,8 @@ class ReplayClient:
         return (_stored(frame) for answer in answers for frame in answer.frames)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
+        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        stored."""
         return bytes(self._send(protocol.FetchImage(trajectory, name)).frames[0])
 
     def task(self, name: str) -> Task | None:
@@ -266,9 +267,8 @@ class ReplayClient:
         return self._send(protocol.GetStatus()).read(protocol.VALUES)
 
     def requeue(self, ticket: str) -> str:
-        """Try a dead letter (an attempt that failed for good) again. Returns "scoring" if its episode is scored again,
-        or "task" if its task runs again. Raises RefusedError: there is no such dead letter, or it cannot be tried
-        again."""
+        """Try a dead letter (a failed attempt) again. Returns "scoring" if its episode is scored again, or "task" if
+        its task runs again. Raises RefusedError: there is no such dead letter, or it cannot be tried again."""
         return self._send(protocol.Requeue(ticket)).read(protocol.TEXT)
 
     def discard(self, ticket: str) -> None:

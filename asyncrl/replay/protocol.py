@@ -246,7 +246,7 @@ class GetAudit(ReplayRequest, frozen=True):
 
 
 class Requeue(ReplayRequest, frozen=True):
-    """Try a dead letter (an attempt that failed for good) again."""
+    """Try a dead letter (a failed attempt) again."""
 
     ticket: Name
 

@@ -84,8 +84,8 @@ class TrajectoryRecord(Record):
     - `plans`: the number of plans that contain the trajectory
     - `last_plan`: the step of the newest of these plans
     - `trained`: the number of these plans that a checkpoint covers
-    - `lag`: its age in policy versions when it was last planned or was evicted; -1 before that, and always for a
-      demonstration
+    - `lag`: the age in policy versions that the trajectory had when it was last planned or was evicted; -1 before that,
+      and always for a demonstration
     - `turns`: the number of the policy's turns
     - `seconds`: the length of the episode
     - `reason`: the reason why the trajectory was evicted, filtered, dropped or given up

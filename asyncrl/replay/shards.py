@@ -64,7 +64,8 @@ class ShardedReplay:
         return self._by_id(ids, lambda client, own: client.fetch(own))
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
+        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        stored."""
         return self._clients[shard_of(trajectory, len(self._clients))].image(trajectory, name)
 
     def task(self, name: str) -> Task | None:

@@ -131,7 +131,8 @@ class StoredRun:
         return self._read(self._shard_of(name), _trajectory, name)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
+        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        stored."""
         return self._read(self._shard_of(trajectory), _image, trajectory, name)
 
     def labels(self, name: str) -> Labels | None:

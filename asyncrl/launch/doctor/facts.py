@@ -64,7 +64,7 @@ class HostMark:
     """The mark that a host leaves in the shared folder for other hosts.
 
     - `skew_s`: the host's clock minus the clock of the folder's disk;
-    - `versions`: the versions of Python and of the packages that must be alike, by name;
+    - `versions`: maps Python and the packages that must be alike to their versions;
     - `server_key`: the server's public key that clients on the host trust.
     """
 

@@ -67,8 +67,8 @@ class KeptRole(msgspec.Struct, frozen=True):
 
 
 def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> subprocess.Popen[bytes] | None:
-    """Start a role whose heartbeat is the file `beats`, after ending the process of an earlier start on this host.
-    `None`: a later start came first, so nothing was started."""
+    """Start a role whose heartbeat is the file `beats`, after ending the process of an earlier attempt on this host.
+    `None`: a later attempt came first, so nothing was started."""
     beats.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(beats.with_name(f"{beats.name}.start"), os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -83,10 +83,10 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
         identity = ProcessIdentity.of(child.pid) or ProcessIdentity("", child.pid, "")
         kept = KeptRole(start.launcher, start.number, identity.kernel, identity.pid, identity.began)
         try:
-            # Each start overwrites the same bytes, so that a full disk has room for them.
+            # Each attempt overwrites the same bytes, so that a full disk has room for them.
             os.pwrite(file.fileno(), msgspec.json.encode(kept).ljust(KEPT_BYTES), 0)
         except OSError:
-            kill_group(child)  # A later start would not know of the process, and the role would run twice.
+            kill_group(child)  # A later attempt would not know of the process, and the role would run twice.
             raise
         sys.stdout.write(f"\n{STARTED.decode()}{kept.pid} {kept.kernel or '-'} {kept.began or '-'}\n")
         sys.stdout.flush()

@@ -151,14 +151,14 @@ class Problems:
         self._found.extend(problems)
 
     def check(self, *checks: Callable[[], object]) -> None:
-        """Run each check, and keep its problem if it has one. Raises StoppedError."""
+        """Run each check, and keep its problem if it has one. Raises StoppedError: `stop` was set."""
         for each in checks:
             with self.collected():
                 each()
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep the problem that the block raises. Raises StoppedError."""
+        """Keep the problem that the block raises. Raises StoppedError: `stop` was set."""
         if self._stop is not None and self._stop.is_set():
             raise StoppedError("stopped while the configuration was checked; nothing was started")
         try:
