@@ -67,7 +67,7 @@ class ModelSettings:
     """The settings of the models.
 
     - `policy`, `critic` and `implicit`: the sections of the configuration that name the models.
-    - `seed`: the seed from which new LoRA adapters get their first values.
+    - `seed`: the seed of the values with which new LoRA adapters begin.
     - `temperature`: the policy's temperature.
     - `longest_episode`: the maximum number of tokens in one sequence of an episode.
     - `longest`: the maximum number of tokens in any sequence, including demonstrations.

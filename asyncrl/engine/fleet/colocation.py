@@ -12,7 +12,7 @@ Invariants:
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
   is killed, they keep it until they end.
 - After the learner's turn, a server's weights are lost. The server allocates memory for them, loads a whole version,
-  and then allocates memory for its cache and gets requests. If this fails, it is killed and started again.
+  and then allocates memory for its cache and gets requests. If this fails, the server is killed and started again.
 - If the learner dies in any state, its request ends: the turn becomes ours, and the servers load the version that the
   actor has. The learner's next process requests the GPUs before it loads anything.
 """
@@ -42,7 +42,7 @@ class ServerProcess(Protocol):
 
     url: str
     starts: int
-    """The number of starts of the process so far."""
+    """The number of times that the process was started so far."""
     answering: bool
     freed: bool
     """True if the process has freed its GPU memory."""

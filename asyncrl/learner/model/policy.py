@@ -191,7 +191,8 @@ def load_policy(
     """Load the policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
     `section` is the section of the configuration that `config.freeze` and `config.lora` come from. `seed` decides the
-    first values of new adapters. `replays_routing`: see `Policy`. With `with_values` the policy has a value head.
+    values with which new adapters begin. `replays_routing`: see `Policy`. With `with_values` the policy has a value
+    head.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
     `load_sharded`.
