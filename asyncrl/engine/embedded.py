@@ -58,7 +58,7 @@ from asyncrl.weights.threads import in_own_thread
 logger = logging.getLogger(__name__)
 
 SLOT_TOKENS = 4096
-"""The length of a slot where neither `engine.max_length` nor the longest episode sets it."""
+"""The length of a slot if neither `engine.max_length` nor the longest episode decides it."""
 
 
 class EmbeddedEngine:
