@@ -53,7 +53,7 @@ class WeightsError(AsyncrlError):
 
 
 class ToolError(AsyncrlError):
-    """A tool failed, and not because of a wrong call. The episode is retried, never scored as zero."""
+    """A tool failed for another reason than a wrong call. The episode is retried, never scored as zero."""
 
 
 class InteractionError(AsyncrlError):
@@ -61,7 +61,8 @@ class InteractionError(AsyncrlError):
 
 
 class ScoringError(AsyncrlError):
-    """A scorer or verifier failed. The trajectory is retried, then dead-lettered, never scored as zero."""
+    """A scorer or verifier failed. The scoring is tried again. After too many failures the trajectory becomes a dead
+    letter, which is not trained. It is never scored as zero."""
 
 
 class TooManyFailuresError(AsyncrlError):

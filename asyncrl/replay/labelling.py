@@ -2,9 +2,9 @@
 
 A task needs one or more kinds of scores, and its trajectory gets them one kind after another. One lease covers as many
 of the next kinds as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly
-once. Labels from any other scorer, or from an earlier start of the same scorer, count as late.
+once. Labels from any other scorer, or from an earlier process of the same scorer, count as late.
 
-`units` defines which trajectories are scored together, as one unit.
+`units.py` defines which trajectories are scored together, as one unit.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Labelling:
         waiting.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
-        was lost or an older incarnation died. Those trajectories are then leased again. A trajectory that was leased
-        before without a result gets its own lease. So an episode that kills its scorer does not use up the attempts of
-        other episodes."""
+        was lost or an older process of the scorer died. Those trajectories are then leased again. A trajectory that was
+        leased before without a result gets its own lease. So an episode that kills its scorer does not use up the
+        attempts of other episodes."""
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
@@ -301,7 +301,7 @@ class Labelling:
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:
         """Handle a failed scoring of a trajectory, or of the group with which it was leased. The unit is tried again.
-        After too many attempts its trajectories become dead letters."""
+        After too many attempts its trajectories become dead letters (kept for inspection, but not trained)."""
         unit = self._end_lease(tx, request, request.id)
         if not unit:
             return

@@ -52,7 +52,7 @@ class ReplayService:
     - `failed_handshakes`: returns the number of the socket's failed handshakes.
     - `run`: if set, the store and all requests must belong to this run. A request without a run may only read.
     - `ends`: if true, the replay tells its workers when the learner has reported that the run is done, and then ends.
-    - `spans`: get the stages of episodes and groups.
+    - `spans`: records the stages of episodes and groups.
     """
 
     def __init__(
@@ -155,8 +155,9 @@ class ReplayService:
         return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
-        """Texts about the failures that slow down tickets, about the newest failure, and about filters that refuse
-        every group, because the policy solves the tasks or for another reason. Empty if there are none."""
+        """Texts about the failures because of which fewer tickets are issued, about the newest failure, and about
+        filters that refuse every group. `solved`: they do so because the policy solves the tasks. Empty if there are
+        none."""
         return {
             "failing": self._backoff.text(),
             "newest_failure": self._backoff.newest,

@@ -1,5 +1,5 @@
-"""Checks that the algorithm's parts exist, fit together, and get the scores that they read. The check is fast, so
-`asyncrl train` makes it first, with `--plan` too."""
+"""Checks that the algorithm's parts (its loss, its advantages and others) exist, fit together, and get the scores that
+they read. The check is fast, so `asyncrl train` makes it first, with `--plan` too."""
 
 from __future__ import annotations
 

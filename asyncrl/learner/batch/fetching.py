@@ -73,8 +73,8 @@ class FetchedBatch:
 class BatchFetcher:
     """Fetches and builds the batches of one rank, in a run of `total_steps`. `settings` returns the settings of a step.
 
-    `reader` reads images for a policy that sees them. Nothing else may use `replay` within `ahead_of`. `spans` records
-    the time of each fetch.
+    `reader` reads images for a policy that sees them. Nothing else may use `replay` during the block of `ahead_of`.
+    `spans` records the time of each fetch.
     """
 
     settings: Callable[[int], BatchSettings]

@@ -36,8 +36,8 @@ class LocalBatch:
 
     - `tokens` are on the rank's device. All else stays on the host, so that building a pass never waits for the device.
     - `ids` int64[N] and `mask` bool[N] are the ids and the loss mask of `tokens`.
-    - `positions` int64[N] restart with each branch of an episode, since a forward pass takes every branch as a
-      sequence.
+    - `positions` int64[N] restart with each branch of an episode. A branch does not see the tokens before it, so a
+      forward pass takes it as a sequence of its own.
     - `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
     - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
     - `routing` uint8[N, W] has the experts that tokens go to, if the engine recorded them and they are used again (see

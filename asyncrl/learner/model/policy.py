@@ -47,7 +47,7 @@ class Policy(nn.Module):
     """Computes log-probs of packed tokens at `temperature`, by the Hugging Face causal language model `model`, which is
     not sharded yet.
 
-    `weight_format` converts its weights to their published form, and `loads` has the loads of its experts. With
+    `weight_format` converts its weights to their published form, and `loads` counts how much its experts are used. With
     `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is also the critic, on
     the same backbone.
 
@@ -198,7 +198,8 @@ def load_policy(
     """Load the policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
     `section` is the section of the configuration that `config.freeze` and `config.lora` come from. `seed` decides the
-    first values of new adapters. `replays_routing`: see `Policy`. With `with_values` the policy has a value head.
+    values with which new adapters begin. `replays_routing`: see `Policy`. With `with_values` the policy has a value
+    head.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
     `load_sharded`.
