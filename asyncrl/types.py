@@ -93,6 +93,10 @@ class RunIdentity:
         return f"{self.name!r} (id {self.id or 'not known'})"
 
 
+TEXT_PROMPT = "text_prompt"
+"""A field of a task's `extra_info`. It is true if the file has the prompt as text, which became a user message."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One row of the data.
@@ -206,7 +210,8 @@ class ToolCall(NamedTuple):
 class Turn(NamedTuple):
     """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled.
 
-    `grammar` is the kind of the turn's grammar, "" without a grammar. `score` is a simulated user's score of the turn.
+    `grammar` is the kind of the turn's grammar, "" without a grammar. `score` is the turn's reward from a simulated
+    user, an environment or an agent.
     """
 
     start: int
@@ -219,7 +224,7 @@ class Turn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The token span [start, end) of one process score. It lies within one assistant turn."""
+    """The token span [start, end) of one step, which a process model scores. It lies within one assistant turn."""
 
     start: int
     end: int
@@ -232,8 +237,9 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `id`: the ticket's id, so that an episode that ran twice is stored once.
     - `tokens` int32[T].
     - `logprobs` float32[T]: of the behaviour policy, at the sampling temperature; 0 on tokens that no policy sampled.
-    - `version_runs` int32[R, 2]: runs of tokens with the same policy version, each as its first token and its version.
-      The version is `NO_VERSION` for tokens that no policy sampled. `versions` has the versions of all tokens.
+    - `version_runs` int32[R, 2]: runs of tokens with the same policy version. A run has the index of its first token,
+      and its version. The version is `NO_VERSION` for tokens that no policy sampled. `versions` has the versions of all
+      tokens.
     - `rewards` come from the environment (tools); `timings` are seconds by phase.
     - `grammar_mass` float32[T], empty if no turn has a grammar: the total probability of the tokens that the grammar
       allowed, before renormalisation. 1 on tokens without a grammar, 0 if it was not measured.
@@ -366,7 +372,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def turn_scores(self) -> list[float]:
-        """A simulated user's scores of assistant turns, in order."""
+        """The rewards of assistant turns that have one, in order. See `Turn.score`."""
         return [turn.score for turn in self.turns if turn.score is not None]
 
     @property
@@ -424,7 +430,7 @@ def dtype_of(hint: Any) -> np.dtype[Any] | None:
 
 
 def runs_of(versions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """versions int32[T] as `version_runs` int32[R, 2]."""
+    """The runs int32[R, 2] of equal `versions` int32[T], in the form of `Trajectory.version_runs`."""
     changes = (versions[1:] != versions[:-1]).nonzero()[0]
     runs = np.zeros((len(changes) + 1, 2), np.int32)
     runs[1:, 0] = changes + 1
@@ -526,7 +532,7 @@ class Labels:
     - `reward`: the shaped scalar that baselines compare
     - `outcome`: the verifier's unshaped score
     - `step_scores` float32[K] and `step_ends` int32[K]: each step's score, and the exclusive end of its token span;
-      empty if no process model scored the trajectory
+      empty if nothing scored the steps or turns of the trajectory
     - `extra`: named scores
     - `vote`: the short answer, which is the same text for attempts with the same answer; empty if there is no answer
     - `reasons`: explanations by scorers

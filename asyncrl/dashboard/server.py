@@ -25,7 +25,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from asyncrl.dashboard.access import Access, guard
 from asyncrl.dashboard.episode_routes import EpisodeAnswers
-from asyncrl.dashboard.overview import Overviews, run_state
+from asyncrl.dashboard.overview import Overviews, changes_of, run_state
 from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, read_series
 from asyncrl.dashboard.stores import ReplayStores
@@ -52,6 +52,7 @@ def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application
         "overview": lambda shown, _: overviews.of(shown.run),
         "catalogue": lambda shown, _: catalogue(shown.run),
         "series": _series,
+        "changes": lambda shown, _: changes_of(shown.run, stores),
         **EpisodeAnswers(runs, stores).by_address(),
     }
     app.add_routes([web.get("/", _page_file("index.html"))])

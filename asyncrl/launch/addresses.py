@@ -19,14 +19,14 @@ from asyncrl.config.bind import is_loopback
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import LearnerConfig, NetworkConfig, RunConfig, TrainConfig
 from asyncrl.machine.files import write_whole
-from asyncrl.machine.ports import free_ports
+from asyncrl.machine.ports import LOOPBACK, free_ports, is_free
 from asyncrl.network.keys import check_keys, make_keys
 
 log = logging.getLogger("asyncrl.train")
 
 FILE = "left_open.json"
-"""The file in a run's folder with the configuration keys that the launcher set at the last start, and their values
-before that."""
+"""The file in a run's folder with the configuration keys that the launcher set when the run was last started, and their
+values before that."""
 KEYS_FOLDER = "keys"
 
 _NETWORK_KEYS = ("replay_host", "replay_port", "learner_host", "weights_port")
@@ -64,6 +64,19 @@ class RunAddresses:
         self.network.replay_port = self.network.replay_port or free_ports(self.shards)
         self.network.weights_port = self.network.weights_port or free_ports(1)
 
+    def leave_taken_ports(self) -> None:
+        """Leave both ports open if they are the default ones, only this machine can reach them, and another program
+        has one of them."""
+        network, usual = self.network, NetworkConfig()
+        if (network.replay_port, network.weights_port) != (usual.replay_port, usual.weights_port):
+            return
+        if not (is_loopback(network.replay_address) and is_loopback(network.learner_address)):
+            return
+        ports = [*range(network.replay_port, network.replay_port + self.shards), network.weights_port]
+        if self.learner.nodes == 1 and not all(is_free(LOOPBACK, port) for port in ports):
+            log.info("another program has the default ports %s, so the run takes free ones", ports)
+            network.replay_port = network.weights_port = 0
+
     def close_to_others(self) -> None:
         """Make keys for a run that other machines can reach, unless keys are configured or the run may do without
         keys."""
@@ -95,8 +108,8 @@ class RunAddresses:
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The command-line words that reset the configuration keys which the launcher set at the last start of the run. The
-    launcher then chooses their values again."""
+    """The command-line words that reset the configuration keys which the launcher set when the run was last started.
+    The launcher then chooses their values again."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connections:
-    """The connections of one rank to the rest of the run. Only rank 0 has a `publisher`, and sinks that write."""
+    """The connections of one rank to the rest of the run. Only on rank 0 is there a `publisher`, and only there do the
+    sinks of metrics write anything."""
 
     ranks: Ranks
     replay: BatchSource
@@ -232,6 +233,7 @@ def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -
     """Write the policy, its adapter and the critic as Hugging Face folders."""
     models, folder, policy = settings.models, settings.folder, trainer.policy.module
     ranks, stop = connections.ranks, connections.stop
+    ranks.activity.enter("export")
     export(policy, models.policy, folder / "model", ranks, stop)
     if models.policy.lora.is_used:
         export_adapter(policy, models.policy, folder / "adapter", ranks, stop)

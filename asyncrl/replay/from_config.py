@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from dataclasses import asdict
+import shlex
 from functools import cache, partial
 from pathlib import Path
 
-from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
+from asyncrl.config import locations
+from asyncrl.config.schema import FilterConfig, ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.data.from_config import run_tasks
 from asyncrl.machine.remote_folder import is_url, read_remote
@@ -58,13 +59,15 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         high_water_bytes=high_water_bytes(replay),
         greedy_sibling=config.algorithm.greedy_sibling,
         needs=cache(partial(needs, config.scoring)),
-        filters=Filters(**asdict(replay.filter)),
+        filters=_filters(replay.filter),
+        max_refused_groups=replay.filter.max_refused,
         sampler=sampler(replay.sampler),
         reissue_evicted=replay.reissue_evicted,
         spare_batches=spare_batches(replay),
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
         max_failure_share=config.actor.max_failure_share,
+        run=shlex.quote(str(locations.run_dir(config.run))),
         max_dead_letters=replay.max_dead_letters,
         max_dead_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
         # Normally the actor's own limit acts first. This limit is for an actor whose own limit does not work.
@@ -75,6 +78,10 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         shard=shard,
         shards=replay.shards,
     )
+
+
+def _filters(config: FilterConfig) -> Filters:
+    return Filters(config.zero_variance, config.score, config.min_reward, config.max_reward, config.max_tokens)
 
 
 def vocabulary(model: str, revision: str | None = None) -> int | None:

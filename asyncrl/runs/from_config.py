@@ -12,6 +12,7 @@ from yaml import YAMLError
 
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.unread import unread_scores
 from asyncrl.errors import ConfigError
 from asyncrl.runs.settings import ViewSettings
 
@@ -47,7 +48,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
         learning_rate=learner.lr,
         publish_every=learner.publish_every,
         checkpoint_every=learner.checkpoint_every,
-        concurrency=config.actor.concurrency,
+        concurrency=config.actor.at_once(learner.batch_size),
         is_colocated=cluster.colocated,
         hang_s=cluster.hang_timeout_s,
         engine=engine.kind,
@@ -55,6 +56,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
         keys=config.network.keys,
         model=config.model,
         algorithm=config.algorithm,
+        unread=unread_scores(config.scoring, config.algorithm),
         replay=config.replay,
     )
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -93,12 +94,21 @@ class LineFile:
             begins[self._line_start(span.end - 1)] = None
         return list(filter(None, (parsed(self._line(begin, span)) for begin in begins)))
 
+    def oldest(self, count: int) -> list[Row]:
+        """The first rows."""
+        return list(islice(self.rows(self.whole), count))
+
     def newest(self, count: int) -> list[Row]:
         """The rows among the last `count` lines."""
         start = self.whole.end
         for _ in range(count):
             start = self._line_start(start - 1) if start > 0 else 0
         return list(self.rows(LineSpan(self.whole.file, start, self.whole.end)))
+
+    def newest_bytes(self, count: int) -> LineSpan:
+        """The whole lines among the last `count` bytes."""
+        whole = self.whole
+        return LineSpan(whole.file, self._begin(max(0, whole.end - count), whole), whole.end)
 
     def estimated_rows(self, span: LineSpan) -> int:
         """Estimate the number of rows in the span from the mean length of a few lines."""

@@ -87,20 +87,23 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.samples import EvaluationSamples
     from asyncrl.scoring.scorer import Scorer
-    from asyncrl.scoring.verifier import Verifier
+    from asyncrl.scoring.step_rewards import StepRewards
+    from asyncrl.scoring.verifier import Steps, Verifier
     from asyncrl.scoring.worker import ScoringWorker
 
     scoring, kinds = config.scoring, serves(config.scoring)
     tokenizer = open_tokenizer(config.model)
     prm = load_prm(scoring.prm) if "prm" in kinds else None
     outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
+    steps = Steps(config.learner.steps or 0, config.learner.publish_every)
     verifier = (
-        stack.enter_context(closing(Verifier(scoring, config.model, config.actor.sandbox)))
+        stack.enter_context(closing(Verifier(scoring, config.model, config.actor.sandbox, steps)))
         if "rules" in kinds
         else None
     )
     managers = stack.enter_context(closing(Managers(scoring, config.model))) if GROUP_KIND in kinds else None
-    scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers)
+    step_rewards = stack.enter_context(closing(StepRewards(scoring))) if "steps" in kinds else None
+    scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers, step_rewards)
     workers, keys, run = [], client_keys(config.network.keys), locations.run_identity(config.run)
     reports = stack.enter_context(open_reports(config, name))
     spans = reports.spans

@@ -50,6 +50,10 @@ CASES = [
     # The learner itself.
     (situation(role("learner", silent_s=40.0)), "learner has been silent for 40 s"),
     (
+        situation(role("learner", silent_s=40.0, does=Doing("play", 0.0, "blocked by my.py, line 3"))),
+        "learner is blocked by my.py, line 3 and has been silent for 40 s",
+    ),
+    (
         situation(role("learner", does=Doing("train", 0.0, silent="rank 1 of 2"), part_silent_s=9.0)),
         "learner's rank 1 of 2 has been silent for 9 s",
     ),
@@ -129,6 +133,10 @@ CASES = [
     (
         situation(shards=[ShardNow("replay", 8, failing="the last 32 episodes failed")]),
         f"{WAITS}replay issues few tickets: the last 32 episodes failed",
+    ),
+    (
+        situation(shards=[ShardNow("replay", 8, playing=4, refusing="the filter refused the last 32 groups")]),
+        f"{WAITS}replay has no group to train: the filter refused the last 32 groups",
     ),
     (situation(shards=[ShardNow("replay", 8, answers=False)]), f"{WAITS}replay does not answer"),
     (situation(shards=[replace(PLAYS, busy=NO_ROOM)]), f"{WAITS}replay postpones requests: {NO_ROOM}"),

@@ -7,7 +7,7 @@
 // `page` has
 //   runs()      all runs in the answer of /api/runs, and chosen(), the runs that are shown
 //   data        their metrics: series(run, file, names) and clock(run) return the rows that are read so far; the tab is
-//               drawn again once there are more
+//               drawn again once there are more. changes(run): the changes of its configuration in mid-run
 //   refresh()   read the metrics that were requested since
 //   fail(error) show the error
 
@@ -29,6 +29,7 @@ const store = new Store();
 let runs = [];
 let opened = null;
 let starts = {};
+let changes = {};
 
 const page = {
   runs: () => runs,
@@ -45,6 +46,7 @@ const page = {
     },
     colour: (run) => `var(--series-${1 + (runs.findIndex((each) => each.key === run.key) % COLOURS)})`,
     detail: (...words) => store.detail(...words),
+    changes: (run) => changes[run.key] ?? [],
   },
   async refresh() {
     if (!(await store.refresh(runs))) return false;
@@ -106,6 +108,14 @@ function tell(text) {
   if (status.textContent !== text) status.textContent = text;
 }
 
+/** Reads the changes of each run's configuration. A run has new ones only if it was resumed. */
+async function readChanges() {
+  const found = await Promise.all(runs.map(async (run) => [run.key, await api.ofRun(run.key, "changes")]));
+  if (JSON.stringify(Object.fromEntries(found)) === JSON.stringify(changes)) return;
+  changes = Object.fromEntries(found);
+  opened?.tab.update(state());
+}
+
 async function poll() {
   if (!document.hidden || runs.length === 0) {
     try {
@@ -115,6 +125,7 @@ async function poll() {
         const first = runs.length === 0;
         const files = JSON.stringify(runs.map((run) => [run.state, Object.keys(run.files)]));
         runs = found;
+        if (first || files !== JSON.stringify(runs.map((run) => [run.state, Object.keys(run.files)]))) readChanges().catch(page.fail);
         // Rows that were added are drawn by `refresh`; the frame only changes with the runs' states and files.
         if (first || files !== JSON.stringify(runs.map((run) => [run.state, Object.keys(run.files)]))) show();
         else await page.refresh();

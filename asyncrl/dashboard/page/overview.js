@@ -12,10 +12,10 @@ import { count } from "./text.js";
 const REFRESH_MS = 4000;
 const PARTS = [
   ["Is it learning?", ["reward", "accuracy"]],
-  ["Is it healthy?", ["lag", "mismatch"]],
+  ["Is it healthy?", ["entropy", "mismatch"]],
   ["Where does the time go?", ["idle", "phases"]],
 ];
-const READ = { learner: ["reward/mean", "seconds/step", "tokens_per_s", "lag/max"], evaluation: ["eval/accuracy"] };
+const READ = { learner: ["lag/max", "entropy"] };
 const SMALL = { height: 130 };
 
 export function open(main, page) {
@@ -64,7 +64,7 @@ class Card {
     this.progress = element("div", { class: "progress", role: "progressbar", "aria-label": "learner steps" }, element("span"));
     this.words = PARTS.map(() => element("div", { class: "words" }));
     this.roles = element("div");
-    this.panels = PARTS.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { tools: [figureLink(id)], chart: SMALL })));
+    this.panels = PARTS.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { tools: [figureLink(id)], chart: SMALL, tellsChanges: false })));
     const parts = PARTS.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
       this.panels[index].map((panel) => panel.element)));
     this.configuration = element("dl", { class: "choices" });
@@ -104,49 +104,38 @@ class Card {
   tell() {
     const told = this.told;
     if (!told) return;
-    const [learner] = this.page.data.series(this.run, "learner", []);
-    const done = learner?.step.length ? learner.step[learner.step.length - 1] + 1 : 0;
-    this.#tellProgress(done, told, learner);
-    fill(this.words[0], this.#learning());
+    this.#tellProgress(told.done, told);
+    fill(this.words[0], [...Object.entries(told.trends).map(changed), ...told.remarks.map((each) => element("p", { class: "advice" }, foreign(each)))]);
     fill(this.words[1], this.#health(told));
     fill(this.words[2], this.#time(told));
     fill(this.roles, rolesOf(told));
     fill(this.configuration, Object.entries(told.configuration).flatMap(([key, given]) => [element("dt", {}, key), element("dd", {}, foreign(given ?? "none"))]));
   }
 
-  #tellProgress(done, told, learner) {
+  #tellProgress(done, told) {
     const share = told.steps ? Math.min(1, done / told.steps) : null;
     this.progress.hidden = share === null;
     this.progress.firstChild.style.width = `${100 * (share ?? 0)}%`;
     this.progress.setAttribute("aria-valuenow", Math.round(100 * (share ?? 0)));
-    const seconds = this.#column("learner", "seconds/step").slice(-20);
-    const each = seconds.reduce((sum, one) => sum + one, 0) / seconds.length;
-    const left = told.state === "running" && told.steps && seconds.length ? each * (told.steps - done) : null;
-    const newest = learner?.time.at(-1) ?? null;
-    const until = told.state === "running" ? Math.max(told.now, newest) : newest;
-    const since = newest === null ? null : until - this.page.data.clock(this.run).start;
-    const speed = this.#column("learner", "tokens_per_s");
     fill(this.facts, [
       ["state", told.state],
       ["step", told.steps ? `${number(done)} of ${number(told.steps)}` : number(done)],
-      ["elapsed", duration(since)],
-      left === null ? null : ["left, about", duration(left)],
-      ["a step takes", duration(each)],
-      ["trained", `${number(speed.at(-1))} tokens/s`],
+      ["elapsed", duration(told.elapsed_s)],
+      told.left_s === null ? null : ["left, about", duration(told.left_s)],
+      ["a step takes", duration(told.step_s)],
+      told.tokens_per_s === null ? null : [told.state === "running" ? "sampled now" : "sampled", `${number(told.tokens_per_s)} tokens/s`],
     ].filter(Boolean).flatMap(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", { class: name === "state" ? `state ${text}` : null }, text))));
-  }
-
-  #learning() {
-    const [rewards, accuracy] = [this.#column("learner", "reward/mean"), this.#column("evaluation", "eval/accuracy")];
-    return [changed("reward", rewards, ""), changed("held-out accuracy", accuracy, "share")].filter(Boolean);
   }
 
   #health(told) {
     const sentences = [...told.warnings, ...told.problems];
-    const lags = this.#column("learner", "lag/max");
+    const [lags, entropy] = [this.#column("learner", "lag/max"), this.#column("learner", "entropy")];
+    const shares = Object.entries(told.shares).map(([name, share]) => `${value(share, "share")} ${name}`);
     return [
       ...sentences.map((each) => element("p", { class: "warning" }, foreign(each))),
       sentences.length === 0 ? element("p", { class: "fine" }, "No warning.") : null,
+      entropy.length ? element("p", {}, `Entropy ${number(entropy.at(-1))} nats a token.`) : null,
+      shares.length ? element("p", {}, `Newest episodes: ${shares.join(", ")}.`) : null,
       lags.length ? element("p", {}, `Largest lag ${number(lags.at(-1))}`, told.max_lag === null ? "" : ` of ${told.max_lag} allowed`, ".") : null,
       told.dead ? element("p", {}, element("a", { href: link({ tab: "episodes", view: "dead", run: this.run.key }) }, `${number(told.dead)} dead letters`), ".") : null,
     ];
@@ -165,13 +154,9 @@ function figureLink(id) {
   return element("a", { href: link({ tab: "figures", show: id }), "aria-label": "Show this figure large" }, "\u2922");
 }
 
-/** "reward 0.91 → 1.41": the means of the first and the last tenth of the values. */
-function changed(name, values, unit) {
-  if (values.length === 0) return null;
-  const part = Math.max(1, Math.floor(values.length / 10));
-  const mean = (some) => some.reduce((sum, each) => sum + each, 0) / some.length;
-  const [first, last] = [mean(values.slice(0, part)), mean(values.slice(-part))];
-  const way = last > first ? "up" : last < first ? "down" : "";
+/** "reward 0.91 → 1.41", in colour only if the values differ by more than their noise. */
+function changed([name, { first, last, way }]) {
+  const unit = name.endsWith("accuracy") ? "share" : "";
   return element("p", { class: "headline" }, `${name} `, element("b", { class: way }, `${value(first, unit)} \u2192 ${value(last, unit)}`));
 }
 

@@ -7,26 +7,29 @@ import { number } from "./format.js";
 import { linesOf, smoothed } from "./lines.js";
 
 const NEAR = "400px";
+const MOST_CHANGES = 3;
 
 export class Panel {
   #chart;
   #note = element("p", { class: "note" });
+  #changes = element("p", { class: "about" });
   #detail = new Map();
   #detailOf = "";
   #pending = null;
   #near = false;
   #observer;
 
-  /** `run`: the only run of a figure that stacks its lines. `tools` are elements next to the title. */
-  constructor(figure, { run = null, tools = [], chart = {} } = {}) {
-    Object.assign(this, { figure, run });
+  /** `run`: the only run of a figure that stacks its lines. `tools` are elements next to the title.
+   * `tellsChanges`: the changes of the configuration are named, and not only marked. */
+  constructor(figure, { run = null, tools = [], chart = {}, tellsChanges = true } = {}) {
+    Object.assign(this, { figure, run, tellsChanges });
     this.#chart = new Chart({ ...chart, title: figure.title });
     this.#observer = new IntersectionObserver((seen) => this.#seen(seen.at(-1).isIntersecting), { rootMargin: NEAR });
     const title = element("h3", {}, foreign(figure.title), figure.unit && figure.unit !== "share" ? element("small", {}, ` ${figure.unit}`) : null,
       run ? element("small", {}, " \u00b7 ", foreign(run.name)) : null);
     const head = element("div", { class: "head" }, title, element("div", { class: "tools" }, tools));
     const about = figure.about ? element("p", { class: "about" }, figure.about) : null;
-    this.element = element("article", { class: "card figure", id: `figure-${figure.id}` }, head, about, this.#chart.element, this.#note);
+    this.element = element("article", { class: "card figure", id: `figure-${figure.id}` }, head, about, this.#chart.element, this.#changes, this.#note);
     this.#observer.observe(this.element);
   }
 
@@ -47,7 +50,7 @@ export class Panel {
   }
 
   /** Draws the figure of `runs` (or of the constructor's run). `view`: `axis`, `smooth`, `range`. `data` has
-   * `series(run, file, names)` and `clock(run)`. Returns whether there is anything to see. */
+   * `series(run, file, names)`, `clock(run)` and `changes(run)`. Returns whether there is anything to see. */
   draw(runs, view, data) {
     const shown = this.run ? runs.filter((run) => run.key === this.run.key) : runs;
     const several = shown.length > 1;
@@ -74,11 +77,20 @@ export class Panel {
       ...this.figure,
       axis: AXES[view.axis],
       range: view.range,
+      changes: shown.flatMap((run) => data.changes(run).map(({ step }) => data.clock(run).placeOf(view.axis, step))).filter((place) => place !== null),
       lines: lines.map((line) => (smooth && !line.marks ? { ...line, raw: line.y, y: smoothed(line.y, smooth) } : line)),
     };
     this.#seen(this.#near);
     this.#tell(used);
+    if (this.tellsChanges) this.#tellChanges(shown, data);
     return true;
+  }
+
+  /** Names the changes of the configuration that the vertical lines show. */
+  #tellChanges(shown, data) {
+    const told = shown.flatMap((run) => data.changes(run).map((each) => `${shown.length > 1 ? `${run.name}: ` : ""}${each.key} ${each.old} \u2192 ${each.new} from step ${each.step}`));
+    const more = told.length > MOST_CHANGES ? `; ${told.length - MOST_CHANGES} more` : "";
+    fill(this.#changes, told.length ? foreign(`${told.slice(-MOST_CHANGES).join("; ")}${more}`) : null);
   }
 
   /** Says which share of the rows is drawn, because short peaks may be missing. */

@@ -1,57 +1,78 @@
-"""Checks that the algorithm's parts exist, fit together, and get the scores that they read. The check is fast, so
-`asyncrl train` makes it first, with `--plan` too."""
+"""Checks that the algorithm's parts (its loss, its advantages and others) exist, fit together, and get the scores that
+they read. The check is fast, so `asyncrl train` makes it first, with `--plan` too."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.config.schema.scoring import may_give
+from asyncrl.config.unread import unread_scores
 from asyncrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.composition import Composition
 
+log = logging.getLogger("asyncrl.train")
+
 
 def check_algorithm(config: TrainConfig) -> None:
     """Raises ConfigError, with a line for each problem. No part is called."""
     from asyncrl.algorithms.from_config import check, composition_of
+    from asyncrl.tools.environments.classes import may_reward_turns
 
+    parts = composition_of(config.algorithm)
     check(
         config.algorithm,
-        step_scores=(config.scoring.prm.is_configured and not config.scoring.shadow)
+        step_scores=(config.scoring.step_scorer is not None and not config.scoring.shadow)
         or config.implicit.train
-        or bool(config.actor.interactions),
+        or (parts.advantage.needs_steps and may_reward_turns(config.actor)),
         group_size=config.learner.group_size,
         demonstrations=config.data.demonstration is not None,
     )
-    parts = composition_of(config.algorithm)
     read = parts.label_needs.scores
     if unknown := [name for name in read if not may_give(config.scoring, name)]:
         raise ConfigError(
             f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives: every episode would be "
             "a dead letter. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
         )
-    if unread := "\n".join(_unread_steps(config.scoring, parts)):
+    if unread := "\n".join((*_unread_steps(config.scoring, parts), *_unread_model(config.scoring, parts))):
         raise ConfigError(unread)
+    for name, advice in unread_scores(config.scoring, config.algorithm).items():
+        if name != "environment":  # Only an episode shows if there are such rewards.
+            log.warning("nothing trains on the score %s, which is only a metric: %s", name, advice)
 
 
 def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
     """The refusal of step scores that would cost time and change nothing."""
-    shaping, reads = scoring.shaping, parts.may_read_steps or "process" in parts.label_needs.scores
-    if reads or scoring.shadow or not scoring.prm.is_configured:
+    shaping, scorer = scoring.shaping, scoring.step_scorer
+    reads = parts.may_read_steps or "process" in parts.label_needs.scores
+    if reads or scoring.shadow or scorer is None:
         return
-    model = f"scoring.prm.family={scoring.prm.family}" if scoring.prm.path is None else "scoring.prm.path"
     if shaping.prm_aggregation == "per_step":
         yield (
             f"scoring.shaping.prm_aggregation=per_step: algorithm.advantage={parts.advantage.name} does not read the "
-            f"steps that {model} scores: choose an algorithm that does, such as algorithm=process_grpo, or another "
+            f"steps that {scorer} scores: choose an algorithm that does, such as algorithm=process_grpo, or another "
             "prm_aggregation and a scoring.shaping.process_weight"
         )
     elif not shaping.process_weight:
         yield (
-            f"{model}: nothing reads its step scores. Give them a weight in the reward "
+            f"{scorer}: nothing reads its step scores. Give them a weight in the reward "
             "(scoring.shaping.process_weight), choose an algorithm that reads steps (algorithm=process_grpo), or only "
             "watch them (scoring.shadow=true)"
         )
+
+
+def _unread_model(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
+    """The refusal of an outcome model whose scores would change nothing."""
+    model = scoring.outcome_model
+    reads = scoring.shaping.outcome_model_weight or "outcome_model" in parts.label_needs.scores
+    if reads or scoring.shadow or not model.is_configured:
+        return
+    yield (
+        "scoring.outcome_model: nothing reads its scores. Give them a weight in the reward "
+        "(scoring.shaping.outcome_model_weight), name `outcome_model` in a part of the algorithm that reads scores "
+        "(docs/algorithms.md), or only watch them (scoring.shadow=true)"
+    )

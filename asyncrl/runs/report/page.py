@@ -76,7 +76,8 @@ def run_page(run: ReportedRun) -> str:
         sections=[(name, found) for name, found in sections if found],
         episodes=episodes,
         no_episodes=no_episodes,
-        differing=[(key, as_yaml(value), as_yaml(default)) for key, value, default in run.differing()],
+        differing=[(key, run.text_of(key), as_yaml(default)) for key, _, default in run.differing()],
+        marks=run.marks(),
         environments=[environment_rows(each) for each in run.environments],
     )
 
@@ -109,7 +110,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
         found.append(("trajectories", short(trained), f"trained of {short(accepted)} accepted"))
     if speed := summary.speed:
         found += [
-            ("actors ran", _duration(speed["seconds"]), f"{short(speed['tokens_per_s'])} tokens/s"),
+            ("elapsed", _duration(summary.elapsed_s), f"{short(speed['tokens_per_s'])} sampled tokens/s"),
             ("learner idle", f"{speed['learner_idle']:.0%}", f"engines {speed['rollout_idle']:.0%}"),
             ("largest lag", f"{speed['max_lag']:.0f}", "versions"),
         ]
