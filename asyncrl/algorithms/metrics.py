@@ -82,8 +82,8 @@ def update_sums(
 
 
 def entropy_sums(entropy: Tensor, measured: Tensor | None) -> dict[str, Tensor]:
-    """Sums over the entropies float[M] of the kept tokens. `measured` bool[M]: only the entropies of these tokens were
-    computed, and all others are 0. None: all were."""
+    """Sums over the entropies float[M] of the kept tokens. `measured` bool[M] is true on the tokens whose entropies
+    were computed; the others have entropy 0. None: all were computed."""
     count = entropy.new_full((), entropy.numel(), dtype=torch.float64) if measured is None else measured.sum().double()
     chosen = entropy.detach() if measured is None else torch.where(measured, entropy.detach(), 0.0)
     return {"entropy": _sum(chosen), "entropy_tokens": count}

@@ -149,8 +149,8 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def _by_chunk(measured: Tensor, count: int, rows: int, device: torch.device) -> Iterator[Tensor]:
-    """The measured tokens of each chunk of `count` tokens, on the device. The sizes are found on the host, so that it
-    does not wait for the device."""
+    """The measured tokens of each chunk of `count` tokens, on the device. How many they are is found on the host, so
+    that the host need not wait for the device."""
     starts = torch.tensor([chunk.start for chunk in _chunks(count, rows)] + [count])
     sizes = torch.searchsorted(measured, starts).diff().tolist()
     return iter(send(measured, device).split(sizes))

@@ -125,7 +125,7 @@ class WeightFormat:
 
     def _parts(self, empty: Mapping[str, Tensor]) -> tuple[ConvertedTensors, ...]:
         whole = self._revert(empty)
-        # transformers returns an unconverted tensor as the same object, perhaps under another name.
+        # If transformers does not convert a tensor, it returns the same object, perhaps under another name.
         names = {id(each): name for name, each in whole.items()}
         together = {name: self._revert({name: each}).keys() for name, each in empty.items() if id(each) not in names}
         parts: dict[str, ConvertedTensors] = {}

@@ -89,7 +89,7 @@ def why_no_namespaces() -> str:
     """Return the reason why programs cannot have namespaces here, and log a warning. Empty if they can."""
     limits = SandboxLimits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
-        # This runs in a new thread, since the calling thread may have a running event loop.
+        # The coroutine runs in a new thread, because the calling thread may already have a running event loop.
         with ThreadPoolExecutor(1) as thread:
             ran = thread.submit(lambda: asyncio.run(run("import ctypes, json", limits, namespaces=True))).result()
         reason = "" if ran.status == 0 else ran.printed.strip() or f"Python ended with status {ran.status}"

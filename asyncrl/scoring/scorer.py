@@ -113,7 +113,7 @@ class Scorer:
             yield _attempt(partial(self._label, lease, *scores))
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
-        """The scores that managers give to the leases of whole groups, by the index of the lease."""
+        """The scores that managers give to the leases of whole groups. The keys are the indices of the leases."""
         groups: dict[str, list[int]] = {}
         for index, lease in enumerate(leases):
             if GROUP_KIND in lease.kinds:
@@ -145,7 +145,7 @@ class Scorer:
         score: Callable[[Sequence[Lease]], list[T]],
         leases: Sequence[Lease],
     ) -> dict[int, T | ScoringError]:
-        """The scores that a model gives to the leases that name `kind`, by the index of the lease."""
+        """The scores that a model gives to the leases that name `kind`. The keys are the indices of the leases."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
 
         def checked(members: Sequence[Lease]) -> list[T]:
@@ -332,7 +332,7 @@ def _given(result: T | ScoringError) -> T:
 def _submitted(
     kind: str, submit: Callable[[Lease], Future[T]], leases: Sequence[Lease]
 ) -> dict[int, Future[T] | ScoringError]:
-    """The futures of the leases that name `kind`, by the index of the lease."""
+    """The futures of the leases that name `kind`. The keys are the indices of the leases."""
     chosen = {index: lease for index, lease in enumerate(leases) if kind in lease.kinds}
     return {index: _attempt(partial(submit, lease)) for index, lease in chosen.items()}
 

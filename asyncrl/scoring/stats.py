@@ -122,7 +122,7 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
         "outcome_mean": fmean([each.outcome for each in labels]),
         "steps_per_answer": fmean([len(trajectory.steps) for trajectory, _ in window]),
         "length_mean": fmean([trajectory.sampled_tokens for trajectory, _ in window]),
-        # This is the first step's share of the policy's tokens.
+        # The first step's share of the policy's tokens in the episode.
         "first_step_share": fmean(
             [sum(step.end - step.start for step in each.steps[:1]) / each.sampled_tokens for each, _ in window]
         ),

@@ -98,8 +98,8 @@ class _Lines:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._line: list[str] = []
-        # These two flags describe `_line`. Looking through its parts at each call would be slow for lines of very many
-        # parts.
+        # These two flags describe `_line`. If each call looked through the parts of the line, lines of very many parts
+        # would be slow.
         self._has_mark = self._has_text = False
         self.preformatted = 0
 

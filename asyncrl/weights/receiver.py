@@ -71,7 +71,8 @@ class UpdatableEngine(Protocol):
         ...
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Switch to `version`, all or nothing. Raises WeightsError, and CanaryError if `check` fails."""
+        """Switch to `version`, all or nothing. Raises WeightsError: the engine cannot take the weights; CanaryError:
+        `check` fails."""
         ...
 
 

@@ -71,8 +71,8 @@ class Requests:
     async def receive(self, sequence: int) -> Message:
         """Wait for the answer to the oldest request outstanding, which must be `sequence`.
 
-        Raises UnavailableError: the publisher is silent for too long, or the connection broke. WireError: it refuses
-        (for example because it belongs to another run), or its answer is malformed.
+        Raises UnavailableError: the publisher is silent for too long, or the connection broke. WireError: the publisher
+        refuses (for example because it belongs to another run), or its answer is malformed.
         """
         frames = await self._frames()
         self._answered = True

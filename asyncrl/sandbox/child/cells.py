@@ -41,7 +41,8 @@ def serve(requests: int, replies: int) -> None:
                 with suppress(Exception):
                     stream.flush()
             if os.getpid() != own:
-                # This process is a fork that the cell made, and has reached the end of the cell.
+                # This process is a fork that the cell made. It has reached the end of the cell, and must not run the
+                # next one.
                 os._exit(0)
             os.write(replies, reply_to(number))
 

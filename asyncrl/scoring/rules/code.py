@@ -183,7 +183,7 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
             judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])
             word, _, reason = judged.printed.partition(" ")
             if word == ENDED:
-                # This raises an error if the sandbox failed.
+                # If the program's sandbox failed, its error is raised here.
                 await running
         finally:
             running.cancel()

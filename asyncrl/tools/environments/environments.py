@@ -48,7 +48,7 @@ CLOSE = "_close"
 Read = Callable[[Any], Any]
 
 FAULTS = (NameError, ImportError, SyntaxError)
-"""Errors of a tool that come from its code, and not from the policy's move."""
+"""Errors of a tool whose cause is the tool's code, not the policy's move."""
 
 MAX_STUCK = 1000
 """While this many threads have calls that do not return, no episode begins, because each thread holds memory."""

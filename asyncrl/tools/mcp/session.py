@@ -104,7 +104,8 @@ class Session:
         return self._closing.is_set() or self._holding.done()
 
     async def tools(self) -> list[Tool]:
-        """Request the list of all tools, page by page. Raises SessionError, AnswerError."""
+        """Request the list of all tools, page by page. Raises SessionError: the session is over; AnswerError: the
+        server failed to answer, or the list is too long."""
         tools: list[Tool] = []
         cursor: str | None = None
         size = 0
@@ -121,7 +122,8 @@ class Session:
         raise AnswerError(f"its list of tools is too long: {len(tools)} so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Call a tool. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
+        """Call a tool. Raises ToolRefusal: the server refused the call, and the policy may read why; SessionError: the
+        session is over; AnswerError: the server failed."""
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
         result = await self._request(request, CallToolResult, self._server.timeout_s)
         self.answered += 1

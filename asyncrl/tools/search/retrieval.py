@@ -102,7 +102,8 @@ class RetrievalServer:
     async def _request(
         self, session: aiohttp.ClientSession, queries: list[str], topk: int
     ) -> list[list[TitledPassage]]:
-        """Send one request. Raises RefusedError: a status of 400 or above; UnavailableError."""
+        """Send one request. Raises UnavailableError: the server is overloaded, cannot be reached, or gave an invalid
+        answer; RefusedError: it answered with any other status of 400 or above."""
         body = {"queries": queries, "topk": topk, "return_scores": True}
         try:
             async with session.post(self._url, json=body, allow_redirects=False) as response:
