@@ -79,8 +79,9 @@ class OpenEnvAgent:
         return self._server.counters()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Play one episode. Raises AgentError: the task's arguments are malformed, or the policy had no turn;
-        RefusedError: the environment refused the reset; UnavailableError: the server failed, or cannot be reached."""
+        """Play one episode. Raises AgentError: the task's arguments are malformed, the policy's endpoint refused a
+        request, or the policy had no turn; RefusedError: the environment refused the reset; UnavailableError: the
+        server failed, or cannot be reached."""
         arguments = _reset_data(task)
         async with self._server.client() as client, policy_at(base_url, api_key) as policy:
             game, first = await self._server.begin(lambda: self._begin(client, arguments))

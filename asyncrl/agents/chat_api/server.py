@@ -79,7 +79,8 @@ class ChatCounts:
 
     - `answered`: requests that got a completion. `refused`: refused requests.
     - `abandoned`: requests whose client closed its connection before the answer was ready, or whose episode ended.
-    - `branches`: branches with a completion. An episode has several branches if its agent rewrote the conversation.
+    - `branches`: branches with a completion. An episode has several branches, for example, if its agent rewrote the
+      conversation.
     - `overridden`: answered requests with settings that had no effect.
     - `wanted_calls`: completions for which the agent wanted a tool call. `unmet_calls`: those of them without a call.
     """
