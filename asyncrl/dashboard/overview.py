@@ -21,14 +21,10 @@ from asyncrl.runs.lines import finite
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.stalls import Wait
+from asyncrl.runs.table import state_of
 from asyncrl.runs.warnings import WINDOW, learning_warnings
 from asyncrl.runs.watch import RunWatch
 from asyncrl.text import reason_of
-
-
-def run_state(run: Run) -> str:
-    """The state of a run: running, or the result with which it ended. A run without a result counts as stopped."""
-    return "running" if run.is_running() else run.end() or "stopped"
 
 
 class Overviews:
@@ -72,7 +68,7 @@ def overview(run: Run) -> dict[str, Any]:
     replays = [run.newest_values(role) for role in run.roles("replay*")]
     failing = [str(row["failing"])[:LONGEST_TEXT] for row in replays if row.get("failing")]
     return {
-        "state": run_state(run),
+        "state": state_of(run),
         "folder": str(run.folder),
         "configuration": masked(_choices(settings)) if settings else {},
         "steps": settings.steps if settings else None,
