@@ -123,7 +123,7 @@ function tableOf(title, columns, rows, now, picked, page) {
       element("a", { href: link({ by: next === NEWEST_FIRST ? null : next }), title: meaning }, label, each === name ? (down ? " \u2193" : " \u2191") : null));
   });
   return element("div", { class: "scrolling", tabindex: "0", role: "region", "aria-label": title },
-    element("table", { class: "list runs" },
+    element("table", { class: "list cards runs" },
       element("thead", {}, element("tr", {}, element("th", { scope: "col", title: "Shown in overview, figures and episodes" }, "show"), head)),
       element("tbody", {}, sorted(rows, column[3], down).map((row) => rowOf(row, columns, picked, page)))));
 }
