@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from asyncrl.commands.from_python import RunView as Run
-    from asyncrl.commands.from_python import train
+    from asyncrl.commands.from_python import evaluate, train
 
 __version__ = "0.1.0"
 
-__all__ = ["Run", "train"]
+__all__ = ["Run", "evaluate", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -112,8 +112,8 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
 
 
 async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> None:
-    """Load each new version into the engine. Raises TooManyFailuresError: the run has only one version, and it fails
-    its test in the engine (`weights/canary.py`)."""
+    """Load each new version into the engine. Raises TooManyFailuresError: the run has only one version, and this
+    version fails its canary in the engine (`weights/canary.py`)."""
     from asyncrl.weights.canary import CanaryError
 
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 class HeldTickets:
     """Keeps each ticket from its arrival until the replay has acknowledged its outcome.
 
-    The replay renews the leases of all held tickets. It may withdraw a ticket whose episode has not begun.
+    The replay renews the leases of all held tickets. The replay may withdraw a ticket whose episode has not begun.
     """
 
     def __init__(self) -> None:

@@ -42,15 +42,15 @@ LONGEST_REASON = 200
 RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
 """Runs the episode of a ticket, and calls its second argument when the engine serves the ticket's version.
 
-It may raise anything.
+The function may raise any error.
 """
 
 
 class RolloutWorker:
     """Keeps up to `concurrency` episodes running; `active` is the number of tickets without an outcome.
 
-    An episode may take `limit_s` seconds from the time at which the engine serves its version. While no slot is free,
-    the worker renews its leases every `renew_s` seconds.
+    An episode may take `limit_s` seconds from the time at which the engine serves the version of its ticket. While no
+    slot is free, the worker renews its leases every `renew_s` seconds.
 
     `source` gives tickets and `sink` takes outcomes. They are two clients, since each is called from its own thread.
     `spans` records each episode, from the arrival of its ticket until its delivery was acknowledged. `outgoing` has the

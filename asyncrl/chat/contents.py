@@ -92,7 +92,7 @@ class Contents:
         return splitting, int(splitting.convert_tokens_to_ids(_JOINT))
 
     def _encode_letters(self, number: int) -> tuple[int, ...]:
-        """Encode a hidden string without added tokens, in two parts if necessary."""
+        """Encode the hidden string `number` without added tokens, in two parts if necessary."""
         text = self._hidden[number]
         added = set(self._tokenizer.get_added_vocab().values())
         whole = _after_newline(self._tokenizer, text, split_special_tokens=True)
@@ -118,7 +118,8 @@ def _turn_marks(tokenizer: Any, source: str) -> list[AddedToken]:
 
 
 def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
-    """Raises ConfigError: another text can normalise to one of `marks`, which are found in normalised text."""
+    """Raises ConfigError: another text can normalise to one of `marks`. The tokenizer searches for these marks in
+    normalised text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not marks or backend is None or backend.normalizer is None:
         return
@@ -162,7 +163,7 @@ def _replacements(normalizer: Any) -> Iterator[str]:
 
 
 def _after_newline(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """Encode `text` as within a longer text: some tokenizers put a blank before a text."""
+    """Encode `text` as in the middle of a longer text, because some tokenizers put a blank before a whole text."""
     newline = list(tokenizer.encode("\n", add_special_tokens=False))
     ids = list(tokenizer.encode("\n" + text, add_special_tokens=False, **options))
     if ids[: len(newline)] == newline:

@@ -25,10 +25,11 @@ class MalformedCall:
 
 
 class ParsedTurn(NamedTuple):
-    """An assistant turn. `content` is the policy's text without its calls, or the whole text if a call is malformed.
+    """An assistant turn.
 
-    `reasoning` is separate only if the format has `reasoning_apart`. `ids` has the id that the policy gave each call,
-    or an empty text.
+    - `content`: the policy's text without its calls, or the whole text if a call is malformed
+    - `reasoning`: the policy's reasoning, if the format has `reasoning_apart`; otherwise empty
+    - `ids`: the id that the policy gave each call; an empty text if it gave none
     """
 
     content: str

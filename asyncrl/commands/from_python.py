@@ -1,4 +1,4 @@
-"""asyncrl from Python: `asyncrl.train` and `asyncrl.Run`, for scripts and notebooks.
+"""asyncrl from Python: `asyncrl.train`, `asyncrl.evaluate` and `asyncrl.Run`, for scripts and notebooks.
 
 They check what the commands check, and refuse with the same messages. A run that was started here is like any other:
 `asyncrl dashboard`, `asyncrl status` and `asyncrl stop` work on its folder.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,8 @@ from asyncrl.runs.finding import require_run
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from asyncrl.commands.evaluate.results import EvaluatedSource, EvaluationResult
 
 T = TypeVar("T")
 
@@ -110,6 +113,36 @@ class RunView:
         return f"Run({str(self.folder)!r}: {state})"
 
 
+@dataclass(frozen=True, slots=True)
+class EvaluationView:
+    """A complete evaluation in `folder`, which is like the folder of a run. `result` has the numbers of its tables.
+
+    Methods return tables of Apache Arrow.
+    """
+
+    folder: Path
+    result: EvaluationResult
+
+    def table(self) -> pa.Table:
+        """A row for each data source, and a last row `all`: counts, means, and the estimates at each k, such as pass@4.
+
+        A value is null if no attempt, or no task, gives it.
+        """
+        return _table(
+            {"source": name, **_row(source)}
+            for name, source in (*self.result.sources.items(), ("all", self.result.total))
+        )
+
+    def episodes(self) -> pa.Table:
+        """The scored attempts, with the columns of `RunView.episodes`."""
+        return RunView(self.folder).episodes({"evaluated"})
+
+    def __repr__(self) -> str:
+        total = self.result.total
+        accuracy = "none scored" if total.accuracy is None else f"accuracy {total.accuracy:.3f}"
+        return f"Evaluation({str(self.folder)!r}: {total.tasks} tasks, {accuracy})"
+
+
 def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str | Path | None = None) -> RunView:
     """Train to the end, as `asyncrl train` does, and return the run. A second call with the same `run.name` resumes it.
 
@@ -126,19 +159,72 @@ def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str 
     return RunView(locations.run_dir(config.run))
 
 
+def evaluate(
+    target: str | Path,
+    values: Mapping[str, Any] | None = None,
+    *words: str,
+    data: str | Path,
+    n: int = 8,
+    step: int | None = None,
+    threshold: float = 1.0,
+    config_dir: str | Path | None = None,
+) -> EvaluationView:
+    """Evaluate a run or a model on `data` as `asyncrl evaluate` does: `n` attempts at each task, greedy if `n` is 1.
+
+    `target` is the folder or name of a run, or the folder or hub name of a model. `step` names the checkpoint of a run;
+    by default the newest. An attempt is right if its outcome is at least `threshold`. `values` and `words` change keys,
+    as for `train`. A second call with the same arguments resumes, or reads the finished evaluation.
+
+    Raises ConfigError, DataError and CheckpointError: the arguments, the data or the checkpoint cannot be used;
+    AsyncrlError: the evaluation failed.
+    """
+    from asyncrl.commands.evaluate import evaluation
+
+    given = [*(as_word(key, value) for key, value in (values or {}).items()), *words]
+    folder = None if config_dir is None else Path(config_dir)
+    request = evaluation.requested(str(target), str(data), n, step, given, folder)
+    log_to_stderr()
+    return EvaluationView(*interruptible(partial(evaluation.evaluate, request, step, threshold)))
+
+
 def interruptible(work: Callable[[threading.Event], T]) -> T:
     """Call `work` in a thread, since a notebook's own thread has an event loop, and return its result.
 
     `work` gets an event, which a KeyboardInterrupt sets. The KeyboardInterrupt is raised once `work` has returned.
     """
-    stop = threading.Event()
-    with ThreadPoolExecutor(1, thread_name_prefix="asyncrl") as pool:
+    stop, future = threading.Event(), Future[T]()
+
+    def run() -> None:
+        if not future.set_running_or_notify_cancel():
+            return
         try:
-            # Within the block: `work` may already run when an interrupt comes before `submit` has returned.
-            return pool.submit(work, stop).result()
-        except KeyboardInterrupt:
-            stop.set()
-            raise
+            future.set_result(work(stop))
+        except BaseException as error:  # noqa: BLE001 - `result` raises it again
+            future.set_exception(error)
+
+    try:
+        threading.Thread(target=run, name="asyncrl").start()
+        return future.result()
+    except KeyboardInterrupt:
+        stop.set()
+        # An interrupt may come before the thread has begun. Then it does not begin, and there is nothing to wait for.
+        if not future.cancel():
+            wait([future])
+        raise
+
+
+def _row(source: EvaluatedSource) -> dict[str, Any]:
+    """The numbers of a data source by column."""
+    means = {
+        "outcome": source.mean_outcome,
+        "accuracy": source.accuracy,
+        "reward": source.mean_reward,
+        "process": source.mean_process,
+        "length": source.mean_length,
+    }
+    estimates = {"pass": source.pass_at, "best": source.best_at, "maj": source.maj_at}
+    at = {f"{name}@{k}": value for name, values in estimates.items() for k, value in values.items()}
+    return {"tasks": source.tasks, "scored": source.scored, "failed": source.failed, **means, **at}
 
 
 def _table(rows: Iterable[Mapping[str, Any]]) -> pa.Table:

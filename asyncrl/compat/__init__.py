@@ -4,8 +4,8 @@ The only other trainer today is verl: verl/ has its batch type, trajectories in 
 interactions, the translation of its configurations (configuration/) and its single controller with operators
 (controller/). docs/verl.md lists the differences.
 
-No other room imports this one. Some options need a class or a program of this room; `config/extensions.py` has their
-names. A run without such an option loads nothing from here. The room keeps no promise of its own: the
+No other package imports this one. Some options need a class or a program of this package; `config/extensions.py` has
+their names. A run without such an option loads nothing from here. This package keeps no promise of its own: the
 operators run on the learner, the engine and the scorers, which keep the promises.
 
 In reading order:

@@ -20,7 +20,8 @@ from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 
 KEYS = tuple(key for key, option in OPTIONS.items() if not is_dataclass(option.type))
-"""The keys of single values: a part of the algorithm has the keys of its name and parameters."""
+"""The keys that hold a single value. A part of the algorithm, such as `algorithm.loss`, has two of them: its name and
+its parameters."""
 STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
 """The sections that a learner step reads. All other keys affect only the data that the replay records."""
 ADDRESSES = ("network", "run.dir")
@@ -104,7 +105,8 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
 
 
 def is_of_run(key: str) -> bool:
-    """True if a change of the key is a change of the run: the key is no address, and may not differ between hosts."""
+    """True if a change of the key counts as a change of the run. Keys of addresses, and keys that may differ between
+    hosts, do not count."""
     return key not in HOST_KEYS and not key.startswith(ADDRESSES)
 
 

@@ -46,7 +46,8 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
 
 
 def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict[str, str]:
-    """An error line for each key of data files that names a missing file. `demonstrations`: algorithm.sft.path."""
+    """An error line for each key of data files that names a missing file. `demonstrations` has the files of
+    algorithm.sft.path."""
     sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": demonstrations or []}
     return {
         key: f"{key}={source}: there is no such file; see docs/data.md"
@@ -57,7 +58,7 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
 
 
 def may_exist(source: str) -> bool:
-    """True if a file, folder or pattern exists, or if the source is on a hub or generated, which is not checked."""
+    """True if a file, folder or pattern exists. A source on a hub, or a generated one, is not checked: also True."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

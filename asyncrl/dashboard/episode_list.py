@@ -35,12 +35,15 @@ TextsOf = Callable[[Sequence[KeptRow]], Sequence[EpisodeText]]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeQuery:
-    """A choice of episodes.
+    """A choice of episodes: those that meet all of its conditions.
 
-    It selects an episode if each of its numbers is within the query's range, both ends included, and each of its texts
-    equals the query's. `tool` is one of the episode's tools, `flag` one of its flags, and `text` a part of its id, of
-    its task's id, or of its text. `sort` is a column of `SORTABLE`; with a minus before it, the largest values come
-    first. NaN comes last. With `grouped`, offset and limit count groups, else episodes.
+    - `ranges`: by the name of a number, its least and its largest value, both included;
+    - `exact`: by the name of a text, the text itself;
+    - `members`: a tool that the episode called (`tools`), and a flag that it has (`flags`);
+    - `text`: a part of the episode's id, of its task's id, or of its text;
+    - `sort`: a column of `SORTABLE`; with a minus before it, the largest values come first. NaN comes last;
+    - `offset`, `limit`: the number of selected rows to skip, and the most rows of a page;
+    - `grouped`: a row of the page is a group, else an episode.
     """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)

@@ -20,11 +20,12 @@ BEFORE_THE_PARTING = 12
 
 
 def describe_group(members: Sequence[KeptEpisode], chosen: str, vocabulary: Vocabulary) -> dict[str, Any]:
-    """The members in order.
+    """Describe the members in order.
 
-    `same` counts the first tokens that a member shares with the `chosen` one, and `common` the first tokens that all
-    share. `before` and `after` are a member's text around the first token that differs from the chosen member. For the
-    chosen member, these texts are around the first token in which any other member differs from it.
+    - `common`: the number of first tokens that all members share;
+    - `same`: the number of first tokens that a member shares with the `chosen` one;
+    - `before`, `after`: a member's text before and after the first token that differs from the chosen member. For the
+      chosen member it is the first token in which any other member differs from it.
     """
     ordered = sorted(members, key=lambda each: each.row.member)
     reference = next((each for each in ordered if each.row.id == chosen), ordered[0])

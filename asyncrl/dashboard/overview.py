@@ -35,8 +35,13 @@ class Overviews:
         self._watches: dict[Path, RunWatch] = {}
 
     def of(self, run: Run) -> dict[str, Any]:
-        """Look at a run. `waits_text` is a sentence, empty if no role waits. `advice` is `None` after too few steps. A
-        role that is silent or down has a `fault`, and gives a warning. `now` is the time of this look."""
+        """Look at a run. The answer has what `overview` finds, and more:
+
+        - `now`: the time of this look;
+        - `waits_text`: a sentence that says which role waits for which; empty if no role waits;
+        - `advice`: `None` after too few steps;
+        - `fault` of each role: what a silent or dead role does; `None` for others. Each fault gives a warning.
+        """
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
         try:
@@ -54,10 +59,12 @@ class Overviews:
 def overview(run: Run) -> dict[str, Any]:
     """The overview without the chain of waits.
 
-    - `steps` and `max_lag` come from the configuration, or are `None`. `configuration` has the main choices by key.
-    - `roles` has the host, pid (0: no process now) and restarts of each role by name.
-    - `dead` counts the episodes that could not be scored or were left out.
-    - `warnings` are sentences; `problems` are reasons why something could not be read.
+    - `configuration`: the main choices by key;
+    - `steps`, `max_lag`: from the configuration; `None` if it could not be read;
+    - `roles`: the host, pid (0: no process now) and restarts of each role by name;
+    - `dead`: the number of episodes that could not be scored or were left out;
+    - `warnings`: sentences;
+    - `problems`: the reasons why something could not be read.
     """
     problems: list[str] = []
     settings = None

@@ -12,12 +12,13 @@ from typing import NamedTuple
 from asyncrl.runs.decoding import Decode
 
 CONTEXT = 4
-"""The tokens on either side that decide the text of a token. A character has at most four bytes, and some tokenizers
-drop the blank before the first token that they decode."""
+"""The number of tokens before a token that are decoded together with it. A character has at most four bytes, and some
+tokenizers drop the blank before the first token that they decode."""
 LONGEST = 8
 """The most tokens that one character is split into."""
 MOST_CHARACTERS = 4096
-"""The most characters of a few tokens. Further text of a token is added to the last token."""
+"""The most characters of the text in which the text of a token is looked for. Text that belongs to no token is added to
+the last token."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 

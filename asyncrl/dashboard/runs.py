@@ -17,8 +17,11 @@ from asyncrl.runs.run import Run
 
 @dataclass(frozen=True, slots=True)
 class ShownRun:
-    """`key` names the run in addresses: letters, digits, dots, dashes and underscores. `name` is for people, and may
-    have any character that a folder may have."""
+    """A run that the dashboard shows.
+
+    - `key`: its name in addresses, of letters, digits, dots, dashes and underscores;
+    - `name`: its name for people, which may have any character that a folder's name may have.
+    """
 
     key: str
     name: str

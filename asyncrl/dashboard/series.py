@@ -23,9 +23,13 @@ CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A part of a file to show. `names` are metrics; a name such as lag/* means all names with this beginning. With
-    `after`, the cursor of an earlier answer, only newer rows are wanted. With `first` and `last`, only rows between
-    these times are wanted."""
+    """A part of a file to show.
+
+    - `names`: names of metrics; a name such as lag/* means all names with this beginning
+    - `points`: the most rows of a large file
+    - `after`: the cursor of an earlier answer, after which rows are wanted; empty: all rows
+    - `first`, `last`: only rows between these times are wanted; `None`: all rows
+    """
 
     names: Sequence[str]
     points: int = 1500
@@ -37,10 +41,12 @@ class Wanted:
 def read_series(run: Run, file: str, wanted: Wanted) -> dict[str, Any]:
     """The wanted columns of a role's metrics.
 
-    `step` and `time` have a number for each row that is shown. `columns` has lists of numbers by name, with `None`
-    where a row lacks the number. `rows` is the number of rows in the wanted part, estimated if only some were read.
-    `all` is true if all rows are shown. `reset` is true if the whole file was wanted, or if the cursor was of another
-    file. `cursor` is for the next request.
+    - `step`, `time`: a number for each row that is shown
+    - `columns`: lists of numbers by name, with `None` where a row lacks the number
+    - `rows`: the number of rows in the wanted part, estimated if only some were read
+    - `all`: true if all rows are shown
+    - `reset`: true if the whole file was wanted, or if the cursor was of another file
+    - `cursor`: the cursor for the next request
     """
     with run.open_rows(file) as lines:
         if lines is None:

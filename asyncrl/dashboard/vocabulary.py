@@ -15,8 +15,12 @@ from asyncrl.text import reason_of
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """`decode` gives the text of token ids, special tokens included. `special` are the ids of special tokens. `problem`
-    says why `decode` gives ids instead of text; it is empty if `decode` gives text."""
+    """A run's tokenizer.
+
+    - `decode`: gives the text of token ids, special tokens included;
+    - `special`: the ids of the special tokens;
+    - `problem`: why `decode` gives ids instead of text; empty if it gives text.
+    """
 
     decode: Decode
     special: frozenset[int] = frozenset()

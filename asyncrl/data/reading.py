@@ -175,7 +175,7 @@ class TaskFile(Sequence[Task]):
         return found
 
     def _fact(self, name: str) -> pa.ChunkedArray:
-        """A column of facts, for the tasks that `left` kept."""
+        """The fact `name` of each task that `left` kept, or of all tasks."""
         column = self._facts.column(name)
         return column if len(self) == len(column) else column.take(pa.array(self._numbers))
 

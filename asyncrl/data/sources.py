@@ -37,7 +37,7 @@ class RowPart(NamedTuple):
 
     - `path`: the name of the file, or of the source
     - `lines`: true if each row is a line of a text file
-    - `first`: the index of the first row
+    - `first`: the index of the part's first row in the file or source
     """
 
     path: str

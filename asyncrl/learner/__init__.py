@@ -1,6 +1,6 @@
 """The learner: fetches planned batches, trains them, publishes the weights, and saves checkpoints.
 
-It keeps three of the promises in docs/concepts.md:
+This package keeps three of the promises in docs/concepts.md:
 
 - The learner's math is exact: any split of a batch into passes and ranks gives the same update (`trainer.py`, with
   `batch/` for the passes and their counts, and `ranks/ranks.py` for the sums).

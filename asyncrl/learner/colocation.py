@@ -58,7 +58,7 @@ class SharedGpus:
             self._put_back()
 
     def release(self, trainer: Trainer, version: int, phases: Phases) -> None:
-        """Copy the models to the host, and release the GPUs to the servers, which can load `version`."""
+        """Copy the models to the host, and release the GPUs to the servers. The servers can then load `version`."""
         if self._lock is None:
             return
         with phases("offload"), self._ranks.stopping.lock:

@@ -37,8 +37,8 @@ def compile_passes(
         logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")
     needs_scores = algorithm.needs_proximal or algorithm.needs_collisions or has_scores
     kept = policy.activations.share
-    # The largest pass may not fit if its activations are kept. A layer that keeps none runs the same kernels as a layer
-    # that keeps all, and runs once more in the backward pass.
+    # The largest pass might not fit if its activations are kept. A layer that keeps none runs the same kernels as a
+    # layer that keeps all, and runs once more in the backward pass.
     policy.activations.keep(0.0)
     with unmeasured_work("compiling the layers", ranks.activity):
         for tokens in _sizes(min(largest, MOST * ranks.context_size)):

@@ -1,7 +1,7 @@
 """Fits models into the memory of a GPU.
 
-Free memory first keeps a share of the activations (model.activations=null). The rest keeps weights and gradients
-unsharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null).
+With model.activations=null, layers keep as many activations as fit into free memory. In the rest of the memory, weights
+and gradients stay unsharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null).
 """
 
 from __future__ import annotations

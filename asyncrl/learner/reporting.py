@@ -64,8 +64,8 @@ class StepReports:
         self._row = StepMetrics(plan.step, values, phases, sum(plan.tokens), used, histograms)
 
     def report(self) -> None:
-        """Log the measured step. It is logged only once, even if the helper thread that ends this process calls this,
-        too."""
+        """Log the measured step. The step is logged only once, even if the helper thread that ends this process also
+        calls this method."""
         with self.ranks.stopping.lock:
             row, self._row = self._row, None
         if row is not None and self.ranks.rank == 0:

@@ -1,4 +1,5 @@
-"""The settings of a learner: some for the whole run, and some for each step, which may change when the run resumes."""
+"""The settings of a learner: some for the whole run, and some for each step. The settings of later steps may change
+when the run resumes."""
 
 from __future__ import annotations
 
@@ -86,10 +87,10 @@ class RunSettings:
 
     - `folder`: the folder of the run.
     - `gpu_locks`: the folder of the locks of the GPUs that the learner shares with servers. None: it shares none.
-    - `largest_episode`: the most tokens of an episode. They must fit into one pass, with all branches of the episode.
+    - `largest_episode`: the most tokens of an episode. The tokens of all its branches must fit into one pass.
     - `bucket_bytes`: the size of the buckets in which weights are published.
     - `canary`: the settings of the canaries of versions, or None for no canaries.
-    - `demonstrations`: these are trained in addition to episodes, if there are any.
+    - `demonstrations`: the demonstrations that are trained in addition to episodes, if there are any.
     - `max_lag`: lags are counted up to this number.
     - `uploads_model`: the sinks of metrics get the exported model.
     """

@@ -48,7 +48,7 @@ class StepResult:
 
     @property
     def empty(self) -> int:
-        """The number of updates that were left out because nothing was left to learn from."""
+        """The number of updates that were left out because the gradient was 0, since nothing was left to learn from."""
         return self.norms.count(0.0)
 
 

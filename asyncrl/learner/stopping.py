@@ -1,8 +1,12 @@
 """Saves the finished steps when the learner is asked to stop, before the process ends.
 
-In two cases finished steps are not saved, and the next start trains them again. Between the first update and the end of
-a step with several updates, the weights belong to no finished step. Steps since the newest version are not saved
-either, since the next start would serve their weights under the number of that version.
+In these cases finished steps are not saved, and the next start trains them again:
+
+- The stop comes between the first update and the end of a step with several updates. The weights then belong to no
+  finished step.
+- No version was published after the last finished step. The next start would serve its weights under the number of the
+  newest version, which has other weights.
+- The models are not on the GPUs, since servers that share the GPUs have not freed them in time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The learner's math: forward passes, losses, gradients and updates of one rank's part of a batch.
 
-Losses are divided by counts over the global minibatch, so the gradients of its parts can be added. They accumulate over
-the passes, and FSDP's mean over the ranks is turned back into a sum. Any split into passes and ranks therefore gives
-the same update, to rounding.
+Losses are divided by counts over the global minibatch, so the gradients of its parts can be added. The gradients
+accumulate over the passes, and FSDP's mean over the ranks is turned back into a sum. Any split into passes and ranks
+therefore gives the same update, to rounding.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Trainer:
         seen: Tensor | None = None,
         imitation: ImitationBatch | None = None,
     ) -> StepResult:
-        """Make one update for each minibatch, which also learns its part of the demonstrations of `imitation`.
+        """Make one update for each minibatch. An update also learns its part of the demonstrations of `imitation`.
 
         `seen` float32[N], if given, gets the log-probs that the policy computes in its passes. In the critic's warm-up
         the policy does not change, and there must be no `imitation`.

@@ -111,7 +111,8 @@ def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
 
 
 def _window_of(function: Callable[..., Tensor], length: int, device: torch.device) -> int | None:
-    """The window of a sliding-window mask, found by evaluating it over `length` tokens. None if it is no window."""
+    """The window of a sliding-window mask, found by evaluating it over `length` tokens. None if the mask is no such
+    window."""
     rows = torch.linspace(0, length - 1, min(length, _ROWS), device=device).long()[:, None]
     columns = torch.arange(length, device=device)[None]
     zero = columns.new_zeros(())

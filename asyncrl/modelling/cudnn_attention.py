@@ -29,7 +29,7 @@ UIDS = {
         1,
     )
 }
-"""The number of each tensor in cuDNN."""
+"""The number by which cuDNN knows each tensor."""
 MOST_NUMBERS = 2**31 - 1
 """The most elements of a tensor, since offsets in it are int32."""
 
@@ -38,8 +38,9 @@ MOST_NUMBERS = 2**31 - 1
 class Problem:
     """The case for which a kernel is prepared.
 
-    - `sequences` and `tokens` are upper limits for a pass, and `queries` and `keys` for one sequence.
-    - Each token sees the `window` latest tokens (None: all).
+    - `sequences`, `tokens`: the most sequences and tokens of a pass.
+    - `queries`, `keys`: the most queries and keys of one sequence.
+    - `window`: the number of latest tokens that each token sees (None: all).
     """
 
     device: int
@@ -87,8 +88,8 @@ def find_kernel(problem: Problem, backward: bool) -> CudnnKernel | None:
     """Find the kernel that writes `output` and `normalisers`, or with `backward` the kernel that writes the gradients.
 
     Returns None if cuDNN has no such kernel, if its package is missing, or if training must repeat bit for bit. In the
-    forward pass, a sequence's queries are the last of its keys. In the backward pass, it must have as many queries as
-    keys.
+    forward pass, the queries of a sequence may be those of its last tokens only, and the keys are those of all its
+    tokens. In the backward pass, a sequence must have as many queries as keys.
     """
     too_large = problem.tokens * problem.heads * problem.width > MOST_NUMBERS
     if too_large or torch.are_deterministic_algorithms_enabled():
@@ -158,7 +159,7 @@ class _Builder:
             name="forward",
             **self._given(),
             generate_stats=True,
-            # The queries of a sequence are the last of its keys.
+            # The last query of a sequence belongs to the same token as its last key.
             diagonal_alignment=self.cudnn.diagonal_alignment.BOTTOM_RIGHT,
             **self._options(),
         )

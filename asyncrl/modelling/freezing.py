@@ -96,8 +96,8 @@ def _nothing(model: nn.Module, each: str) -> str:
 
 
 def _verl_moe(model: nn.Module) -> Iterator[str]:
-    """The parameters that `moe_freeze_all` of verl's fork freezes. It misses routers named `gate`, and the `gate_proj`
-    of experts that are not stacked."""
+    """The parameters that `moe_freeze_all` of verl's fork freezes. verl's option misses routers named `gate`, and the
+    `gate_proj` of experts that are not stacked."""
     for name, _ in _all(model):
         taken = any(part in name for part in _VERL_PARTS) or name.endswith(".router.weight")
         if taken and "gate_proj" not in name:

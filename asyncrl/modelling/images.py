@@ -1,7 +1,8 @@
 """Reads image files, which are untrusted input.
 
-A file must be PNG, JPEG or WebP; no other decoder is ever called. A file whose header has too many pixels is refused
-before it is unpacked. As on servers, only an animation's first picture is used, and a camera's orientation is ignored.
+A file must be PNG, JPEG or WebP; no other decoder is ever called. A file whose header announces too many pixels is
+refused before it is unpacked. As on servers, only an animation's first picture is used, and a camera's orientation is
+ignored.
 """
 
 from __future__ import annotations

@@ -22,9 +22,10 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 CHUNK_LOGITS = 1 << 26
-"""The logits of one chunk: 256 MiB in float32."""
+"""The number of logits in one chunk. They take 256 MiB in float32."""
 FUSED_LOGITS = 1 << 28
-"""The logits of one chunk for compiled functions, which overwrite logits in bfloat16: 1,800 tokens of 152k logits."""
+"""The number of logits in one chunk for compiled functions, which overwrite logits in bfloat16. It is enough for 1,800
+tokens with 152k logits each."""
 
 
 def token_logprobs(

@@ -1,7 +1,7 @@
 """`model.override_config`: a run's changes to fields of the model's Hugging Face configuration.
 
 Every role that opens the model applies the changes in the same way, servers get them as `engine_overrides`, and the
-exported config.json has them. They may change how weights are used, but not the weights' names and shapes.
+exported config.json has them. These changes may alter how weights are used, but not the weights' names and shapes.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
         if own in _FORBIDDEN:
             raise ConfigError(f"{KEY}.{prefix}{name}: {_FORBIDDEN[own]}")
         if own not in values:
-            # The suggestion for `rope_theta` alone may be a nested field that ends with it.
+            # For `rope_theta` alone, the suggestion may be the nested field rope_parameters.rope_theta.
             near = did_you_mean(name, [*_dotted(config), *config.attribute_map])
             raise ConfigError(f"{KEY}.{prefix}{name}: a {config.model_type} configuration has no such field{near}")
         inner = getattr(config, own)

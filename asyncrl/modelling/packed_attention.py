@@ -46,8 +46,9 @@ def packed_attention(
     """Compute attention [1, U, heads, D] of query [1, heads, U, D] over key and value [1, kv heads, U, D].
 
     The result is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use it only for models
-    that `inspect_attention` accepts with `EXTRAS`. If the layout has a `group`, the tokens are this rank's part of the
-    pass. If that group divides the layers, the tokens are all tokens of the pass, and the heads are this rank's.
+    that `inspect_attention` accepts with `EXTRAS`. If the layout has a `group` that divides only tokens, the tokens are
+    this rank's part of the pass. If the group also divides the layers, the tokens are all tokens of the pass, and the
+    heads are this rank's.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
     group = None if layout.group is None or layout.group.divides_layers else layout.group

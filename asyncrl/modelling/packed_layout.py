@@ -21,8 +21,8 @@ def power_of_two(number: int) -> int:
 class PackedLayout:
     """The layout of S sequences in a pass, which defines which token attends to which.
 
-    A sequence has a query for each of its tokens in the pass, and a key for each of its tokens up to the last query.
-    So its queries belong to the last of its keys.
+    A sequence has a query for each of its tokens in the pass, and a key for each of its tokens up to the last query. So
+    its last query and its last key belong to the same token.
 
     - `bounds` int64[2, S + 1], on the host: the bounds of the sequences among the pass's queries, and among its keys.
       Tokens after the last bound are padding.
@@ -30,8 +30,9 @@ class PackedLayout:
       sequences a power of two, since GPU kernels are prepared for a number of sequences.
     - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass. If it
       is None, each token is query and key of its sequence.
-    - `group`, if ranks divide the tokens of the pass: each rank computes its part of the tokens. `own` is the layout of
-      this rank's queries over the keys of the whole pass; None if attention on this rank has all tokens.
+    - `group`: the ranks that divide the tokens of the pass, if any do. Each rank computes its part of the tokens.
+    - `own`: the layout of this rank's queries over the keys of the whole pass. None if attention on this rank has all
+      tokens.
     """
 
     bounds: Tensor

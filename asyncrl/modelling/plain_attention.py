@@ -1,7 +1,7 @@
 """Computes causal attention of one sequence, and its gradients, in plain torch on any device, by blocks of queries.
 
-It has two options that torch's kernels lack. A soft cap c replaces a score s by c * tanh(s / c). A sink is an
-additional score of a head, which takes its share of the softmax and adds nothing to the output.
+This attention has two options that torch's kernels lack. A soft cap c replaces a score s by c * tanh(s / c). A sink is
+an additional score of a head, which takes its share of the softmax and adds nothing to the output.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ScoreRule:
 def attend_plainly(query: Tensor, key: Tensor, value: Tensor, rule: ScoreRule) -> Tensor:
     """Compute attention [Q, heads, D] of query [Q, heads, D] over key and value [K, kv heads, D].
 
-    The queries belong to the last Q keys.
+    The queries belong to the same tokens as the last Q keys.
     """
     if not rule.is_usual:
         blocks = _Blocks.of(query, key, value, rule)

@@ -83,7 +83,7 @@ def _logits(router: Any, states: Tensor) -> Tensor:
 
 
 class _SoftmaxThenChoose:
-    """The weights are the probabilities of the chosen experts, divided by their sum with `norm_topk_prob`."""
+    """The weights are the probabilities of the chosen experts. With `norm_topk_prob` they are divided by their sum."""
 
     norm_topk_prob = True
     top_k: int

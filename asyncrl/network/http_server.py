@@ -36,7 +36,12 @@ LINGERING_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """The most connections in total, and the seconds that a stranger's and an idle connection may take."""
+    """The bounds on connections.
+
+    - `connections`: the most connections in total.
+    - `stranger_s`: the seconds after which the connection of a stranger is closed.
+    - `idle_s`: the seconds after which an idle connection is closed.
+    """
 
     connections: int = 4096
     stranger_s: float = 30.0

@@ -61,7 +61,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _HEADERS = {"User-Agent": "asyncrl", "Accept-Encoding": "gzip"}
 
 CheckUrl = Callable[[URL], None]
-"""Raises RefusedError: this URL may not be fetched."""
+"""Raises RefusedError: this URL must not be fetched."""
 
 Connect = Callable[[], aiohttp.BaseConnector]
 """A function that makes the connector of one fetch."""

@@ -21,7 +21,7 @@ class Throttled:
 
     - `what`: the start of each line
     - `burst`: the number of lines that may be written at once
-    - `every_s`: the time after which a further line may be written. It has the number of lines left out
+    - `every_s`: the time after which a further line may be written. That line has the number of lines left out
 
     Only one thread may use it. `clock` gives monotonic seconds.
     """

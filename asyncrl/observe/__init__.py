@@ -1,6 +1,6 @@
-"""The reports of a process: metrics, spans and kept episodes. This room writes them; `asyncrl.runs` reads them.
+"""The reports of a process: metrics, spans and kept episodes. This package writes them; `asyncrl.runs` reads them.
 
-A report never delays or ends the work that it reports. This room keeps promise 7 (back-pressure everywhere, silent
+A report never delays or ends the work that it reports. This package keeps promise 7 (back-pressure everywhere, silent
 drops nowhere) for reports: each queue is bounded (`sinks/background.py`, `spans.py`, `kept/recording.py`), and a metric
 or a note counts what does not fit. Secrets are masked in values for services (`from_config.py`, promise 8).
 

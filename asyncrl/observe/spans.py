@@ -193,7 +193,7 @@ class SpanFile:
 
 
 def _dropped_before(line: bytes) -> int:
-    """The number of dropped lines in the first line of a file; 0 if the file is new, or if its beginning is damaged."""
+    """The number of dropped lines, from the note in the first line of a file; 0 for a new file or a damaged note."""
     try:
         note = json.loads(line)
     except (ValueError, RecursionError):

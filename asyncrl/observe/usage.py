@@ -70,8 +70,8 @@ class Usage:
                 self._gpu_uses.append(gpus)
 
     def values(self) -> dict[str, float]:
-        """The values of the next row: means since the last row, and the newest memory. Without a new sample the last
-        values come again, for up to STALE_S."""
+        """The values of the next row: means since the last row, and the newest use of memory. Without a new sample the
+        last values come again, for up to STALE_S."""
         with self._lock:
             if len(self._samples) > 1:
                 self._values = {**_host_values(*self._samples), **_gpu_values(self._gpu_uses)}

@@ -2,8 +2,8 @@
 speed.
 
 Episodes and scorings are counted separately, since episodes may succeed while all scorings fail. After STREAK failures
-of one kind in a row, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S. The first
-success of this kind ends the slowdown.
+of one kind in a row, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S. A success
+sets the count of its kind to 0. The slowdown ends when both counts are below STREAK.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ EPISODES, SCORINGS = "episodes", "scorings of episodes"
 
 
 class FailureBackoff:
-    """Counts the failures of each kind since its last success. `newest` describes the newest failure. `clock` gives
-    monotonic seconds."""
+    """Counts the failures of each kind since the last success of that kind. `newest` describes the newest failure.
+    `clock` gives monotonic seconds."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -60,7 +60,7 @@ INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
 """The most unanswered requests with large replies."""
 RENEWALS_PER_LEASE = 4
-"""The number of renewals within `replay.lease_s`."""
+"""The number of times that a worker renews its lease within `replay.lease_s`."""
 
 
 class ReplayClient:
@@ -108,9 +108,10 @@ class ReplayClient:
         self._send(protocol.Leave(self._worker, self._incarnation))
 
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
-        """Deliver a trajectory. Returns "stored" once it is durable, "duplicate", or "late" (counted, but not kept).
-        `images` has all images of the trajectory by digest. If the replay lacks one of them, all are sent. Raises
-        RefusedError; WireError: the trajectory cannot be encoded."""
+        """Deliver a trajectory. Returns "stored" once it is durable, "duplicate" if it was stored before, or "late" if
+        its ticket has ended (the trajectory is counted, but not kept). `images` has all images of the trajectory by
+        digest. If the replay lacks one of them, all are sent. Raises RefusedError; WireError: the trajectory cannot be
+        encoded."""
         [outcome] = self.put_all([trajectory], images)
         if isinstance(outcome, str):
             return outcome
@@ -162,8 +163,8 @@ class ReplayClient:
 
     def lease(self, serves: Sequence[str], trajectories: int, tokens: int, groups: int = 1) -> list[Lease]:
         """Lease trajectories that need scores of the kinds in `serves`: at most `trajectories`, with at most `tokens`
-        together. If the next kind scores whole groups, lease up to `groups` groups instead. Waits about a second for
-        the first."""
+        together. If a group waits for scores of the whole group, lease up to `groups` groups instead. Waits about a
+        second for the first."""
         answer = self._send(
             protocol.LeaseTrajectories(self._worker, self._incarnation, list(serves), trajectories, tokens, groups)
         )
@@ -191,8 +192,9 @@ class ReplayClient:
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, _for_good(reason)))
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-        """Record that the learner uses these values of all keys from `time` on, in seconds since 1970. Returns all
-        changes of the run so far. Raises ConfigError: a value differs that a resumed run must keep."""
+        """Record that the learner uses these values of all configuration keys from `time` on, in seconds since 1970.
+        Returns all changes of the run so far. Raises ConfigError: the replay refused the values, for example because a
+        value has changed that a resumed run must keep."""
         try:
             return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
         except RefusedError as error:
@@ -247,8 +249,9 @@ class ReplayClient:
         self._send(protocol.Evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
-        """The result of an evaluation by name: outcome, accuracy, reward, count, failed, tokens, newer_tokens (tokens
-        that newer versions sampled), newest_version, and sources with a Tally for each data source.
+        """The result of an evaluation, as a mapping with these keys: outcome, accuracy, reward, count, failed, tokens,
+        newer_tokens (tokens that newer versions sampled), newest_version, and sources with a Tally for each data
+        source.
 
         `None` while the evaluation is incomplete. With `wait`, waits about a second for it."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)
@@ -277,8 +280,7 @@ class ReplayClient:
         return self._send(protocol.SkipPlan(step, _for_good(reason))).read(protocol.NUMBER)
 
     def audit(self) -> dict[str, Any]:
-        """The number of accepted trajectories by state, of lost trajectories, and of trajectories that were planned
-        twice."""
+        """The audit of all trajectories that were accepted for training (see `counters.audit`)."""
         return self._send(protocol.GetAudit()).read(protocol.VALUES)
 
     def _ask(self, request: ReplayRequest, decoder: Decoder[T]) -> T | None:

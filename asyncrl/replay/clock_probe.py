@@ -30,7 +30,7 @@ class ClockProbe:
         return encode_request(GetClock(), sequence)
 
     def sends(self, sequence: int) -> None:
-        """Note that the message with this number is sent now. It may be a repetition."""
+        """Note that the message with this number is sent now. If the message is tried again, the newest time counts."""
         if sequence == self._sequence:
             self._sent = self._spans.clock()
 

@@ -70,12 +70,13 @@ def unreported(tx: Transaction, steps: int) -> dict[str, int]:
 
 
 def audit(tx: Transaction, uses: int) -> dict[str, Any]:
-    """The number of all trajectories that were accepted for training, by state.
+    """Audit all trajectories that were accepted for training.
 
+    - `states`: the number of these trajectories in each state
     - `lost`: trajectories without readable data although their state is not final, and accepted trajectories without a
       record
-    - `trained_twice`: the sum over trajectories of the plans beyond `uses`
-    - `planned`: the trajectories in plans
+    - `trained_twice`: the number of plans beyond `uses` that contain a trajectory, summed over all trajectories
+    - `planned`: the number of trajectories in plans
     - `largest_lag`: the largest lag of a planned trajectory
 
     Skipped plans do not count.

@@ -55,7 +55,7 @@ def majority_at(k: int, votes: Sequence[str], values: Sequence[float]) -> float:
 @lru_cache(KEPT)
 def _chances(counts: tuple[int, ...], silent: int, k: int) -> list[float]:
     """The probability of each answer to be the majority answer of k attempts. `counts` has the number of attempts with
-    each answer, and `silent` attempts gave none."""
+    each answer, and `silent` attempts gave no answer."""
     subsets = comb(sum(counts) + silent, k)
     chance = {count: _winning(count, counts, silent, k) / subsets for count in set(counts)}
     return [chance[count] for count in counts]

@@ -1,5 +1,5 @@
-"""Evaluations run the held-out tasks once or several times with a policy version. Their episodes do not count in
-admission, and are not trained."""
+"""Runs evaluations of policy versions on the held-out tasks, once or several times each. The episodes of evaluations do
+not count in admission, and are not trained."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def start(
     version: int,
     open_group: Callable[[Transaction, str, GroupRecord], None],
 ) -> None:
-    """Open a group with one member for each attempt at each held-out task of this shard. A second call has no effect.
+    """Open a group of one member for each attempt at each held-out task of this shard. A second call has no effect.
 
-    Every attempt has its own group, so that an attempt that fails finally does not end the other attempts."""
+    Every attempt has its own group, so that the other attempts go on if one fails for good."""
     if EvaluationRecord.load(tx, version) is not None:
         return
     if not settings.keeps_all:

@@ -3,9 +3,10 @@
 Episodes and scorings have separate limits. A run ends in two cases:
 
 * At the start: at least FEWEST failed, none succeeded, and START_S have passed since the first failure. If all failures
-  are of one group, its task may be bad, so SINGLE_GROUP_S must pass. The run does not end while an episode or scoring
-  has been running longer than any failed one, since this longer one may still succeed. After the first success, even if
-  it was in an earlier process of the run, this case cannot occur. So a later outage does not end a run.
+  are of one group, its task may be bad, so SINGLE_GROUP_S must pass instead of START_S. The run does not end while an
+  episode or scoring has been running longer than any failed one, since this longer one may still succeed. After the
+  first success, even if it was in an earlier process of the run, this case cannot occur. So a later outage does not end
+  a run.
 * If `max_share` is set: during the last WINDOW_S, the failed share of the newest WINDOW episodes (or scorings) was
   never below `max_share`.
 """
@@ -31,7 +32,8 @@ ADVICE = (
 
 
 class FailureLimit:
-    """Counts the failures of one kind, which messages call `kind`. `clock` gives monotonic seconds."""
+    """Counts the failures of episodes or of scorings. `kind` is their name in messages. `clock` gives monotonic
+    seconds."""
 
     def __init__(self, kind: str, clock: Callable[[], float], max_share: float | None = None) -> None:
         self._kind = kind

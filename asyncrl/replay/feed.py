@@ -59,7 +59,7 @@ class Feed:
         self._orders: dict[str, tuple[int, Sequence[int]]] = {}
 
     def next(self, tx: Transaction) -> tuple[int, int]:
-        """The number of the next draw, which is unique over all shards, and its row."""
+        """The number of the next draw, which is unique over all shards, and the row of the drawn task."""
         draw = tx.add("feed_draws") - 1
         source = self._source(draw)
         row = self._row(tx, source)

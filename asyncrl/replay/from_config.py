@@ -129,7 +129,8 @@ def sampler(config: SamplerConfig) -> Sampler:
 
 
 def spare_batches(config: ReplayConfig) -> float | None:
-    """The batches that may be complete ahead of the learner. `None`: only `max_lag` limits the episodes ahead."""
+    """The number of batches that may be complete in addition to the learner's batch. `None`: only `max_lag` limits the
+    episodes ahead."""
     return config.spare_batches if config.can_pace else None
 
 

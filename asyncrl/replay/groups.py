@@ -2,7 +2,7 @@
 fails too often.
 
 The counter `committed` is the number of uses of trajectories that are promised to training, without the uses of
-trajectories that were thrown away. Admission and the pace limit it.
+trajectories that were thrown away. Admission and the pace limit this counter.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class OpenGroups:
         return True
 
     def _next(self, tx: Transaction) -> tuple[str, int]:
-        """The next group's name, which is unique over all shards, and its row."""
+        """The next group's name, which is unique over all shards, and the row of its task."""
         again = tx.first("again", int)
         if again is None:
             number, row = self._settings.feed.next(tx)
@@ -178,7 +178,8 @@ class OpenGroups:
         tx.set("kept_untrained", 0)
 
     def release(self, tx: Transaction, name: str, record: TrajectoryRecord) -> None:
-        """Count a trajectory as trained, once no later plan can contain it and checkpoints cover all plans that do."""
+        """Count a trajectory as trained, once no later plan can contain it and checkpoints cover all plans that contain
+        it."""
         if record.state is TrajectoryState.TRAINED or not is_done(tx, record, record.trained):
             return
         record.state = TrajectoryState.TRAINED
@@ -204,6 +205,6 @@ class OpenGroups:
 
 
 def is_done(tx: Transaction, record: TrajectoryRecord, covered: int) -> bool:
-    """True if no later plan can contain a trajectory, and checkpoints cover every plan that does. `covered` is the
-    number of its plans that checkpoints cover."""
+    """True if no later plan can contain a trajectory, and checkpoints cover every plan that contains it. `covered` is
+    the number of these plans that checkpoints cover."""
     return covered >= record.plans and GroupRecord.load(tx, record.group) is None

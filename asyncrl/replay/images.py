@@ -17,8 +17,12 @@ from asyncrl.types import MAX_IMAGES, Trajectory
 from asyncrl.wire import Buffer
 
 TABLES = ("images", "image_users", "images_of")
-"""images: image -> its bytes. image_users: image -> trajectories that contain it (many). images_of: trajectory -> its
-images (many)."""
+"""The tables for images.
+
+- images: image -> its bytes
+- image_users: image -> trajectories that contain it (many)
+- images_of: trajectory -> its images (many)
+"""
 MULTIPLE = ("image_users", "images_of")
 MAX_IMAGE_BYTES = 32 << 20
 WITHOUT_IMAGES = "without_images"

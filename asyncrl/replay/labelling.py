@@ -4,7 +4,7 @@ One after another, a trajectory gets the kinds of scores that its task needs. On
 as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any
 other scorer, or from an earlier start of the same scorer, count as late.
 
-`units` defines which trajectories are scored together.
+`units` defines which trajectories are scored together, as one unit.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ class Labelling:
         return tasks, frames
 
     def _take_back(self, tx: Transaction, worker: str, died: bool) -> None:
-        """Give a scorer's leases to other scorers. They count as attempts only if the scorer died, not if a reply was
-        lost."""
+        """Give a scorer's leases to other scorers. The leases count as attempts only if the scorer died, not if a reply
+        was lost."""
         for name in tx.members("leased", worker):
             tx.remove_member("leased", worker, name)
             tx.afterwards(self._limit.left, name)
@@ -322,9 +322,10 @@ class Labelling:
     def requeue(self, tx: Transaction, ticket: str) -> str:
         """Try a dead letter again. Returns how:
 
-        "scoring": the episode is stored and its group still waits for a replacement, so the episode is scored again.
-        "task": its task runs again as a new group, before the feed continues. Raises RefusedError: there is no such
-        dead letter, or it belongs to a finished evaluation or a skipped plan.
+        - "scoring": the episode is stored and its group still waits for a replacement, so the episode is scored again.
+        - "task": its task runs again as a new group, before the feed continues.
+
+        Raises RefusedError: there is no such dead letter, or it belongs to a finished evaluation or a skipped plan.
         """
         dead = self._dead_letters.get(tx, ticket)
         if dead.scoring and self._reinstate(tx, ticket, dead):

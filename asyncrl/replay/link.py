@@ -5,9 +5,9 @@ The replay recognises a repeated request by its ids. So each request takes effec
 many times. Back-pressure: at most CREDITS requests with CREDIT_BYTES together are unanswered, and further requests wait
 here.
 
-Requests are sent in rounds, each under a new number. A round ends when every sent request is answered. If the replay
-could not take some requests, the next round sends them again after a common wait. So an outage of the replay's disk
-delays a client by the length of the outage and at most BUSY_S more.
+Requests are sent in rounds, and a request gets a new number in each round. A round ends when every sent request is
+answered. If the replay could not take some requests, the next round sends them again after a common wait. So an outage
+of the replay's disk delays a client by the length of the outage and at most BUSY_S more.
 
 A link belongs to one thread.
 """
@@ -124,7 +124,7 @@ class ReplayLink:
     def _round(self, messages: Mapping[int, list[Buffer]], credits: int, started: float) -> dict[int, Answer]:
         """Send each message once, as credits allow, and return the answers. The round ends when all messages are
         answered, or when the replay is busy and all sent messages are answered. It also ends when a new connection is
-        made, since old answers cannot arrive on that."""
+        made, since old answers cannot arrive on the new connection."""
         unsent, away, found = deque(messages.items()), dict[int, int](), dict[int, Answer]()
         if self._probe.is_due():
             number = self._next_number()

@@ -6,8 +6,8 @@ admitted and not planned yet. With B trajectories per step:
 
 - if the learner waits for a batch: `ahead` grows by B / 2 at once, and again after every AGAIN_S seconds of the same
   wait, up to the age bound;
-- if the learner did not wait, and the complete trajectories exceed the spare batches: `ahead` falls by the surplus /
-  (max_lag + 1), but not below the trajectories of one version.
+- if the learner did not wait, and more trajectories are complete than `spare_batches` batches have: `ahead` falls by
+  this surplus / (max_lag + 1), but not below the trajectories of one version.
 
 So `ahead` adapts to the number of episodes that keeps the learner busy, whether episodes are long or short. It rises
 faster than it falls, since an idle learner costs more than data that are one version older. Pacing never changes the

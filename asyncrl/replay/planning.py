@@ -1,5 +1,5 @@
-"""Batch plans assign complete groups to learner steps. A plan is recorded before the learner gets it, and never
-changes.
+"""Makes the batch plans, which assign complete groups to learner steps. A plan is recorded before the learner gets it,
+and never changes.
 
 Eviction enforces the age bound: a group with a trajectory older than max_lag is evicted and counted instead of planned.
 """
@@ -106,7 +106,7 @@ class Planning:
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
         """Plan only episodes whose labels meet these needs, from step `first` on. If the algorithm has changed, some
-        stored labels may not meet the needs: their episodes become dead letters, and the groups of these episodes are
+        stored labels might not meet the needs: their episodes become dead letters, and the groups of these episodes are
         dropped."""
         if not set_label_needs(tx, needs):
             return
@@ -259,7 +259,7 @@ class Planning:
         return self._give_up(tx, plan, f"plan {step} was skipped: {reason}")
 
     def _give_up(self, tx: Transaction, plan: BatchPlan, reason: str) -> int:
-        """Remove all trajectories of a plan from it, and drop their groups. Returns how many became dead letters."""
+        """Take all trajectories out of a plan, and drop their groups. Returns how many became dead letters."""
         members = [(name, TrajectoryRecord.of(tx, name)) for name in plan.ids]
         dead = sum(self._take_out(tx, name, record, reason) for name, record in members)
         self._drop(tx, dict.fromkeys(plan.group_ids, reason))
@@ -279,7 +279,8 @@ class Planning:
             )
 
     def _take_out(self, tx: Transaction, name: str, record: TrajectoryRecord, reason: str) -> bool:
-        """Remove a trajectory from a plan. True if it became a dead letter because no other plan contains it."""
+        """Remove a trajectory from a plan. True if the trajectory became a dead letter because no other plan contains
+        it."""
         record.plans -= 1
         if not record.plans:
             self._bury(tx, name, record, reason)

@@ -28,9 +28,15 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 T = TypeVar("T")
 
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
-"""The outcome of a request. ok: done. nothing: there is nothing to give yet. over: the run is done. busy: send the
-request again later. refused: the request had no effect. ended: the run must end because of too many failures. The body
-of busy, refused and ended is the reason."""
+"""The outcomes of a request. The body of busy, refused and ended is the reason.
+
+- ok: the request is done.
+- nothing: there is nothing to give yet.
+- over: the run is done.
+- busy: the client must send the request again later.
+- refused: the request had no effect.
+- ended: the run must end because of too many failures.
+"""
 MAX_FRAMES = 8192
 MAX_FETCH = 16
 
@@ -56,8 +62,8 @@ class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
         return type(self).__name__
 
     def queue(self) -> Hashable:
-        """The queue in which the request waits. If the first request of a queue cannot be answered, none of them
-        can."""
+        """The queue in which the request waits. If the first request of a queue cannot be answered, no other request of
+        this queue can."""
         return self
 
 
@@ -69,8 +75,11 @@ class WorkerRequest(ReplayRequest, frozen=True):
 
 
 class GetTickets(WorkerRequest, frozen=True):
-    """Request up to `want` tickets. The actor has the tickets `holding`. `waiting` are those of them whose episodes are
-    not running now."""
+    """Request up to `want` tickets.
+
+    - `holding`: the tickets that the actor has
+    - `waiting`: those of the `holding` tickets whose episodes are not running now
+    """
 
     holding: Names
     waiting: Names
@@ -173,7 +182,7 @@ class Fetch(ReplayRequest, frozen=True):
 
 
 class FetchImage(ReplayRequest, frozen=True):
-    """Request the stored bytes of an image of a trajectory by their SHA-256."""
+    """Request the stored bytes of an image of a trajectory. `digest` is their SHA-256."""
 
     id: Name
     digest: Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]

@@ -82,7 +82,7 @@ class TrajectoryRecord(Record):
     - `leased`: the number of further kinds that are leased to a scorer
     - `reward`, `outcome`: valid after the first score
     - `plans`: the number of plans that contain the trajectory
-    - `last_plan`: the newest of these plans
+    - `last_plan`: the step of the newest of these plans
     - `trained`: the number of these plans that a checkpoint covers
     - `lag`: the lag at the newest plan or at the eviction; -1 before that, and always for a demonstration
     - `turns`: the number of the policy's turns
@@ -168,7 +168,7 @@ class GroupRecord(Record):
 class ReadyGroup(Struct, array_like=True):
     """A complete and labelled group that may be trained.
 
-    - `oldest`: the oldest version of its tokens
+    - `oldest`: the oldest version that sampled one of its tokens
     - `spread`: the standard deviation of its members' rewards
     """
 
@@ -216,7 +216,7 @@ class EvaluationRecord(Record):
 class DeadLetter(Record):
     """A failed attempt with its `reason`.
 
-    - `row`: the task's row in the training file, or -1 for held-out tasks
+    - `row`: the task's row in the training file, or -1 for a held-out task or a closed group
     - `scoring`: true if the episode is stored, but could not be scored
     - `order`: the key of the letter in `dead_by_age`
     - `size`: the bytes of the letter and its episode in the store

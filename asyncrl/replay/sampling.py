@@ -22,9 +22,13 @@ ZERO_VARIANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Refuses groups whose members all have the same `score` (reward or outcome), whose mean reward is outside the
-    limits, or that have a member with too many tokens. `None`: no limit. A demonstration does not count in the mean.
-    Refused groups are counted by reason and replaced."""
+    """Refuses complete groups. Refused groups are counted by reason and replaced. `None`: no limit.
+
+    - `zero_variance`: refuse a group whose members all have the same score
+    - `score`: the score that `zero_variance` compares, "reward" or "outcome"
+    - `min_reward`, `max_reward`: the limits on the mean reward of a group, without its demonstration
+    - `max_tokens`: the most tokens of each member
+    """
 
     zero_variance: bool = False
     score: str = "reward"

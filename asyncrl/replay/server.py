@@ -8,9 +8,9 @@ A request that cannot be answered yet waits until the state changes, for at most
 a lease waits briefly for other requests, to share their commit. A request that is refused or meets an internal error
 has no effect: it is counted, and the answer has the reason.
 
-Back-pressure: a turn takes at most BATCH requests, and as many more are received during its commit. It stops once its
-replies exceed REPLIES_BYTES. Further requests stay in the bounded queues of the sockets, and clients stop sending when
-their credits are used up.
+Back-pressure: a turn (one batch and its commit) takes at most BATCH requests, and as many more are received during the
+commit. A turn stops once its replies exceed REPLIES_BYTES. Further requests stay in the bounded queues of the sockets,
+and clients stop sending when their credits are used up.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ class ReplayServer:
         self, requests: list[Received], nested: bool
     ) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
         """Apply requests in a transaction. Returns the number of applied requests, the queue and client of each
-        answered waiting request, and all replies. It stops early when the replies exceed REPLIES_BYTES. Answered
+        answered waiting request, and all replies. The turn stops early when the replies exceed REPLIES_BYTES. Answered
         requests stay in their queues until the commit."""
         replies: list[Answered] = []
         taken = size = 0
@@ -332,7 +332,7 @@ class ReplayServer:
 
     def _retry_waiting(self, tx: Transaction, nested: bool, replies: list[Answered]) -> list[tuple[Hashable, bytes]]:
         """Answer the waiting requests that can be answered now or have waited for PATIENCE_S, oldest first. If the
-        first of a queue cannot be answered, none of the queue can."""
+        first request of a queue cannot be answered, no other request of this queue can."""
         answered: list[tuple[Hashable, bytes]] = []
         now = self._clock()
         for name, queue in self._waiting.items():

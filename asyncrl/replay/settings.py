@@ -22,22 +22,28 @@ def rules_only(data_source: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class ReplaySettings:
-    """`batch_size` is this shard's part of a batch in trajectories. `publish_every` is in learner steps.
+    """The settings of one shard of the replay.
 
-    - If the store has more than `high_water_bytes`, no new groups start until some of it is released. If trajectories
-      take more than `full_bytes`, no further ones are accepted, so that labels, plans and releases still have room.
-    - An evaluation makes `eval_attempts` attempts at each held-out task: a single attempt is greedy, several are
-      sampled. It keeps the data of `evaluation_sample` episodes, over all shards, for a while.
-    - `spare_batches` batches may be complete, in addition to the learner's batch, before fewer episodes start (see
-      `pacing`). `None`: only admission limits the episodes.
-    - With `greedy_sibling`, the first member of every group is sampled greedily.
-    - `needs` returns the kinds of scores for a data source.
-    - Trajectories are kept for `keep_steps` steps after their training. Infinity keeps all trajectories, also untrained
-      ones.
-    - An actor may hold a ticket for at most `longest_episode_s`.
-    - At most `max_dead_letters` dead letters are kept, and with their episodes at most `max_dead_letter_bytes`.
-    - A share of failures of at least `max_failure_share` ends the run (see `failure_limit`).
-    - A trajectory may have at most `max_tokens` tokens. Token ids must be below `vocabulary`, if that is known.
+    - `batch_size`: this shard's part of a batch, in trajectories.
+    - `publish_every`: the number of learner steps from one policy version to the next.
+    - `high_water_bytes`: while the store has more bytes, no new groups start.
+    - `full_bytes`: while trajectories and images take more bytes, no further trajectories are accepted. So labels,
+      plans and releases still have room.
+    - `eval_attempts`: the number of attempts at each held-out task in an evaluation. A single attempt is greedy,
+      several are sampled.
+    - `evaluation_sample`: the number of episodes of an evaluation, over all shards, whose data is kept for a while.
+    - `spare_batches`: the number of batches that may be complete, in addition to the learner's batch, before fewer
+      episodes start (see `pacing`). `None`: only admission limits the episodes.
+    - `greedy_sibling`: true if the first member of every group is sampled greedily.
+    - `needs`: returns the kinds of scores for a data source.
+    - `keep_steps`: the number of steps for which trajectories are kept after their training. Infinity keeps all
+      trajectories, also untrained ones.
+    - `longest_episode_s`: the longest time for which an actor may hold a ticket.
+    - `max_dead_letters`: the most dead letters that are kept.
+    - `max_dead_letter_bytes`: the most bytes of the dead letters with their episodes.
+    - `max_failure_share`: the share of failures that ends the run (see `failure_limit`).
+    - `max_tokens`: the most tokens of a trajectory.
+    - `vocabulary`: the number of token ids, if it is known. Every id must be below this number.
     """
 
     admission: Admission

@@ -38,8 +38,8 @@ class ShardedReplay:
         return self._clients[0].configure(values, time)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Have the replay plan only episodes whose labels meet the newest needs. The key of each entry of `needs` is
-        the first step to which it applies. Earlier steps are planned already."""
+        """Have the replay plan only episodes whose labels meet the newest needs. The keys of `needs` are the first
+        steps to which the needs apply. Steps before the newest key are planned already."""
         first = max(needs)
         self._all(lambda client: client.require(needs[first], first))
 
@@ -76,8 +76,8 @@ class ShardedReplay:
         self._all(lambda client: client.published(version))
 
     def checkpointed(self, steps: int, kept: int) -> None:
-        """Tell all shards that a checkpoint covers the first `steps` steps, and every kept checkpoint the first
-        `kept`."""
+        """Tell all shards that a checkpoint covers the first `steps` steps, and that every kept checkpoint covers the
+        first `kept` steps."""
         self._all(lambda client: client.checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:

@@ -32,7 +32,7 @@ TABLES = (
     "trajectories",  # trajectory -> TrajectoryRecord; kept for good, so that an id is never taken twice
     "data",  # trajectory -> frames
     "labels",  # trajectory -> frames
-    "waiting",  # kind of scores, order -> trajectory that needs them next
+    "waiting",  # kind of scores, order -> trajectory or group that needs them next
     "leased",  # scorer -> trajectories it scores (many)
     "ready",  # order -> ReadyGroup: complete, labelled, may be trained
     "again",  # order -> row of a task that is to be run again before the feed continues
@@ -150,7 +150,7 @@ def _locked(file: IO[str], kind: int) -> bool:
 
 class StoreReader:
     """A store opened for reading only. Another process may have it open for writing. Without write access to LMDB's
-    table of readers, this process cannot add itself to the table. It then keeps writers out as long as it reads.
+    table of readers, this process cannot add itself to the table. Instead it keeps writers out as long as it reads.
 
     Raises StoreError: there is no store in the folder, or it cannot be read.
     """

@@ -62,7 +62,7 @@ class StoredRun:
         return len(self._shards)
 
     def counters(self) -> dict[str, int]:
-        """Counters and sizes of tables, summed over the shards. `version` is the newest one."""
+        """Counters and sizes of tables, summed over the shards. `version` is the newest version of a shard."""
         return sum_counters(self.each(counters.counters))
 
     def without_images(self) -> int:
@@ -106,7 +106,8 @@ class StoredRun:
             after = page[-1]
 
     def records(self, prefix: str = "", backwards: bool = False) -> Iterator[tuple[str, TrajectoryRecord]]:
-        """The sorted trajectory ids that begin with `prefix`, with their records."""
+        """The sorted trajectory ids that begin with `prefix`, with their records. With `backwards`, the last id comes
+        first."""
         shards = (self._records(shard, prefix, backwards) for shard in self._shards)
         return heapq.merge(*shards, key=itemgetter(0), reverse=backwards)
 
@@ -186,7 +187,7 @@ def _record(tx: Transaction, name: str) -> StoredTrajectory:
 
 
 def sum_counters(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """The counters of all shards, summed. `version` is the newest one."""
+    """The counters of all shards, summed. `version` is the newest version of a shard."""
     total = dict(sum((Counter(part) for part in parts), Counter()))
     names = dict.fromkeys(name for part in parts for name in part)
     return {**{name: total.get(name, 0) for name in names}, "version": max(part["version"] for part in parts)}

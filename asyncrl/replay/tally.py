@@ -41,8 +41,8 @@ class Tally(msgspec.Struct):
 
     @classmethod
     def of(cls, tasks: Iterable[Sequence[TrajectoryRecord]], attempts: int, threshold: float = RIGHT) -> Tally:
-        """The tally of tasks, each given by its scored attempts. `attempts` were made at each task, including failed
-        ones. An outcome of at least `threshold` is right."""
+        """The tally of tasks, each given by its scored attempts. `attempts` is the number of attempts at each task,
+        including failed ones. An outcome of at least `threshold` is right."""
         tally = cls(at={f"{name}@{k}": (0.0, 0) for k in ks(attempts) for name in ("pass", "best", "maj")})
         for task in tasks:
             tally._add_task(task, attempts, threshold)

@@ -107,7 +107,8 @@ class TicketQueue:
             order, name = first
             tx.delete("pending", order)
             record = TicketRecord.load(tx, name)
-            # A ticket that was withdrawn and offered again is queued twice. At the second entry a worker holds it.
+            # A ticket that was withdrawn and offered again is queued twice. When the second entry comes first in the
+            # queue, a worker holds the ticket already.
             if record is not None and not record.worker:
                 record.worker = worker
                 record.save(tx, name)
@@ -161,9 +162,9 @@ class TicketQueue:
         self, tx: Transaction, trajectory: Trajectory, frames: Sequence[Buffer], images: Sequence[Buffer] = ()
     ) -> str:
         """Take a trajectory. `frames` is its encoding, and `images` are some or all of its images. Returns "stored";
-        "duplicate"; "late" if its ticket has ended, so that it is counted but not stored; or "incomplete" if it must be
-        sent again with all its images. Raises RefusedError: it does not match its ticket, or its images are refused
-        (`read_images`); BusyError: the store has no room."""
+        "duplicate" if it was stored before; "late" if its ticket has ended, so that it is counted but not stored; or
+        "incomplete" if it must be sent again with all its images. Raises RefusedError: it does not match its ticket, or
+        its images are refused (`read_images`); BusyError: the store has no room."""
         name = trajectory.id
         if TrajectoryRecord.load(tx, name) is not None:
             tx.add("duplicates")

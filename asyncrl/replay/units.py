@@ -71,7 +71,7 @@ class Units:
 
 def attempts(unit: Unit) -> int:
     """The number of leases of a unit since its last result. It is the largest over the members, since a replacement
-    member has had fewer."""
+    member has had fewer leases."""
     return max((record.attempts for _, record in unit), default=0)
 
 

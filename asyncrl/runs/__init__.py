@@ -1,8 +1,8 @@
 """Reads and shows runs: one reader of a run's folder, and one file for each view.
 
 Views read a run's folder only through `run.py`, and look for a run only through `finding.py`. A run may be running,
-have ended, or be a copy. This room keeps none of the nine promises: its views show if they hold. Only three subcommands
-of `asyncrl inspect` change a run.
+have ended, or be a copy. This package keeps none of the promises of docs/concepts.md: its views show if they hold. Only
+three subcommands of `asyncrl inspect` change a run.
 
 In reading order:
 

@@ -20,7 +20,7 @@ ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
 """Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
 EVICTED = 0.05
 LONG_PHASE = 0.2
-"""A phase of a step without training should take a smaller share of the step."""
+"""Publishing weights, or waiting for checkpoints, should take a smaller share of a step's time."""
 MOST_OF = 0.5
 """A reason is the cause of the learner's waiting if it explains more than this share of the waiting time."""
 
@@ -130,7 +130,7 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
-    """True if the run could pace its episodes, but has pacing off or a sampler that does not suit it."""
+    """True if the run could pace its episodes, but has pacing off or a sampler that does not suit pacing."""
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 

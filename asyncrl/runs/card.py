@@ -43,8 +43,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
-    """The facts in a card. `values` is the configuration by key. `steps` and `evaluations` are rows of the metrics, up
-    to the exported weights. `environment` is `None` if the run has no record of it."""
+    """The facts in a card.
+
+    - `values`: the configuration by key;
+    - `steps`, `evaluations`: rows of the metrics, up to the step of the exported weights;
+    - `environment`: the hardware and versions; `None`: the run has no record of them.
+    """
 
     name: str
     values: Mapping[str, Any]
@@ -55,7 +59,7 @@ class TrainedModel:
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
     """Write the card and its picture into the folder of the model that a run exported after `steps` steps; `None`: at
-    its end. Return False if the folder has a card that somebody wrote, which is not replaced.
+    its end. Return False, and replace nothing, if the folder has a card that somebody wrote.
 
     Raises ConfigError: the run's configuration cannot be read; OSError.
     """
@@ -100,7 +104,7 @@ def trained_model(run: Run, steps: int | None = None) -> TrainedModel:
 
 
 def draw_training(steps: Sequence[Row], evaluations: Sequence[Row], picture: Path) -> None:
-    """Draw a PNG by learner step: outcome and held-out accuracy at the top, reward at the bottom."""
+    """Draw curves over the learner's steps as a PNG: outcome and held-out accuracy at the top, reward at the bottom."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -256,8 +260,8 @@ def _limits(model: TrainedModel) -> Iterator[str]:
 
 
 def _is_used(key: str, model: TrainedModel) -> bool:
-    """True if the training read this key of the algorithm. Keys of the critic, or of demonstrations, count only in a
-    run that has them."""
+    """True if the training read this key of the algorithm. Keys of the critic count only in a run with a
+    critic, and keys of demonstrations only in a run with demonstrations."""
     if key.startswith("algorithm.sft.") and not model.values["algorithm.sft.path"]:
         return False
     return not key.startswith("algorithm.value") or any("value/bias" in row for row in model.steps)
@@ -290,7 +294,8 @@ def _listed(value: Any) -> list[str]:
 
 
 def _last(path: str) -> str:
-    """The last part of a local path, which reveals nothing about the machine."""
+    """The last part of a local path, since the whole path would tell about the machine. An address of the hub stays
+    whole."""
     return path if path.startswith(("hf://", "hub:")) else Path(path).name
 
 

@@ -25,7 +25,8 @@ class KeptEpisodes:
 
     def rows(self) -> Sequence[KeptRow]:
         """The rows of all kept episodes by step. Within a step they are in the order of its plan, and held-out episodes
-        come last. Calling this again is cheap: it reads only new lines, and returns the same object if there are none.
+        come last. Calling this again is cheap: it reads only new lines, and returns the same object if there are no new
+        lines.
 
         Raises StoreError: the index is damaged, or of another version of asyncrl; OSError: it cannot be read.
         """

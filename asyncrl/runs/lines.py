@@ -39,8 +39,8 @@ WHOLE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class LineSpan:
-    """Bytes [start, end) of a file, which begin and end with whole lines. `file` identifies the file: a later file may
-    have the same name."""
+    """Bytes [start, end) of a file, from the beginning of a line to the end of a line. `file` identifies the file: a
+    later file may have the same name."""
 
     file: int
     start: int
@@ -61,7 +61,8 @@ class LineFile:
         self.whole = LineSpan(status.st_ino, 0, self._line_start(status.st_size))
 
     def since(self, file: int, offset: int) -> LineSpan:
-        """The lines after `offset` if this is still `file`; all lines if it is another file, or has become shorter."""
+        """The lines after `offset` if the open file is still `file`; all lines if it is another file or has become
+        shorter."""
         same = file == self.whole.file and offset <= self.whole.end
         return LineSpan(self.whole.file, offset if same else 0, self.whole.end)
 

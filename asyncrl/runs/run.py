@@ -57,7 +57,7 @@ class Run:
 
     @property
     def owns_store(self) -> bool:
-        """True if the folder belongs to the store's run; False for a store that was imported alone."""
+        """True if the store is that of the run in this folder; False for a store that was imported without its run."""
         return self.store.name == STORE
 
     # The configuration.
@@ -108,7 +108,7 @@ class Run:
     # The state and the end.
 
     def is_running(self) -> bool:
-        """True if a launcher runs the folder now."""
+        """True if a launcher runs the run of this folder now."""
         with suppress(OSError):
             return owner_of(self.folder) is not None
         return False

@@ -11,8 +11,10 @@ from asyncrl.config.schema import AlgorithmConfig, ModelConfig, ReplayConfig
 class ViewSettings:
     """A run's settings.
 
-    `steps` are all planned learner steps. `hang_s` is the silence after which a role counts as hung. `servers` is the
-    configured number of servers, or `None`. `keys` is the folder with the keys of clients.
+    - `steps`: the number of all planned learner steps;
+    - `hang_s`: the seconds of silence after which a role counts as hung;
+    - `servers`: the configured number of servers; `None`: it is not configured;
+    - `keys`: the folder with the keys of clients; `None`: the run has no keys.
     """
 
     steps: int

@@ -25,11 +25,13 @@ ROW_S = 60.0
 class RoleNow:
     """A role of a supervised run.
 
-    - `runs`: it has a process. `placed`: it has a host.
-    - `silent_s`: the seconds since its last heartbeat; `None`: it had none.
-    - `does`: the work that it reports. `does_s`: the seconds that this work has taken so far.
-    - `part_silent_s`: if the report names a silent part of the role, the seconds of that silence.
-    - `row`: its newest metrics; empty if they are old.
+    - `runs`: true if the role has a process;
+    - `placed`: true if it has a host;
+    - `silent_s`: the seconds since its last heartbeat; `None`: it had none;
+    - `does`: the work that it reports;
+    - `does_s`: the seconds that this work has taken so far;
+    - `part_silent_s`: if the report names a silent part of the role, the seconds of that silence;
+    - `row`: its newest row of metrics; empty if the row is old.
     """
 
     name: str
@@ -45,14 +47,23 @@ class RoleNow:
 
 @dataclass(frozen=True, slots=True)
 class ShardNow:
-    """A shard of the replay. `answers`: its status could be read. A step needs `wanted` groups from it.
+    """A shard of the replay.
 
-    - Groups: `ready` to be trained, `scoring` (all members are stored), `playing`. `held_out_*` count the same for
-      evaluations, where each attempt is a group.
-    - `pending` counts the tickets without an actor, and `waiting` the episodes without a scorer. `actors` and `scorers`
-      count the episodes that each worker holds.
-    - `silence_s`: seconds since each worker's last request. `learner_waits_s`: for how long the learner has waited.
-    - `busy`: the reason why the shard postpones requests; empty if it does not.
+    - `wanted`: the number of groups that a step needs from the shard;
+    - `answers`: true if the shard's status could be read;
+    - `ready`: the number of groups that may be trained;
+    - `scoring`: the number of groups whose members are all stored, but not all scored;
+    - `playing`: the number of all other open groups;
+    - `held_out_scoring`, `held_out_playing`: the same for evaluations, where each attempt is a group;
+    - `pending`: the number of tickets without an actor;
+    - `waiting`: the number of episodes without a scorer;
+    - `actors`, `scorers`: the number of episodes that each worker holds;
+    - `silence_s`: the seconds since each worker's last request;
+    - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
+    - `is_full`: true if the store is so full that no tickets are issued;
+    - `failing`: the reason why the shard issues few tickets; empty if there is none;
+    - `busy`: the reason why the shard postpones requests; empty if it does not;
+    - `learner_waits_s`: the seconds for which the learner has waited; `None`: it does not wait.
     """
 
     name: str
@@ -84,8 +95,12 @@ class ShardNow:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A run at one moment. `roles` is empty without a supervisor. `step`: the step that the learner trains or waits
-    for; `version`: the newest published version."""
+    """A run at one moment.
+
+    - `roles`: the roles by name; empty without a supervisor;
+    - `step`: the step that the learner trains or waits for;
+    - `version`: the newest published policy version.
+    """
 
     shards: Sequence[ShardNow]
     roles: Mapping[str, RoleNow] = field(default_factory=dict)

@@ -54,8 +54,9 @@ class StoreSummary:
       they wait for (`playing`, `scoring`, and the same for held-out tasks).
     - Other `counts`: `actors` counts the tickets of each actor, and `dead_letters` the kept dead letters by what
       failed.
-    - `steps` is the number of recorded plans, and `learner_step` the step that the learner requested last.
-      `oldest_ticket` is the open ticket whose group was opened first, with its actor.
+    - `steps` is the number of recorded plans.
+    - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
+    - `learner_step` is the step that the learner requested last.
     """
 
     counters: dict[str, int]
@@ -176,10 +177,14 @@ def describe(
     Keys that need explanation:
 
     - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
-    - `running`: at least one shard answers. `problem`: the reason why a shard does not answer, or how the run ended.
-    - `steps`: recorded plans. `tokens`: sampled tokens, by the final state of their trajectories.
-    - `rates`: `None` without `before`. `admission` and `failed_handshakes`: `None` unless the run is running.
-    - `readers`: processes that have read one snapshot for too long. `failing`: the reasons why few tickets are issued.
+    - `running`: true if at least one shard answers.
+    - `problem`: the reason why a shard does not answer, or how the run ended.
+    - `steps`: the number of recorded plans.
+    - `tokens`: the numbers of sampled tokens, by the final state of their trajectories.
+    - `rates`: `None` without `before`.
+    - `admission`, `failed_handshakes`: `None` unless the run is running.
+    - `readers`: processes that have read one snapshot for too long.
+    - `failing`: the reasons why few tickets are issued.
     - `processes`: host, pid and restarts of each role, while the run is running. The pid of a role that does not run
       is 0.
     """

@@ -61,12 +61,13 @@ class RunSummary:
     - `reward` and `outcome` are means over the first and over the last `averaged` steps; `None` without any step.
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
       its entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
-    - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any. `failures`
-      counts failed attempts at episodes and at their scoring. `reasons` counts the failures that are kept as dead
-      letters, the most frequent reason first.
+    - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any.
+    - `failures` counts failed attempts at episodes and at their scoring.
+    - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
       the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
-    - `files` are the existing folders, by their content; `next` has the commands to use next.
+    - `files` are the existing folders, by their content.
+    - `next` has the commands to use next.
     """
 
     run: str

@@ -44,7 +44,8 @@ def learning_warnings(rows: Sequence[Mapping[str, Any]], run: str) -> dict[str, 
 
 def failure_warning(counts: Mapping[str, int], newest: str, run: str) -> str:
     """A warning if so many episodes or scorings have failed that the trained episodes may be a biased sample; else
-    empty. `counts` has the replay's counters, `newest` the reason of the newest failure, and `run` is the run's folder.
+    empty. `counts` has the replay's counters, `newest` is the reason of the newest failure, and `run` is the run's
+    folder.
     """
     episodes, failed = counts["accepted"] + counts["failures"], counts["dead"] + counts["failures"]
     if episodes < FEWEST_EPISODES or failed <= MAX_FAILED_SHARE * episodes:

@@ -156,7 +156,7 @@ def child_command(module: str) -> list[str]:
 
 
 def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
-    """The arguments of the launcher, which `Options` reads, after the control socket and the file of the program."""
+    """The launcher's arguments after the control socket and the file of the program. `Options` reads them."""
     cpu_s = math.ceil(limits.cpu_s) if math.isfinite(limits.cpu_s) else resource.RLIM_INFINITY
     sizes = (limits.memory_mb << 20, MAX_OUTPUT_BYTES, limits.disk_mb << 20)
     return [*map(str, (int(namespaces), cpu_s, *sizes, limits.processes)), *(_visible() if namespaces else ())]

@@ -12,8 +12,8 @@ episode, `calculator.py` is the shortest tool. `registry.py` finds tools by name
 `interactions/` has simulated users, `environments/` environments, `mcp/` tools of MCP servers, and `search/` the tool
 `search`. `python_sandbox.py` and `python_session.py` run programs, `fetch.py` reads web pages.
 
-To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. Users
-derive from the classes below, so their signatures must not change.
+To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. The
+code of users derives from the classes below, so the signatures of these classes must not change.
 """
 
 from asyncrl.tools.base import StateLostError, Tool, ToolRefusal

@@ -53,7 +53,7 @@ class PythonSandbox(Tool):
     async def create(
         self, wall_s: float | None = None, cpu_s: float | None = None, memory_mb: int | None = None, **kwargs: Any
     ) -> None:
-        """Set the limits of a program: by default 8 s, of which 4 s of processor time, and 1024 MB.
+        """Set the limits of a program: by default 8 s of wall time, 4 s of processor time and 1024 MB.
 
         `wall_s` must stay below `actor.tool_timeout_s`. If it does not, slow programs count as failures of the tool.
         """

@@ -172,7 +172,7 @@ class OpenTools:
         return tuple(messages)
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
-        """Prepare each tool with its entry of `tools_kwargs`, which `create_kwargs` may wrap, as in verl's data."""
+        """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, it may be within `create_kwargs`."""
         for name, tool in self._tools.items():
             kwargs = dict(tools_kwargs.get(name) or {})
             # In Parquet a row has the fields of other rows, as null.
@@ -227,7 +227,8 @@ class OpenTools:
     async def _within_limits(
         self, name: str, what: str, method: Callable[..., Awaitable[T]], /, *arguments: Any, **kwargs: Any
     ) -> T:
-        """Call a method of a tool until it succeeds. Each attempt gets copies of the arguments, which it may change.
+        """Call a method of a tool until it succeeds. Each attempt gets copies of the arguments, since a method may
+        change them.
 
         Raises ToolError: the method failed too often, or lost the episode's state.
         """

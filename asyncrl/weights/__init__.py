@@ -1,6 +1,7 @@
 """The weights of a policy, which the learner publishes version by version, and every engine receives.
 
-It keeps promise 9 of docs/concepts.md: a weight update is all or nothing, and a version never moves backwards.
+This package keeps promise 9 of docs/concepts.md: a weight update is all or nothing, and a version never moves
+backwards.
 
 - The manifest of a version covers every tensor, with a checksum: manifest.py.
 - An engine gets a version only once all of it has arrived: receiver.py, and folders.py for the disk route.

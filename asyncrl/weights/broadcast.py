@@ -2,8 +2,8 @@
 
 Each push has its own members, chosen in the weight server's thread (see transfers.py). Engines ask to join, and before
 the first byte they get a call with everything that they need. If an engine fails, the broadcast ends after at most
-`timeout_s`. Engines that had not joined, or that lack a part of the version when a broadcast ends early, take it by
-zmq.
+`timeout_s`. Engines that had not joined, or that lack a part of the version when a broadcast ends early, take the
+version by zmq.
 
 A bucket on the CPU is part of the version's host copy, so it can be sent while the next bucket is filled. A bucket on a
 GPU must be sent before its buffer is filled again.
@@ -33,7 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class Broadcaster:
-    """Calls engines through `server` and broadcasts to them from `device`. They connect to this learner at `host`.
+    """Calls engines through `server` and broadcasts to them from `device`. The engines connect to this learner at
+    `host`.
 
     `make_group` makes the group of each call. A push waits at most `patience_s` for an engine that is between two
     requests.

@@ -72,8 +72,10 @@ def torch_group(store: dist.Store, rank: int, size: int, device: torch.device, a
 class BroadcastCall(msgspec.Struct, frozen=True):
     """A call to an engine to take part in a broadcast.
 
-    - `manifest`: the tensors without checksums. `counts`: the number of tensors in each bucket.
-    - `host` and `port`: the address of the learner's store. `group`: the name of the group in that store.
+    - `manifest`: the tensors without checksums.
+    - `counts`: the number of tensors in each bucket.
+    - `host` and `port`: the address of the learner's store.
+    - `group`: the name of the group in that store.
     - `rank`: the engine's rank among the `size` ranks of the group.
     """
 
@@ -88,9 +90,9 @@ class BroadcastCall(msgspec.Struct, frozen=True):
 
 class WeightGroup:
     """Rank `rank` of `size` in the group `name` of a store. `address` is this machine's address. Raises
-    UnavailableError: the group cannot be formed. `begin`, `transferred` and `finish` raise it if another rank is silent
-    for `timeout_s` or has ended, and the group cannot be used afterwards. `hung` is a call into torch that did not
-    return in time. `backend` makes torch's process group.
+    UnavailableError: the group cannot be formed. `begin`, `transferred` and `finish` also raise UnavailableError if
+    another rank is silent for `timeout_s` or has ended. The group cannot be used afterwards. `hung` is a call into
+    torch that did not return in time. `backend` makes torch's process group.
     """
 
     def __init__(
@@ -114,7 +116,7 @@ class WeightGroup:
             raise UnavailableError(f"the weight group could not be formed: {error}") from error
 
     def begin(self, tensor: torch.Tensor) -> dist.Work:
-        """Begin to broadcast `tensor` from rank 0, or to receive it on other ranks. It must not change until
+        """Begin to broadcast `tensor` from rank 0, or to receive it on other ranks. The tensor must not change until
         `finish`."""
         # Takes the stream in this thread: the thread below has its own current stream and device.
         stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None

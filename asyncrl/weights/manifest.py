@@ -69,10 +69,12 @@ def specs_of(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
 
 
 class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A change of `count` elements in one tensor, which is given by its index.
+    """A change of some elements in one tensor.
 
-    `gap` is the number of bytes in which the patch stores the gap between two changed elements, or WHOLE if the whole
-    tensor travels. `nbytes` is the number of bytes that the patch has in the payload.
+    - `tensor`: the index of the tensor in the manifest.
+    - `count`: the number of changed elements.
+    - `gap`: the number of bytes that store the gap between two changed elements, or WHOLE if the whole tensor travels.
+    - `nbytes`: the number of bytes of the patch in the payload.
     """
 
     tensor: Size

@@ -1,4 +1,4 @@
-"""The environment variables that NCCL needs before the first group of a process."""
+"""Sets the environment variables that NCCL needs before the first group of a process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def agree_with_servers(routes: RouteSettings, environment: MutableMapping[str, s
 
 
 def keep_to_loopback(routes: RouteSettings, actor: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let NCCL in this process listen on the loopback interface alone. The process is an `actor`'s, or else the
-    learner's. NCCL has one interface for all groups of a process. If NCCL may send weights to other machines, this
-    changes nothing, and the environment decides the interface.
+    """Let NCCL in this process listen on the loopback interface alone. `actor` is true in an actor's process, and false
+    in the learner's. NCCL has one interface for all groups of a process. If NCCL may send weights to other machines,
+    this changes nothing, and the environment decides the interface.
     """
     if not (routes.broadcasts_to_other_machines or (actor and routes.nccl_into_servers)):
         environment["NCCL_SOCKET_IFNAME"] = f"={loopback_interface()}"

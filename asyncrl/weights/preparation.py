@@ -1,7 +1,7 @@
 """Prepares published versions for receivers: computes checksums and the delta from the version before.
 
-It has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, and a second
-one while the two are compared.
+Preparation has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, and a
+second one while the two are compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The engine's side of a push: follows the newest version, and switches the engine to it atomically.
 
-This holds for every route:
+These rules hold for every route:
 
 - Before the first byte is taken, the manifest is checked: it must cover exactly the engine's tensors.
 - The engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right.

@@ -105,7 +105,8 @@ def _none(facts: object) -> str:
 class Route(Generic[Facts]):
     """A row of the table.
 
-    - `name`: the name of the route. `why`: the reason to take it.
+    - `name`: the name of the route.
+    - `why`: the reason to take it.
     - `missing` returns a need of the route that is not met, or "".
     - `risk` returns the reason why `auto` avoids the route although it works, or "".
     - `always`: the route is served even if another route is configured, and is tried last.
@@ -120,8 +121,8 @@ class Route(Generic[Facts]):
 
 @dataclass(frozen=True, slots=True)
 class RouteChoice(Generic[Facts]):
-    """The `routes` to try, best first. `why` is the reason for the first, and `left_out` has the reasons against other
-    routes."""
+    """The `routes` to try, best first. `why` is the reason for the first route, and `left_out` has the reasons against
+    other routes."""
 
     routes: Sequence[Route[Facts]]
     why: str

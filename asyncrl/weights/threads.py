@@ -62,5 +62,6 @@ def _work(call: Callable[[], T], done: Future[T]) -> None:
         done.set_result(call())
     except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
         done.set_exception(error)
-        # The error's traceback has this frame: without this, the error would keep itself and the call's data alive.
+        # The error's traceback has this frame. With these two variables, the error would keep itself and the call's
+        # data alive.
         del call, done

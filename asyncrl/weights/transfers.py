@@ -1,11 +1,11 @@
 """The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
 
-A receiver requests `manifest` with the version it `holds` and the digest of the weights it has as a `base` for deltas
-(empty if it has none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
+A receiver requests `manifest` with the version that it `holds`, and with `base`: the digest of the weights to which it
+can apply deltas (empty if it has none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
 
-Then it requests one `chunk` after another: a range of the bytes of the version. The bytes are the concatenated payloads
-of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not request the bytes of
-tensors that it has.
+Then the receiver requests one `chunk` after another: a range of the bytes of the version. The bytes are the
+concatenated payloads of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not
+request the bytes of tensors that it has.
 
 To take part in a broadcast, a receiver asks to `join` with the version it `holds`, its `backend` and its `gpu`. The
 answer is one of these:
@@ -45,7 +45,8 @@ from asyncrl.weights.manifest import Size, WeightSnapshot, places
 from asyncrl.wire import Message
 
 FEW_PARTS = 8
-"""The most arrays that a chunk is sent as. Sending up to this number costs less than copying them into one."""
+"""The most arrays in which a chunk is sent. Sending up to this number of arrays costs less than copying them into
+one."""
 POLL_S = 1.0
 JOINED_S = 2 * POLL_S
 
@@ -104,7 +105,7 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Broadcasts:
-    """The learner's broadcasts: over a `backend` of torch, from the GPU with that uuid ("" for the CPU)."""
+    """The learner's broadcasts: over a `backend` of torch, from the GPU with the uuid `gpu` ("" for the CPU)."""
 
     backend: str
     gpu: str

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,10 @@ def test_a_wrong_value_is_refused_with_the_message_of_the_command(tmp_path: Path
         asyncrl.train({"model.path": "m", "data.train": "t", "learner.lr": 0})
     with pytest.raises(ConfigError, match="is no run"):
         asyncrl.Run(tmp_path)
+    with pytest.raises(ConfigError, match="n=0: there must be at least one attempt"):
+        asyncrl.evaluate("model", data=tmp_path, n=0)
+    with pytest.raises(ConfigError, match=r"data=none\.jsonl: the file does not exist"):
+        asyncrl.evaluate("model", data="none.jsonl")
 
 
 INTERRUPTED = """
@@ -85,6 +90,30 @@ def test_an_interrupt_stops_the_run_cleanly_before_it_is_raised() -> None:
         assert process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=GENEROUS_S)[0] == "stopped cleanly\ninterrupted\n"
+
+
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_an_interrupt_while_the_thread_starts_waits_only_for_work_that_has_begun(
+    has_begun: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    class Interrupted(threading.Thread):
+        def start(self) -> None:
+            if has_begun:
+                super().start()
+                assert begun.wait(GENEROUS_S)
+            raise KeyboardInterrupt
+
+    def work(stop: threading.Event) -> None:
+        begun.set()
+        assert stop.wait(GENEROUS_S)
+        done.set()
+
+    monkeypatch.setattr(threading, "Thread", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(work)
+    assert done.is_set() == has_begun
 
 
 def test_work_returns_its_result_and_its_error() -> None:

@@ -39,6 +39,7 @@ PACKAGES = {
     "verifiers-0.3": Packages(("verifiers==0.3.1",)),
     "openenv": Packages(("openenv==0.10.0",)),
     "textarena": Packages(("textarena==0.7.4",)),
+    "notebook": Packages(("ipykernel==7.4.0",), beside_ours=True),
     "gem": Packages(("gem-llm==0.1.0",)),
 }
 

@@ -32,8 +32,8 @@ BUILT_IN: Mapping[str, str] = {
 def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
     """Load a built-in agent by its name, or a function or a class by its dotted path.
 
-    A function gets the `options` at each call; a class is made with them. A synchronous agent runs in a thread. Raises
-    ConfigError: it cannot be loaded, made or called.
+    A function gets the `options` at each call; an object of a class is made with them. A synchronous agent runs in a
+    thread. Raises ConfigError: it cannot be loaded, made or called.
     """
     setting = f"actor.agent={path}"
     agent: Any = imported(BUILT_IN.get(path, path), setting, f"module.function, or one of {', '.join(BUILT_IN)}")
@@ -79,8 +79,8 @@ async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base
 class AgentPlayer:
     """Lets `agent` play episodes, each with its own endpoint at `host`. Port 0: any free port.
 
-    Endpoints answer from `start` to `close`. The timing `agent` excludes the seconds of `generate`. `counters` reads
-    the agent's counters.
+    Endpoints answer from `start` to `close`. The timing `agent` leaves out the seconds of the timing `generate`.
+    `counters` reads the agent's counters.
     """
 
     def __init__(

@@ -54,8 +54,9 @@ _WORDS = re.compile(r"\s*\S+|\s+\Z")
 class PolicyRequest:
     """A request for `count` completions.
 
-    With `wants_call` the caller wants a tool call, but the policy need not make one. `overridden` are settings that
-    have no effect. `options` are the options of the protocol's answer.
+    - `wants_call`: the caller wants a tool call. The policy may still answer without one
+    - `overridden`: the request's settings that have no effect
+    - `options`: the settings of the answer that only this protocol has
     """
 
     completion: CompletionRequest

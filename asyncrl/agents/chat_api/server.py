@@ -76,8 +76,8 @@ Fewer requests are allowed at once, which limits their total bytes.
 class ChatCounts:
     """Counts since the start.
 
-    - `answered`, `refused`: requests. `abandoned`: requests whose client closed its connection before the answer was
-      ready, or whose episode ended.
+    - `answered`: requests that got a completion. `refused`: refused requests.
+    - `abandoned`: requests whose client closed its connection before the answer was ready, or whose episode ended.
     - `branches`: branches with a completion.
     - `overridden`: answered requests with settings that had no effect.
     - `wanted_calls`: completions for which the caller wanted a call. `unmet_calls`: such completions without a call.

@@ -23,7 +23,7 @@ Read = Callable[[web.Request], Awaitable[object]]
 
 
 class SessionRoutes:
-    """Answers requests for `sessions`. `read` reads their bodies."""
+    """Answers requests for `sessions`. `read` reads the body of a request."""
 
     def __init__(self, sessions: Sessions, read: Read) -> None:
         self._sessions = sessions

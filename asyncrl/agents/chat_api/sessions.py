@@ -112,7 +112,7 @@ class Sessions:
             self._drop_stale()
 
     def _drop_stale(self) -> None:
-        """Remove ended sessions from the queue, which grows if no agent requests any."""
+        """Remove ended sessions from the queue, which would otherwise grow while no agent requests a session."""
         if self._waiting.qsize() <= 2 * len(self._sessions) + STALE:
             return
         for _ in range(self._waiting.qsize()):

@@ -31,7 +31,7 @@ _MARK = closed(rf"(?:{_ALL}\s*)?{_BEGIN}")
 
 
 class DeepSeekV3(Format):
-    """Calls with a type, which is always `function` and is ignored."""
+    """A format whose calls have a type, which is always `function` and is ignored."""
 
     name = "deepseek_v3"
     mark = _MARK
@@ -53,7 +53,7 @@ class DeepSeekV3(Format):
 
 
 class DeepSeekV31(Format):
-    """Calls without types and markdown."""
+    """A format whose calls have no types and no markdown."""
 
     name = "deepseek_v3_1"
     mark = _MARK

@@ -28,7 +28,7 @@ _TERM = re.compile(r"(-?\d+)([+*-]?)")
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """`numbers[i] operators[i] numbers[i + 1]` for every i. Numbers that are results may be negative."""
+    """An expression: `operators[i]` is between `numbers[i]` and `numbers[i + 1]`. Results may be negative numbers."""
 
     numbers: tuple[int, ...]
     operators: tuple[str, ...]

@@ -1,8 +1,11 @@
-"""Makes the configuration of an evaluation from that of a run, or from a model and KEY=VALUE words."""
+"""Makes the configuration of an evaluation from that of a run, or from a model and KEY=VALUE words, and plays it."""
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -10,16 +13,32 @@ from typing import Any
 
 import yaml
 
+from asyncrl.commands.evaluate.progress import EvaluationProgress
+from asyncrl.config import locations
 from asyncrl.config.changes import KEYS
 from asyncrl.config.compose import read
 from asyncrl.config.files import GROUPS
 from asyncrl.config.quoting import quoted
 from asyncrl.config.schema import DataConfig, NetworkConfig, SftConfig, TrainConfig, WeightsConfig
+from asyncrl.config.schema.cluster import ROLES
 from asyncrl.config.secrets import masked_value, shown, shown_value
-from asyncrl.errors import ConfigError
+from asyncrl.data.from_config import run_tasks
+from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.launch.addresses import RunAddresses
+from asyncrl.launch.claim import claim
+from asyncrl.launch.local import role_commands
+from asyncrl.launch.placement.placement import place, settle
+from asyncrl.launch.preflight.prompts import prepare_data
+from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.launch.processes import ROLE_ENVIRONMENT, role_command, this_host
+from asyncrl.launch.role_process import RoleCommand
+from asyncrl.launch.supervisor import Supervisor
 from asyncrl.runs.from_config import read_config
 from asyncrl.runs.run import Run
 
+log = logging.getLogger("asyncrl.commands.evaluate")
+
+EVALUATOR = "evaluator"
 MEASURED = ("model.", "data.", "actor.", "scoring.", "learner.eval_attempts")
 """The keys that affect the result of an evaluation."""
 ANY_PORT = {"network.replay_port": 0, "network.weights_port": 0}
@@ -45,7 +64,7 @@ class EvaluationRequest:
     config_dir: Path | None = None
 
     def read(self) -> TrainConfig:
-        """The configuration from the run or the words, still with training. Raises ConfigError."""
+        """The configuration from the run or the words, before `without_training` changes it. Raises ConfigError."""
         keys = [word.lstrip("+").partition("=")[0] for word in self.words]
         wrong = [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]
         wrong += [f"{key}: {ADAPTERS}" for key in keys if f"{key}.".startswith("model.lora.")]
@@ -111,6 +130,36 @@ def require_same(now: Mapping[str, Any], folder: Path) -> None:
         raise ConfigError(
             "\n".join((f"{folder} holds another evaluation: set these back, or choose another run.name", *lines))
         )
+
+
+def play(config: TrainConfig, folder: Path, stop: threading.Event) -> None:
+    """Start the roles, with the evaluator instead of a learner, and wait for its end.
+
+    Raises StoppedError: `stop` was set. Raises RunFailedError: a role failed too often.
+    """
+    RunAddresses.of(config).choose_ports()
+    placement = place(config, [this_host(config.cluster)], [role for role in ROLES if role != "learner"])
+    settle(config.cluster, config.learner, placement)
+    prepare_data(config)
+    check_same_tasks(run_tasks(config), folder)
+    resumed = claim(config, folder)
+    locations.run_identity(config.run, make=True)
+    log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", folder, folder / "logs")
+    path = folder / locations.CONFIG_FILE
+    evaluator = RoleCommand(EVALUATOR, role_command("commands.evaluate.evaluator", path), ROLE_ENVIRONMENT)
+    roles, cluster = role_commands(placement, path), config.cluster
+    supervisor = Supervisor(
+        [*roles, evaluator],
+        folder,
+        cluster.max_restarts,
+        EVALUATOR,
+        cluster.restart_pause_s,
+        hang_s=cluster.hang_timeout_s,
+    )
+    with closing(EvaluationProgress(folder)) as progress:
+        done = supervisor.run(stop.is_set, progress.update)
+    if not done:
+        raise StoppedError("stopped; run the same command, with the same --step, to resume")
 
 
 def _to_engines(route: str, engine_kind: str) -> str:

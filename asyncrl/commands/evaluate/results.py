@@ -33,8 +33,8 @@ class EvaluatedSource:
 
     - the means are None if no attempt was scored; `mean_process` is also None without a process reward model
     - `mean_length` is in policy tokens
-    - `pass_at`, `best_at`, `maj_at`: the estimate for each k; None if no task has k scored attempts. `maj_at` also
-      needs a vote among these attempts
+    - `pass_at`, `best_at`, `maj_at`: the estimate for each k; None if no task has k scored attempts. `maj_at` is
+      also None if none of these attempts gave an answer that counts as a vote
     - `pass_tasks`: for each k, the number of tasks with k scored attempts
     """
 

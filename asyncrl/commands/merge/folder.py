@@ -183,7 +183,7 @@ def _published(model: Any, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors, with a copy of each tensor that shares memory with an earlier one.
 
-    Of tensors that share memory, transformers writes only one, and expects a model that ties them.
+    If several tensors share memory, transformers writes only one of them, and expects that the model ties them.
     """
     taken: set[int] = set()
     apart: dict[str, Tensor] = {}

@@ -82,7 +82,7 @@ class FsdpShards:
         return tensors
 
     def _has_other_parts(self, name: str) -> bool:
-        """True if the parts of a sharded tensor differ between ranks, apart from replicas."""
+        """True unless more ranks have equal parts of a sharded tensor than its replicas explain."""
         shards = [state[name] for state in self._states]
         parts = [_local(each).reshape(-1).view(torch.uint8).numpy() for each in shards if _local(each).numel()]
         return len({xxh3_64_intdigest(each.data) for each in parts}) * _count_of_copies(shards[0]) >= len(parts)
@@ -151,7 +151,7 @@ def _from_mesh(name: str, shards: Sequence[DTensor]) -> Tensor:
 
 
 def _along_mesh(name: str, ranks: Tensor, placements: Sequence[Any], local: Sequence[Tensor]) -> Tensor:
-    """The tensor of the ranks in a part of the mesh. `placements` belong to its dimensions, the outermost first."""
+    """The merged tensor of `ranks`, a part of the mesh. `placements` has the placement of each dimension of `ranks`."""
     if not placements:
         return local[int(ranks)]
     parts = [_along_mesh(name, each, placements[1:], local) for each in ranks]

@@ -144,7 +144,7 @@ def _tokenizer(model: ModelConfig) -> Any:
 
 
 def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`, which `opened` opens.
+    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
 
     Raises ConfigError.
     """

@@ -1,6 +1,6 @@
-"""Two engines for `asyncrl try`: a script, and a running server. The third one is the embedded engine.
+"""Two engines for `asyncrl try`: a script, and a running server. The command can also use the embedded engine.
 
-None of them gets new weights, so all tokens have version 0.
+No engine of the command gets new weights, so all tokens have version 0.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The process that scores whole groups by reward managers: `python -m asyncrl.compat.verl.judging FD SETTINGS`.
 
 A call of a manager gets a DataProto in verl's layout, with a row for each member of one or several complete groups. The
-field `uid` is the group's id. As in verl, there is one manager for training and one for evaluations, whose batches have
-`validate` in `meta_info`.
+field `uid` is the group's id. As in verl, there is one manager for training and one for evaluations. The batches of
+evaluations have `validate` in `meta_info`.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class VerlManager:
 
 class VerlInteraction(Interaction):
     """A simulated user written for verl. `config.class_name` is the dotted path of a class with the methods of verl's
-    interactions, which may import verl. The class gets the rest of `config`.
+    interactions. Its file may import verl. The class gets the rest of `config`.
 
     As in verl, a turn has no score if `generate_response` gives None. `finalize_interaction` is only called if it takes
     an id; in verl's own base class it takes none.

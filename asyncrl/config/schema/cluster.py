@@ -151,7 +151,8 @@ class ClusterConfig:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the learner on each of its hosts. A process that was started without a placement has 1."""
+        """The number of the learner's ranks on each of its hosts; 1 for a process that was started without a
+        placement."""
         return self.learner_ranks or 1
 
 

@@ -1,6 +1,6 @@
 """Turns a recorded plan into a batch, and a batch into the packed forward passes of one rank.
 
-It keeps its part of two promises in docs/concepts.md:
+This package keeps its part of two promises in docs/concepts.md:
 
 - The learner's math is exact: packed sequences compute the same as single ones (`packing.py`, `prefixes.py`), and
   losses are divided by counts over all ranks (`minibatch.py`).

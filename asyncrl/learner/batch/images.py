@@ -29,11 +29,11 @@ class ImageError(InvariantError):
 class PackedImages:
     """The I images of a pass of U tokens, E of which are placeholders.
 
-    - `rows` int64[E]: the indices of the placeholders, ascending. `sources` int64[E]: the index of each placeholder's
-      feature among the features of all images, in their order.
+    - `rows` int64[E]: the indices of the placeholders, ascending.
+    - `sources` int64[E]: the index of each placeholder's feature among the features of all images, in their order.
     - `places` int64[3, U]: the rotary positions of all tokens.
-    - `patches` float32[P, W]: the patches of all images in their order. `grids` int64[I, 3] has the times, rows and
-      columns of each image's patches.
+    - `patches` float32[P, W]: the patches of all images in their order.
+    - `grids` int64[I, 3]: the number of times, rows and columns in each image's grid of patches.
     """
 
     rows: Tensor
@@ -43,8 +43,8 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """Return `ids` int64[U] with a negative number at each placeholder, which is distinct for each feature. In
-        `ids` all placeholders have the same id, as if all images were equal."""
+        """Return `ids` int64[U] with a negative number for its feature at each placeholder. In `ids` itself, all
+        placeholders have the same id, as if all images were equal."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:
@@ -66,8 +66,12 @@ class PackedImages:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchImages:
-    """The distinct `images` of a batch of N tokens. `features` int64[N] has the index of each token's feature among the
-    features of all images. It is -1 for text. `places` int64[3, N] are the rotary positions of the tokens."""
+    """The images of a batch of N tokens.
+
+    - `images`: the distinct images.
+    - `features` int64[N]: the index of each token's feature among the features of all images, or -1 for text.
+    - `places` int64[3, N]: the rotary positions of the tokens.
+    """
 
     shape: VisionShape
     images: Sequence[ImagePatches]
@@ -93,8 +97,8 @@ class BatchImages:
 def batch_images(
     trajectories: Sequence[Trajectory], images: Mapping[bytes, ImagePatches], shape: VisionShape
 ) -> BatchImages | None:
-    """Lay out the images of a batch. The `trajectories` refer to `images` by their digests. Returns None if they have
-    no images.
+    """Lay out the images of a batch. `images` has the images of the `trajectories` by digest. Returns None if no
+    trajectory has an image.
 
     Raises ImageError: the tokens of an image's span are not exactly its placeholders."""
     names = dict.fromkeys(name for each in trajectories for name in each.image_names)

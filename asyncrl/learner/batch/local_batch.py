@@ -35,11 +35,12 @@ class LocalBatch:
 
     - `tokens` are on the rank's device. All else stays on the host, so that building a pass never waits for the device.
     - `ids` int64[N] and `mask` bool[N] are the ids and the loss mask of `tokens`.
-    - A forward pass takes every branch of an episode as a sequence: `positions` int64[N] restart with each branch.
-      `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
+    - `positions` int64[N] restart with each branch of an episode, since a forward pass takes every branch as a
+      sequence.
+    - `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
     - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
     - `routing` uint8[N, W] has the experts that tokens go to, if experts are replayed (see `PackedSequences`).
-      `refused` counts the episodes whose recorded experts do not exist in the model.
+    - `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
     """
 

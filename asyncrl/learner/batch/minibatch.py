@@ -1,4 +1,5 @@
-"""The part of a batch that one rank trains: its passes and the counts over all ranks, by update."""
+"""The part of a batch that one rank trains: its passes, and the counts of tokens, sequences and groups over all ranks,
+by update."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from asyncrl.learner.batch.schedule import Passes
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """The part of a batch that leads to one update: the passes of this rank, or of its context group, and the counts
+    """The part of a batch that leads to one update: the passes of this rank, or of its context group, and the `totals`
     over all ranks' sequences."""
 
     passes: Passes

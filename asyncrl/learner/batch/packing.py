@@ -21,7 +21,8 @@ class PackedSequences:
     """Concatenated sequences for one forward pass, with the `layout` of their attention. The sequences have N tokens.
     The pass computes U tokens: it computes shared prefixes only once, and may add padding.
 
-    - `ids` int64[U], and `positions` int64[U] within the sequences.
+    - `ids` int64[U]: the ids of the computed tokens.
+    - `positions` int64[U]: their positions within the sequences.
     - `needed` int64[M]: the tokens whose log-prob or value is needed.
     - `before` int64[M]: the token before each needed token in its sequence.
     - `uses` float32[U]: how many of the N tokens each computed token represents. It is 0 in padding, and in a dummy

@@ -30,7 +30,7 @@ class Sharing:
     share: float = 0.0
 
     def takes(self, common: int, length: int) -> bool:
-        """True if a sequence of `length` tokens shares its first `common` tokens."""
+        """True if this rule shares the first `common` tokens of a sequence of `length` tokens."""
         return common >= max(self.least, self.share * length)
 
 

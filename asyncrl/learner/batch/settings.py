@@ -13,11 +13,13 @@ from asyncrl.types import LabelNeeds
 class BatchSettings:
     """The settings that the batch of one step is built with. They may change when a run resumes.
 
-    - A step has `minibatches` updates, and each rank computes passes of at most `micro_tokens`.
-    - If `shared_prefixes` is None, the kind of device decides whether passes share prefixes.
-    - With `router_replay` tokens go to the experts that the engine recorded.
-    - `needs` are the labels that the algorithm reads. With `greedy_sibling` the first member of every group was decoded
-      greedily.
+    - `minibatches`: the number of updates of a step.
+    - `micro_tokens`: the most tokens that a rank computes in one pass.
+    - `shared_prefixes`: true if passes compute shared prefixes once. None: the kind of device decides.
+    - `router_replay`: true if tokens go to the experts that the engine recorded.
+    - `min_grammar_mass`: a token counts as restricted if a grammar left the policy less probability mass than this.
+    - `greedy_sibling`: true if the first member of every group was decoded greedily.
+    - `needs`: the labels that the algorithm reads.
     """
 
     minibatches: int

@@ -1,6 +1,6 @@
 """Checkpoints and exports: writes the weights of sharded models to disk, and gathers whole weights on rank 0.
 
-It keeps its part of two promises in docs/concepts.md:
+This package keeps its part of two promises in docs/concepts.md:
 
 - Same batch after a crash: a run resumes with exactly the saved weights, moments and counts (`checkpoint.py`,
   `state.py`). A checkpoint appears whole or not at all, and checksums show damage (`files.py`).

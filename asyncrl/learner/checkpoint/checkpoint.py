@@ -57,8 +57,8 @@ class Progress:
     - `evaluations` has the version of each pending evaluation, by its step.
     - `algorithm` is the state that the algorithm keeps from step to step.
     - `norms` and `loss_scales` have the latest gradient norms and the loss scale of each model.
-    - `demonstrations` counts the demonstrations trained so far, and `demonstrations_digest` is the digest of all
-      demonstrations of the run.
+    - `demonstrations` counts the demonstrations trained so far.
+    - `demonstrations_digest` is the digest of all demonstrations of the run.
     """
 
     step: int = 0
@@ -152,7 +152,7 @@ class Checkpoints:
 
     def save(self, progress: Progress, models: Models) -> None:
         """Begin a checkpoint, once the previous one is complete. Later changes of the models and of `progress` are not
-        in it.
+        in the checkpoint.
 
         Raises StoppedError on every rank: a rank was asked to stop while it waited for room on the disk.
         """
@@ -264,8 +264,8 @@ class Checkpoints:
         checkpoints are damaged.
         """
         self._base = _base(models)
-        # All ranks use rank 0's answer, since it marks checkpoints: other ranks may not see a new mark on a shared disk
-        # yet.
+        # All ranks use rank 0's answer, since it marks checkpoints: other ranks might not see a new mark on a shared
+        # disk yet.
         while step := self._ranks.agree(self._newest()):
             folder = self._path(step)
             damage = self.damage(folder)

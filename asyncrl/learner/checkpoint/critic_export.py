@@ -107,7 +107,7 @@ def _write(classifier: Any, tensors: Mapping[str, Tensor], named: ModelConfig, f
         write_model(classifier, tensors, write_beside, folder)
     except OSError:
         raise
-    # A family's own saving code may not support a value head, and raises errors of any type.
+    # A family's own saving code might not support a value head, and may raise errors of any type.
     except Exception as error:  # noqa: BLE001 - the log has the reason
         logger.warning("the critic is saved as plain tensors, since its own saving code fails: %r", error)
 

@@ -1,5 +1,5 @@
-"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. Exports
-adapters also as a peft folder."""
+"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. It also
+exports the adapters alone, as a peft folder."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _write_adapter(model: Any, tensors: Mapping[str, Tensor], config: ModelConfi
 
 
 def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callable[[Path], None], folder: Path) -> None:
-    """Replace `folder` by the folder of a Hugging Face `model`, which appears whole or not at all.
+    """Replace `folder` by the folder of a Hugging Face `model`. The new folder appears whole or not at all.
 
     `tensors` are its weights in the format of files. `write_beside` writes the configuration and the tokenizer. A model
     card in the folder stays. Raises OSError.

@@ -1,4 +1,4 @@
-"""Writes the files of one checkpoint, by a thread of every rank while training continues.
+"""Writes the files of one checkpoint, in a thread of every rank while training continues.
 
 The threads communicate by files, since collectives belong to the main threads. Each rank of the model's first copy
 (`learner.replicas`) writes its file, then its checksums. Rank 0 waits for all checksums, renames the folder, and marks

@@ -61,7 +61,7 @@ class HostCopy:
             self._changed = torch.cuda.current_stream(self._device).record_event()
 
     def reserve(self) -> None:
-        """Begin to get the memory for a copy of the found tensors, which takes longer than the copy itself."""
+        """Begin to get the memory for a copy of the found tensors. Getting it takes longer than the copy itself."""
         if self._reserving is None:
             self._reserving = begin(self._reserve, "checkpoint", daemon=True)
 
@@ -276,6 +276,6 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's shard of a tensor, which shares its memory."""
+    """Return this rank's shard of a tensor. The shard shares the tensor's memory."""
     local: Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     return local.detach()

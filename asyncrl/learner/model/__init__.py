@@ -1,6 +1,6 @@
 """The models of the learner: loaded shard by shard, divided over the ranks, and updated.
 
-It keeps its part of two promises in docs/concepts.md:
+This package keeps its part of two promises in docs/concepts.md:
 
 - The learner's math is exact: n ranks compute the same as one rank, however they divide a model (`sharding.py`,
   `expert_ranks.py`, `tensor_ranks.py`, `optimizer.py`). `packed_check.py` refuses a model whose results packing would

@@ -4,8 +4,8 @@ A layer keeps only its input, or also the output of its attention, or everything
 backward pass.
 
 Attention is the costliest part to compute again if sequences are long, and its output is small. So a budget goes to the
-outputs of attention first, and the rest of it to whole layers. These are the last layers: the backward pass frees their
-activations before it recomputes those of earlier layers.
+outputs of attention first, and the rest of the budget to whole layers. The last layers of the model get the budget: the
+backward pass frees their activations before it recomputes those of earlier layers.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Activations:
 
     @property
     def nbytes(self) -> float:
-        """The bytes that all layers together would keep for each token of a pass, in addition to their inputs. It is 0
-        before the first pass."""
+        """The bytes of activations for each token of a pass if all layers keep everything, without the inputs of the
+        layers. It is 0 before the first pass."""
         return self._layers * self._all
 
     @property

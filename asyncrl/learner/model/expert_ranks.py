@@ -58,8 +58,8 @@ class ExpertGroups:
 
 def spread_experts(model: nn.Module, ranks: Ranks, dtype: torch.dtype) -> set[nn.Parameter]:
     """Spread the stacked experts of a Hugging Face `model`, which is neither compiled nor sharded yet, over the ranks,
-    if learner.expert_ranks is more than 1. They compute in `dtype`. Returns their parameters, which FSDP must ignore.
-    Raises ConfigError: the model has no such experts, or their number cannot be divided.
+    if learner.expert_ranks is more than 1. The experts compute in `dtype`. Returns their parameters, which FSDP must
+    ignore. Raises ConfigError: the model has no such experts, or their number cannot be divided.
     """
     if ranks.expert_mesh is None:
         return set()

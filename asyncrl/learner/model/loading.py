@@ -117,8 +117,8 @@ class _Weights:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredModel:
-    """A Hugging Face `model` whose parameters are still on the meta device, and the `weights` in its files. Its buffers
-    have their values.
+    """A Hugging Face `model` whose parameters are still on the meta device, and the `weights` in its files. The model's
+    buffers have their values already.
 
     If `weights` is None, the model already has its values, except for `missing` tensors, which its files lack. `start`
     gives values to parameters that are in no file of the model.

@@ -28,7 +28,7 @@ class LossScale:
 
     def follow(self, is_finite: bool) -> bool:
         """Adapt the scale to a gradient. Returns True if the gradient overflowed, and a smaller scale may save the next
-        one."""
+        gradient."""
         if is_finite:
             self.since += 1
             if self.since == INTERVAL:

@@ -87,11 +87,11 @@ class Trainable(Generic[M]):
         self.fitted = Exchange()
         """The exchange that fits into memory, for learner.exchange=auto and learner.reshard=null."""
         self.norms: deque[float] = deque(maxlen=NORMS)
-        """The latest norms. They include gradients that were too large, so that the limit adapts if gradients stay
-        larger."""
+        """The latest gradient norms. They include the norms of gradients that were too large, so that the limit adapts
+        if gradients stay larger."""
         self.copied: torch.cuda.Event | None = None
         """The GPU event at the end of a checkpoint's copy of weights and moments. An update waits for this event before
-        it changes them."""
+        it changes weights or moments."""
         self._optimizers = list(_optimizers(module, config.optimizer))
         self._states_on_host = config.optimizer_on_host
         self.configure(lr, config)
@@ -256,7 +256,7 @@ class Trainable(Generic[M]):
             torch._foreach_mul_(gradients, self._ranks / self.loss_scale.scale)
 
     def _largest_norm(self) -> tuple[float, str]:
-        """Return the largest norm of a gradient that is applied, and the option that sets it."""
+        """Return the largest norm of a gradient that is applied, and the option that sets this limit."""
         absolute, factor = self._config.skip_grad_norm, self._config.skip_grad_norm_factor
         limits = [(math.inf if absolute is None else absolute, "learner.skip_grad_norm")]
         if factor is not None and len(self.norms) >= FEWEST_NORMS:

@@ -1,6 +1,7 @@
 """Checks at the start that a model computes the same for packed sequences as for each sequence alone.
 
-The model is sharded already, so all ranks run these passes together, within one forward pass of the sharded module.
+The model is sharded already, so all ranks run the passes of the check together, within one forward pass of the sharded
+module.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Policy(nn.Module):
 
     @property
     def shares_prefixes(self) -> bool:
-        """True if a pass may compute a prefix only once if several sequences share it."""
+        """True if a pass may compute a prefix once for all sequences that share it."""
         return bool(self.model.get_decoder().config._attn_implementation == PACKED)
 
     @property

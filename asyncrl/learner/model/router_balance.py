@@ -34,9 +34,9 @@ probabilities of every expert, and the entropy. The second sum is the number of 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The settings by which experts are balanced. `weight` is the weight of the loss. Each update lowers the bias of an
-    expert by `bias_rate` if it got more tokens than the mean of its layer, and raises it if it got fewer (DeepSeek-V3,
-    2024)."""
+    """The settings by which experts are balanced. `weight` is the weight of the loss. Each update changes the bias of
+    an expert by `bias_rate`: down if the expert got more tokens than the mean of its layer, and up if it got fewer
+    (DeepSeek-V3, 2024)."""
 
     weight: float = 0.0
     bias_rate: float = 0.0
@@ -93,8 +93,8 @@ class RouterLoads:
             each.uses = packed.computed_uses
 
     def sums(self) -> dict[str, Tensor]:
-        """Return the sums of the last pass. Without routers there are none. If ranks divide the tokens, each gets the
-        sums over all ranks."""
+        """Return the sums of the last pass. Without routers there are none. If ranks divide the tokens, each rank gets
+        the sums over all ranks."""
         if not self._watched or self._packed is None:
             return {}
         seen = torch.stack([each.seen for each in self._watched if each.seen is not None]).double()

@@ -67,7 +67,7 @@ class RoutingReplay:
         """Count the last forward pass, whose tokens were `packed`.
 
         The counts are all tokens, the replayed tokens, the replayed pairs (token, layer), and the pairs for which the
-        engine's experts differ from the router's. If ranks divide the tokens, each gets the counts over all ranks.
+        engine's experts differ from the router's. If ranks divide the tokens, each rank gets the counts over all ranks.
         """
         count = int(packed.layout.bounds[0, -1])
         tokens = packed.ids.new_tensor(count)

@@ -133,7 +133,7 @@ def _allow_graphs() -> None:
     shapes.use_duck_shape = False
     # Without this option, torch fuses the kernels of norms only for many tokens, and each layer has up to four graphs,
     # for different numbers of tokens. Fused kernels are a little slower for few tokens. Torch 2.11 has the option,
-    # other versions may not.
+    # other versions might not have it.
     if hasattr(kernels.triton, "mix_order_reduction_non_strict_mode"):
         kernels.triton.mix_order_reduction_non_strict_mode = True
 

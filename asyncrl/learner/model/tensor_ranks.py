@@ -2,9 +2,9 @@
 whole matrix.
 
 Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
-Outside of these blocks it has the t-th part of the tokens, as with context parallelism. A block gathers its tokens, and
-multiplies by rows of its first matrices and by columns of its last one. Each rank gets the sum over the ranks for its
-own tokens.
+Outside of these blocks (attention and MLPs) it has the t-th part of the tokens, as with context parallelism. A block
+gathers the tokens, and multiplies them by rows of its first matrices and by columns of its last matrix. Each rank gets
+the sum over the ranks for its own tokens.
 
 This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
 The model's plan in transformers tells how each matrix is divided. The head and the embedding are gathered for each
@@ -50,8 +50,8 @@ class _Tokens:
 
 
 def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[nn.Parameter]:
-    """Divide the matrices in the `layers` of a Hugging Face `model`, which are neither compiled nor sharded yet, if
-    learner.tensor_ranks is more than 1. Returns their parameters, which FSDP must ignore.
+    """Divide the matrices in the `layers` of a Hugging Face `model`, if learner.tensor_ranks is more than 1. The layers
+    are neither compiled nor sharded yet. Returns the parameters of the matrices, which FSDP must ignore.
 
     Raises ConfigError: transformers has no plan for the model that divides all matrices of its layers, or the heads or
     neurons cannot be divided.
@@ -75,7 +75,7 @@ def divide_layers(model: Any, layers: Sequence[nn.Module], ranks: Ranks) -> set[
 
 def check_division(model: Any, size: int) -> None:
     """Raises ConfigError: learner.tensor_ranks=`size` cannot divide the layers of a Hugging Face `model` (see
-    `divide_layers`), which may be on the meta device."""
+    `divide_layers`). The model may be on the meta device."""
     _checked_blocks(model, model.get_decoder().layers if hasattr(model.get_decoder(), "layers") else (), size)
 
 
@@ -137,7 +137,7 @@ class _Found:
 
     @property
     def width(self) -> int:
-        """The elements of one head, or 1 for a neuron."""
+        """The number of elements of one head, or 1 for a neuron."""
         return int(getattr(self.module, "head_dim", 1))
 
     @property
@@ -180,7 +180,8 @@ class _Found:
 
 
 class _Block:
-    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or [1, U, D] of all."""
+    """A divided block. Its first argument is the states [1, U / T, D] of this rank's tokens, or [1, U, D] of all
+    tokens."""
 
     tokens: _Tokens
 

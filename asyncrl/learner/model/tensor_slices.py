@@ -30,8 +30,8 @@ class Slices(NamedTuple):
 
     - In a computation rank r has bounds[2t] to bounds[2t + 1] of dimension `dim`, with t = r % (len(bounds) / 2).
     - This rank is number `shard` of `shards`. A gradient is divided by `ranks`.
-    - `copy` is torch's name of the process group of the copy. `copies` names the group of the ranks with the same rows
-      in all copies; it is empty if there is only one copy.
+    - `copy` is torch's name of the process group of the copy.
+    - `copies` names the group of the ranks with the same rows in all copies; it is empty if there is only one copy.
     """
 
     rows: int
@@ -152,8 +152,8 @@ def _overlap(left: range, right: range) -> range:
 
 
 def gather_slice(own: Tensor, slices: Slices) -> Tensor:
-    """Return this rank's slice of a matrix of which it stores the rows `own`, in their dtype. Returns `own` itself if
-    every rank stores its slice. All ranks of a copy call this."""
+    """Return this rank's slice of a matrix, in the dtype of `own`. `own` has the rows of the matrix that this rank
+    stores. Returns `own` itself if every rank stores its slice. All ranks of a copy call this."""
     plan = _plan(slices.rows, slices.dim, slices.shard, slices.shards, slices.bounds)
     if not plan.moves:
         return own

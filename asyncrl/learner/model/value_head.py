@@ -1,7 +1,7 @@
 """Makes the linear head of a critic, from a head in the model's files, or else from zero.
 
-Two kinds of files have one: transformers' models for classification with one label (`score` or `classifier`), and trl's
-models with a value head (`v_head.summary`).
+Two kinds of files have a head: transformers' models for classification with one label (`score` or `classifier`), and
+trl's models with a value head (`v_head.summary`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The ranks of the learner: processes that start together, compute together, and end together.
 
-It keeps its part of two promises in docs/concepts.md:
+This package keeps its part of two promises in docs/concepts.md:
 
 - The learner's math is exact: sums over ranks do not depend on their number (`ranks.py`).
 - Closed by default: hosts connect with the run's keys, and nothing is unpickled (`rendezvous.py`, `host_store.py`).

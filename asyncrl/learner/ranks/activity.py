@@ -27,14 +27,14 @@ COLLECTIVES = str(Path("torch", "distributed"))
 FRAMES = 4
 """The number of a thread's innermost calls that are searched for a collective."""
 SHOWN_PARTS = 3
-"""The number of parts of a file's path in messages."""
+"""The number of last parts of a file's path that messages show."""
 
 
 class RankState(msgspec.Struct, frozen=True):
     """The state of one rank's main thread.
 
-    - `waits`: it waits for the replay or the disk, or has not begun its first phase. `in_collective`: it waits for
-      other ranks.
+    - `waits`: it waits for the replay or the disk, or has not begun its first phase.
+    - `in_collective`: it waits for other ranks.
     - `unfinished`: the work that a stop should wait for.
     - `still_s`: the seconds since it last advanced.
     - `work`: a description of its long work, with the remaining time.

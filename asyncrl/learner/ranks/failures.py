@@ -29,8 +29,8 @@ class StepFailures:
 
     @contextmanager
     def __call__(self, step: int) -> Iterator[None]:
-        """Count the errors of the block. The third error of the same type in a row at the same step, and each one after
-        it, becomes a StepFailedError, whose message tells how to skip the plan."""
+        """Count the errors of the block. If errors of the same type come in a row at the same step, the third and all
+        later ones become a StepFailedError. Its message tells how to skip the plan."""
         try:
             yield
         except StoppedError:

@@ -1,6 +1,6 @@
 """The store by which torch connects the ranks of several hosts, kept by the first host's launcher.
 
-torch's own store for several hosts accepts every connection to its port. This one needs the run's keys.
+torch's own store for several hosts accepts every connection to its port. This store needs the run's keys.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RETRY_S = 0.02
 
 
 class HostStore(dist.Store):
-    """The store of one round. Keep a reference for as long as torch uses it.
+    """The store of one round (start of all ranks). Keep a reference for as long as torch uses it.
 
     A wait raises DistStoreError after `timeout_s`. A call raises UnavailableError if the first host does not answer.
     """

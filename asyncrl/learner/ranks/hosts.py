@@ -1,10 +1,10 @@
 """The learner's hosts: they start their ranks together, watch each other, and end their ranks together.
 
 Each host has one launcher. The launcher of host 0 waits until all hosts have joined, and checks that they share the
-run's folder and configuration. Every other launcher sends it the states of its ranks every second.
+run's folder and configuration. Every other launcher sends the states of its own ranks to host 0 every second.
 
 If a rank or a whole host dies or hangs, the ranks of all hosts end with the reason, and each launcher fails. When the
-launchers are started again, the next round begins.
+launchers are started again, the next round (start of all ranks) begins.
 """
 
 from __future__ import annotations
@@ -50,11 +50,16 @@ ANSWER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HostSettings:
-    """The settings of host `node`. The learner has `nodes` hosts, with `ranks` ranks on each.
+    """The settings of one of the learner's hosts.
 
-    Host 0 listens at `rendezvous`, an address with a port. All hosts share the run's `folder` and the folder of `keys`,
-    and must have equal `digests` of the configuration's values. If `interface` is None, the ranks use the network
-    interface that leads to host 0.
+    - `node`: the number of this host.
+    - `nodes`: the number of all hosts.
+    - `ranks`: the number of ranks on each host.
+    - `rendezvous`: the address with the port at which host 0 listens.
+    - `interface`: the network interface of the ranks. None: the one that leads to host 0.
+    - `keys`: the folder of the run's keys, which all hosts share, or None.
+    - `folder`: the run's folder, which all hosts share.
+    - `digests`: the digest of each value of the configuration that must be equal on all hosts.
     """
 
     node: int

@@ -45,9 +45,9 @@ PIPE_BYTES = 1 << 16
 SILENT_BEATS = 5
 """The number of missed heartbeats after which a rank is shown as silent."""
 BEGUN_S = 10.0
-"""Seconds that a rank waits for its first heartbeat. If none comes, it runs without heartbeats."""
+"""Seconds that a rank waits for its first heartbeat. If none comes, the rank runs without heartbeats."""
 KILLED_S = 10.0
-"""Seconds to wait for a process that was killed: one that hangs in the kernel may never end."""
+"""Seconds to wait for a process that was killed: a process that hangs in the kernel may never end."""
 
 
 class RanksError(AsyncrlError):
@@ -231,7 +231,8 @@ class _Rank:
         return 0.0 if self._state is None or self.status is not None else self._silent
 
     def check_heartbeat(self) -> None:
-        """Read the pipe. Call this at every poll. Raises RanksError: the rank runs without heartbeats for too long."""
+        """Read the pipe. Call this at every poll. Raises RanksError: the rank has run without heartbeats for too
+        long."""
         try:
             *_, last, _ = b"", *os.read(self._heartbeats, PIPE_BYTES).split(b"\n")
         except BlockingIOError:

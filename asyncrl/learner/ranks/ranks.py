@@ -105,7 +105,7 @@ class Ranks:
 
     @property
     def is_first_of_pass_group(self) -> bool:
-        """True if this rank counts the values that all ranks of its pass group have."""
+        """True if this rank alone counts the values that all ranks of its pass group have."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Ranks:
             raise StoppedError("the learner was asked to stop")
 
     def together(self, request: Callable[[], T]) -> T:
-        """Make `request` and return its result. It may wait for the replay or the disk for any time. Raises
+        """Make `request` and return its result. The request may wait for the replay or the disk for any time. Raises
         StoppedError on every rank if the request of one rank raises it."""
         answers: list[T] = []
         with suppress(StoppedError), self.activity.waiting():
@@ -230,8 +230,8 @@ def context_group(rank: int, size: int, together: int, limit: timedelta, divides
 
 
 def _check_division(size: int, replicas: int, counts: Mapping[str, int]) -> None:
-    """Raises ConfigError: `size` ranks hold no equal number of groups in each copy of a model. `counts` has the ranks
-    of a group by the key of the configuration that sets them."""
+    """Raises ConfigError: `size` ranks cannot be divided into `replicas` copies of whole groups. `counts` has the
+    number of ranks of a group, by the key of the configuration that sets this number."""
     for key, count in counts.items():
         if size % (replicas * count):
             raise ConfigError(
@@ -264,7 +264,8 @@ def _stopping_together(ranks: Ranks) -> Iterator[None]:
             ranks.stop_if(False)
             exit_now(EXIT_STOPPED)
         if ranks.device.type == "cuda":
-            # Queued operations finish, since all ranks left at the same point. NCCL would warn of unfinished ones.
+            # Queued operations finish, since all ranks left at the same point. NCCL would warn of unfinished
+            # operations.
             torch.cuda.synchronize(ranks.device)
         raise
 
@@ -326,8 +327,8 @@ def joined(
             yield ranks
     finally:
         stopping.end()
-        # A reference to a gloo group keeps its threads alive, which abort a process that exits. Sharded models have
-        # such references in cycles, and the collector ignores cycles from before `freeze_heap`.
+        # A reference to a gloo group keeps the group's threads alive, and these threads abort a process that exits.
+        # Sharded models have such references in cycles, and the collector ignores cycles from before `freeze_heap`.
         gc.unfreeze()
         gc.collect()
         activity.enter(END)

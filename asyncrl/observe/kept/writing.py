@@ -30,8 +30,8 @@ DEAD_SHARE = 1 / 32
 
 
 class KeptWriter:
-    """Adds to the kept episodes of `run_dir` in its `folder`, of at most `max_bytes`. Opening it removes unfinished
-    files. `thinned` counts the steps that were deleted since then to make room.
+    """Adds to the kept episodes in `folder` of `run_dir`, which take at most `max_bytes`. Opening the writer removes
+    unfinished files. `thinned` counts the steps that this writer has deleted to make room.
 
     An index that is missing, damaged, or of another version of asyncrl is made again from the files that can be read.
     Raises OSError.

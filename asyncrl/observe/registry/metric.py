@@ -17,9 +17,13 @@ _VARIABLE = re.compile(r"[A-Z]+")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric, or a family of them: words in capital letters in `name` stand for any text, so that `lag/LAG` is
-    `lag/0`, `lag/1` and so on. `writer` names the files that have it: `learner`, `evaluation`, `actor`, `scoring`,
-    `replay`, or `any`. `unit` is empty for a metric without a unit."""
+    """A metric, or a family of metrics.
+
+    - `writer`: the files that have the metric: `learner`, `evaluation`, `actor`, `scoring`, `replay`, or `any`;
+    - `name`: its name. In the name of a family, words in capital letters stand for any text, so that `lag/LAG` is
+      `lag/0`, `lag/1` and so on;
+    - `unit`: its unit; empty if it has none.
+    """
 
     writer: str
     kind: Kind
@@ -39,7 +43,7 @@ class Metric:
     @property
     def fixed_characters(self) -> int:
         """The number of characters of the name that are not variable. If several families fit a name, the family with
-        the most of them is chosen."""
+        the most such characters is chosen."""
         return len(_VARIABLE.sub("", self.name))
 
     def fits(self, name: str) -> bool:

@@ -79,7 +79,8 @@ class Background(Sink):
         self.end()
         self._thread.join(max(0.0, (self._ends_at or 0.0) - time.monotonic()))
         if self._thread.is_alive():
-            # The queue has the waiting calls, and the mark of its end, which counts for the call that hangs.
+            # The queue has the waiting calls and the mark of its end. The mark makes up for the call that hangs, which
+            # is no longer in the queue.
             left = self._calls.qsize()
             self._dropped += left
             name = type(self._sink).__name__

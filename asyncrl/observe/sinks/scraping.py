@@ -65,7 +65,7 @@ class ScrapedServer(WSGIServer):
             self.shutdown_request(request)
 
     def note(self, error: Exception) -> None:
-        """Log an error, or count it."""
+        """Log an error. If errors are frequent, only count it."""
         with self._lock:
             self._faults.say(reason_of(error))
 

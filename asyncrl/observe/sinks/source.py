@@ -13,10 +13,13 @@ from asyncrl.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A role of a run. `role` names the file of its metrics, such as `learner` or `actor-0`.
+    """A role of a run.
 
-    `config` is the run's configuration, as plain values without secrets. `identity` gives the run's id, which is empty
-    until the replay has made it, and on machines that do not see the run's folder. `project` groups runs at a service.
+    - `role`: the name of the role's file of metrics, such as `learner` or `actor-0`;
+    - `project`: the name under which a service groups runs;
+    - `config`: the run's configuration, as plain values without secrets;
+    - `identity`: gives the run's id. The id is empty until the replay has made it, and on machines that do not see the
+      run's folder.
     """
 
     run_dir: Path

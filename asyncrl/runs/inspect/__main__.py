@@ -63,7 +63,7 @@ FOLLOWS = (
     "are the same command."
 )
 SAMPLES = 6
-"""The number of samples that are kept. Rates are measured from the oldest to the newest."""
+"""The number of samples of the status that are kept. Rates are measured from the oldest sample to the newest."""
 SUGGESTIONS = 8
 WIDE = 300
 LEAST_WIDTH = 120

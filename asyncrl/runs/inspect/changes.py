@@ -26,7 +26,7 @@ Change = Callable[[ReplayClient, str], str]
 
 @dataclass(frozen=True, slots=True)
 class ChangeResult:
-    """The result for one dead letter. With `refused` nothing changed, and `text` says why."""
+    """The result for one dead letter. If it was `refused`, nothing changed, and `text` says why."""
 
     id: str
     text: str

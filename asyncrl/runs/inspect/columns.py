@@ -1,8 +1,9 @@
-"""Makes the Parquet columns of an exported run from the fields of `types`, of the store's records and of `episodes`.
+"""Makes the Parquet columns of an exported run from the fields of data types: those of the package `types`, the store's
+records and the rows of `episodes`.
 
 An exported run is a folder of tables: a row for each trajectory, step, batch plan and dead letter. docs/replay.md lists
-the columns. They are the same for every run of this format. Values are numbers, texts, or lists of them, which every
-reader of Parquet supports; a nested value is JSON text.
+the columns. They are the same in all exports with the same `FORMAT`. Values are numbers, texts, or lists of them, which
+every reader of Parquet supports; a nested value is JSON text.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FORMAT = 8
 
 
 class Column(NamedTuple):
-    """The column of one type: its type in the file, and the conversions to it and from it."""
+    """A kind of column: the type of its values in the file, and the conversions of values to this type and back."""
 
     type: pa.DataType
     write: Callable[[Any], Any]

@@ -145,7 +145,8 @@ def _numbers(values: Mapping[str, float]) -> str:
 
 
 def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iterator[RenderableType]:
-    """Yield a heading and the text of each turn. With several branches, the first turn of each names its branch."""
+    """Yield a heading and the text of each turn. With several branches, the heading of a branch's first turn has the
+    number of the branch."""
     scores = step_scores(labels)
     branches = {start: number for number, (start, _) in enumerate(trajectory.branches)}
     for number, turn in enumerate(trajectory.turns):

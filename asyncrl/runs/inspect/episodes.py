@@ -83,9 +83,15 @@ class EpisodeRow:
 
 @dataclass(frozen=True, slots=True)
 class StepRow:
-    """A learner step. Means are over its episodes. A lag is the number of versions between the learner's `version` and
-    an episode's oldest token. `truncated` counts episodes that were cut off. `skipped` says why the step trains
-    nothing."""
+    """A learner step. Means are over its episodes.
+
+    - `version`: the learner's policy version at the step;
+    - `tokens`, `sampled`: the numbers of all tokens, and of the tokens that the policy sampled;
+    - `lag_mean`, `lag_max`: the mean and the largest lag of its episodes. A lag is the number of versions between
+      `version` and an episode's oldest token;
+    - `truncated`: the number of episodes that were cut off;
+    - `skipped`: why the step trains nothing; empty if it trains.
+    """
 
     step: int
     version: int

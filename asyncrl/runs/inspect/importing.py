@@ -1,7 +1,7 @@
 """Makes a store from an exported run: to inspect it, to export it again, and to train from it (`replay.source`).
 
-The files may come from a stranger. Every row is checked before it is stored: its types and invariants must hold as the
-store will read them, and it must fit the other rows. A wrong row ends the import, and the unfinished store is deleted.
+The files may come from a stranger. Every row is checked before it is stored: it must have the types that the store will
+read, keep their invariants, and fit the other rows. A wrong row ends the import, and the unfinished store is deleted.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _take_trajectory(tx: Transaction, stored: StoredTrajectory) -> bool:
 
 
 def _check_id(name: str, group: str, member: int) -> None:
-    """Raises RefusedError or ValueError: it is no id of an attempt at this member."""
+    """Raises RefusedError or ValueError: `name` is no id of an attempt at this member of the group."""
     shard_of(group, 1)
     if is_evaluation(group):
         evaluated_version(group), held_out_row(group)

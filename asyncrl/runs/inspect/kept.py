@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 
 
 class KeptOfRun:
-    """The kept episodes of a store's run; none for a store that was imported alone. Episodes that cannot be read are
-    logged and left out."""
+    """The kept episodes of a store's run; none for an imported store, which has no run. Episodes that cannot be read
+    are logged and left out."""
 
     def __init__(self, run: Run) -> None:
         self._kept = run.kept() if run.owns_store else None

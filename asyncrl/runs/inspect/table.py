@@ -77,7 +77,7 @@ def step_view(
     step: StepRow, parts: Mapping[str, Sequence[tuple[EpisodeRow, str | None]]], kept: Sequence[str] = ()
 ) -> RenderableType:
     """A learner step for a terminal. `parts` has lists of episodes by title. Each episode comes with its last answer,
-    of which the end is shown; the answer is `None` if its data was removed. The texts of the `kept` groups still
+    whose end is shown; the answer is `None` if its data was removed. The texts of the `kept` groups still
     exist."""
     head = Table(show_header=False, box=None, pad_edge=False)
     rows = {

@@ -27,8 +27,8 @@ share of the shortest run."""
 
 @dataclass(frozen=True, slots=True)
 class RunExtent:
-    """The extent of a run in some unit, such as samples: `at[i]` after `steps[i]` learner steps. It begins with 0
-    after 0 steps."""
+    """The extent of a run in some unit, such as samples: it is `at[i]` after `steps[i]` learner steps. Both lists begin
+    with 0."""
 
     steps: Sequence[float]
     at: Sequence[float]
@@ -121,11 +121,14 @@ class MatchedTable:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A comparison of runs. Each mapping has, by name, a value for each run.
+    """A comparison of runs. Each mapping has a list for each name, with one value for each run.
 
-    `configuration` and `environment` have only the differences, and `results` everything. `configurations` has a number
-    for each run: different configurations are numbered from 0, and runs that differ only in their seed have the same
-    number. `statement` says which conclusion is allowed.
+    - `configuration`: the keys whose values differ;
+    - `environment`: the versions and hardware that differ;
+    - `results`: all results;
+    - `configurations`: a number for each run. Different configurations are numbered from 0, and runs that differ only
+      in their seed have the same number;
+    - `statement`: the conclusion that the runs allow.
     """
 
     names: Sequence[str]

@@ -1,6 +1,6 @@
 """Chooses the kept episodes that a report shows, and makes their texts.
 
-It chooses the best, a middle and the worst one of the first and of the last step that kept episodes.
+From the first and from the last step with kept episodes, it chooses the best, a middle and the worst one by reward.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_CHARS = 12_000
 
 @dataclass(frozen=True, slots=True)
 class ShownTurn:
-    """A turn as text. `scores` has the steps that end in it."""
+    """A turn as text. `scores` has the scores of the steps that end in it."""
 
     role: str
     text: str
@@ -60,7 +60,8 @@ def sample_episodes(run: Run, decode: Callable[[], Decode]) -> tuple[list[ShownE
 
 
 def chosen(rows: Sequence[KeptRow]) -> list[KeptRow]:
-    """The best, the middle and the worst by reward, of the first and of the last step. No row is chosen twice."""
+    """The best, the middle and the worst row by reward, from the first and from the last step. No row is chosen
+    twice."""
     found = []
     for step in dict.fromkeys((rows[0].step, rows[-1].step)):
         of_step = sorted((row for row in rows if row.step == step), key=_reward)

@@ -134,7 +134,7 @@ def _minutes(run: ReportedRun) -> str:
 
 
 def _roles(run: ReportedRun, kind: str) -> dict[str, Sequence[Row]]:
-    """The rows of the processes of a kind by name. Of many processes it takes evenly chosen ones."""
+    """The rows of the processes of a kind by name. Of many processes, it has at most MOST_ROLES, evenly spread."""
     found = {name: rows for name, rows in run.roles.items() if name.startswith(f"{kind}-") and rows}
     if len(found) <= MOST_ROLES:
         return found

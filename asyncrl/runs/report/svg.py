@@ -50,8 +50,11 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class DrawnPlot:
-    """A plot ready for a page. `legend` has three entries for each curve: its number, which decides its colour; its
-    label; and its last value. `bin_size`: a point is the mean of at most this number of rows."""
+    """A plot ready for a page.
+
+    - `legend`: for each curve its number, its label and its last value. The number decides the colour;
+    - `bin_size`: a point is the mean of at most this number of rows.
+    """
 
     title: str
     unit: str

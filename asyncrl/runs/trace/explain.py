@@ -94,8 +94,8 @@ def phrase(span: TraceSpan) -> str:
 
 
 def innermost(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, int]]:
-    """Divide the time among the spans: yield a span, and for how many microseconds it was the innermost one. Of two
-    spans with the same ends the inner one was recorded first."""
+    """Divide the time among the spans: yield a span and the number of microseconds for which it was the innermost one.
+    Of two spans with the same ends the inner one was recorded first."""
     edges = sorted({edge for span in spans for edge in (span.start, span.end)})
     for begin, end in pairwise(edges):
         there = [span for span in spans if span.start <= begin and end <= span.end]
@@ -164,7 +164,7 @@ def explain_episode(trace: Trace, name: str) -> list[str]:
 
 
 def episode_stories(trace: Trace, names: Collection[str]) -> dict[str, EpisodeStory]:
-    """The spans of these episodes, by their names."""
+    """The spans of the episodes `names`, by the name of the episode."""
     stories: dict[str, EpisodeStory] = {}
     for span in trace.spans(_is("actor", "replay")):
         name = text_of(span.values, "episode")

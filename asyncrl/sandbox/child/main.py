@@ -54,7 +54,7 @@ def launch(options: Options) -> None:
 
 
 def find_packages() -> None:
-    """Let imports find the packages of this Python instead of asyncrl's own path."""
+    """Let imports find the packages of this Python, and no longer the files of asyncrl."""
     import site
 
     del sys.path[0]

@@ -18,10 +18,9 @@ LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
 """Seconds between two looks until all processes have stopped, and the longest interval after that."""
 
 MOST_RUNS = 5
-"""The most looks that may find running processes before all have stopped: stopping takes a while on a busy machine.
-
-After all have stopped, it is the most looks that may find ended processes: a process may be woken, run and end between
-two looks.
+"""Until all processes have stopped: the most looks that may find running ones, since stopping takes a while on a busy
+machine. After that: the most looks that may find ended processes, since a process may be woken, run and end between two
+looks.
 """
 
 MOST_ROUNDS = 100

@@ -1,7 +1,7 @@
 """Loads the classes of `actor.environment` and `actor.environments`, and describes the tools that they offer.
 
 The contract is the same as for TRL's `environment_factory`: `reset` begins an episode, `get_reward` may score it, and
-every other public method is a tool, which its type hints and its Google docstring describe.
+every other public method is a tool, described by its type hints and its Google docstring.
 """
 
 from __future__ import annotations

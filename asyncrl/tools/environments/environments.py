@@ -107,7 +107,7 @@ class Environments:
             await finish(opened.close())
 
     async def _begin(self, ticket: Ticket) -> OpenEnvironment:
-        """Make and reset an environment. Raises ToolError: this failed too often."""
+        """Make and reset an environment, with retries. Raises ToolError: the last retry failed, too."""
         cls, row = class_of(self._classes, ticket.task), row_of(ticket.task, several="" not in self._classes)
         reason = ""
         for _ in range(self.limits.retries + 1):
@@ -183,7 +183,7 @@ def _reward(result: Any) -> float:
 
 
 class OpenEnvironment:
-    """The environment of one episode: an object of `cls`, which `reset` makes.
+    """The environment of one episode. `reset` makes its object, of the class `cls`.
 
     After a call that took too long, the object gets no more calls.
     """
@@ -267,7 +267,7 @@ class OpenEnvironment:
             raise self._failed(name, reason_of(error), error) from error
 
     async def _call(self, name: str, method: Callable[[], Any], read: Read) -> Any:
-        """Call a method and `read` its result, and pass on exceptions. Raises ToolError: this took too long."""
+        """Call a method and `read` its result, and pass on exceptions. Raises ToolError: the call took too long."""
         limit = asyncio.timeout(self._environments.limits.timeout_s)
         try:
             async with limit:

@@ -22,7 +22,8 @@ class McpServer:
     """One server. It is hashable, so that its list of tools can be cached.
 
     - `command`: the program and its arguments; empty if there is a `url`.
-    - `tools`: the server's names of the tools that the policy gets; empty for all. `prefix` is put in front of them.
+    - `tools`: the tools that the policy gets, by the server's own names; empty for all. `prefix` is put in front of
+      these names.
     - `shared`: true if one session serves all episodes. `sessions`: the most episodes that have a session at once.
     - `start_s`, `timeout_s`: the most seconds of a start and of a call.
     """

@@ -11,6 +11,7 @@ import pytest
 
 from asyncrl.commands.evaluate.progress import progress_line
 from asyncrl.commands.evaluate.results import EvaluationResult, read_result, shown_result
+from asyncrl.commands.from_python import EvaluationView
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
 from asyncrl.replay.stored import StoredRun
@@ -82,3 +83,13 @@ def test_the_table_and_the_progress_name_failures(folder: Path, stored: StoredRu
     assert (done, total) == (12, 12)
     assert "12/12 attempts" in line
     assert "the tool is away" in line
+
+
+def test_the_table_from_python_has_a_row_for_each_source_and_one_for_all(stored: StoredRun, folder: Path) -> None:
+    result = measured(stored, 1.0)
+    view = EvaluationView(folder, result)
+    rows = {row["source"]: row for row in view.table().to_pylist()}
+    assert list(rows) == ["easy", "hard", "all"]
+    assert rows["easy"]["pass@2"] == result.sources["easy"].pass_at[2]
+    assert [rows["all"][name] for name in ("tasks", "scored", "failed", "process")] == [3, 7, 5, None]
+    assert repr(view) == f"Evaluation({str(folder)!r}: 3 tasks, accuracy {result.total.accuracy:.3f})"

@@ -4,9 +4,9 @@ Python does not need asyncrl.
     PYTHON gym_agent tasks GAME [--args JSON] [--limit 1000]         writes tasks as JSON lines
     PYTHON gym_agent                                   plays episodes, as the program of `actor.agent_command`
 
-GAME is `textarena:ID`, `gem:ID`, or MODULE:FUNCTION, which makes a game with Gymnasium's methods, whose observations
-and actions are texts. A task is a seed of the game. An observation of the game is the user's turn, and the text of the
-policy's answer is the action.
+GAME is `textarena:ID`, `gem:ID`, or MODULE:FUNCTION. The function makes a game with Gymnasium's methods, whose
+observations and actions are texts. A task is a seed of the game. An observation of the game is the user's turn, and the
+text of the policy's answer is the action.
 
 Games use random generators that the whole process shares. So a process plays one episode at a time, and the hash seed
 is fixed, which gives sets of texts the same order in every process.

@@ -1,7 +1,7 @@
 """Expressions with brackets, such as `(7-2-4)*3-8`, worked out one operation at a time.
 
 The policy names an operator, and the calculator works out the leftmost operation with this operator in the first of the
-innermost brackets. So each step is one decision, as in the demo, and longer expressions have longer horizons. Brackets
+innermost brackets. So each step is one decision, as in the demo, and a longer expression needs more decisions. Brackets
 around a single number are removed.
 """
 
@@ -95,7 +95,8 @@ def random_nested(rng: random.Random, operations: int) -> Nested:
 def distinct_nested(
     count: int, rng: random.Random, operations: Collection[int], avoid: Collection[Nested] = ()
 ) -> list[Nested]:
-    """Draw `count` different expressions that are not in `avoid`, with numbers of operations from `operations`."""
+    """Draw `count` different expressions that are not in `avoid`. `operations` has the allowed numbers of
+    operations."""
     found: dict[Nested, None] = {}
     choices = sorted(operations)
     while len(found) < count:

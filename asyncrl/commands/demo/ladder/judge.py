@@ -1,4 +1,4 @@
-"""A process reward model without a neural network, which makes a chosen share of wrong judgements.
+"""A process reward model without a neural network. A chosen share of its judgements is wrong.
 
 It works the expression out. A calculation is right if the remaining expression has the value of the task's expression.
 An undo is right if there was a wrong step to undo. An answer is right if it is the value of the task's expression.

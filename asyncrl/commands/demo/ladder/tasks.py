@@ -1,6 +1,6 @@
 """The rungs of the ladder, and their tasks.
 
-* `brackets-N`: expressions with N operations, so that the horizon is N decisions and an answer
+* `brackets-N`: expressions with N operations, so that an episode needs N decisions and an answer
 * `brackets`: 2 to 10 operations
 * `sparse`: 8 to 10 operations. Random choices of operators (`careless_value`) find the value in none of 24 tries
 * `undo`: 3 to 6 operations, and a second tool that undoes a step. Each task begins with a first step, which is wrong in

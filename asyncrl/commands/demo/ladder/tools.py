@@ -15,7 +15,7 @@ _STATES = "expressions"
 
 
 class LadderCalculator(Tool):
-    """`{"operator": "*"}` returns the remaining part of the task's expression."""
+    """The arguments `{"operator": "*"}` work out one multiplication, and give the expression that is left."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "calculator",

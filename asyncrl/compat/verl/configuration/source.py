@@ -23,9 +23,11 @@ Section = dict[str, Any]
 class VerlConfig:
     """The values of a configuration of verl, with verl's defaults.
 
-    `values` has the value of every key, also of keys with a default; `given` has the keys in the file and the words.
-    `remarks` has a line for each value that cannot be read. Raises ConfigError: a section is a list, or there are more
-    than MAX_VALUES values.
+    - `values`: the value of every key, also of keys with a default
+    - `given`: the keys that the file and the words set
+    - `remarks`: a line for each value that cannot be read
+
+    Raises ConfigError: a section is a list, or there are more than MAX_VALUES values.
     """
 
     def __init__(self, given: Section, defaults: Mapping[str, Any]) -> None:

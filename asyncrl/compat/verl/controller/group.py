@@ -111,7 +111,8 @@ class WorkerGroup(ABC):
     def execute_all(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         """Run a method on all workers, and return the futures of the results.
 
-        If all arguments are lists [W], worker i gets the elements i. Otherwise all workers get the same arguments.
+        If all arguments are lists [W], worker i gets element i of each list. Otherwise all workers get the same
+        arguments.
         """
         given = [*args, *kwargs.values()]
         each_its_own = all(isinstance(each, list) and len(each) == self.world_size for each in given)

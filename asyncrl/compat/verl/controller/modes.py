@@ -32,9 +32,9 @@ class Dispatch(Enum):
     ONE_TO_ALL = "ONE_TO_ALL"
     """Every worker gets the same arguments; a list of W results is returned."""
     ALL_TO_ALL = "ALL_TO_ALL"
-    """Worker i gets the elements i if all arguments are lists [W]. Otherwise this works like ONE_TO_ALL."""
+    """Worker i gets element i of each list if all arguments are lists [W]. Otherwise this works like ONE_TO_ALL."""
     DP_COMPUTE = "DP_COMPUTE"
-    """Arguments are lists [W], and worker i gets the elements i; a list of W results is returned."""
+    """Arguments are lists [W], and worker i gets element i of each list; a list of W results is returned."""
     DP_COMPUTE_PROTO = "DP_COMPUTE_PROTO"
     """Batches are divided among the W workers, and the returned batches are joined."""
     DP_COMPUTE_PROTO_WITH_FUNC = "DP_COMPUTE_PROTO_WITH_FUNC"
@@ -42,8 +42,8 @@ class Dispatch(Enum):
     DP_COMPUTE_METRIC = "DP_COMPUTE_METRIC"
     """Batches are divided among the W workers; a list of W results is returned."""
     MEGATRON_COMPUTE = "MEGATRON_COMPUTE"
-    """Arguments are lists [D]. All workers of data-parallel rank d get the elements d. A list of D results is returned,
-    each from the worker that collects for its data-parallel rank."""
+    """Arguments are lists [D]. All workers of data-parallel rank d get element d of each list. A list of D results is
+    returned, each from the worker that collects for its data-parallel rank."""
     MEGATRON_COMPUTE_PROTO = "MEGATRON_COMPUTE_PROTO"
     """Batches are divided among the D data-parallel ranks, and the D returned batches are joined."""
 

@@ -15,7 +15,7 @@ from asyncrl.machine.ports import free_ports
 
 
 class WorkerHost:
-    """A Ray actor around one worker, which adds the worker's rank to every error."""
+    """A Ray actor with one worker. It adds the worker's rank to every error."""
 
     def __init__(self) -> None:
         self._worker: Any = None

@@ -1,4 +1,4 @@
-"""A worker of the single controller: one of W workers, which knows its rank and its position in a mesh."""
+"""A worker of the single controller. It knows its rank among the W workers, and its position in a mesh."""
 
 from __future__ import annotations
 

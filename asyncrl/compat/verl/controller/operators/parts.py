@@ -27,7 +27,7 @@ ROW = "row_of_the_batch"
 
 
 def shared_out(bounds: Callable[[DataProto, int], list[int]], join: Join) -> Mode:
-    """The mode in which worker i of W gets the rows [bounds[i], bounds[i + 1]) of a batch, which may be no rows.
+    """The mode in which worker i of W gets the rows [bounds[i], bounds[i + 1]) of a batch. There may be no such row.
 
     `join` makes the call's result from the results of all workers.
     """

@@ -1,0 +1,119 @@
+"""Evaluates a model or a checkpoint: plays the attempts, and writes the result into the evaluation's folder."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from asyncrl.commands.checkpoints import checkpoint_of
+from asyncrl.commands.evaluate.from_config import EvaluationRequest, play, require_same, without_training
+from asyncrl.commands.evaluate.results import EvaluationResult, read_result
+from asyncrl.commands.export import write_policy
+from asyncrl.config.changes import values_of
+from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.refusals import may_exist
+from asyncrl.config.schema import RunConfig
+from asyncrl.data.from_config import run_tasks
+from asyncrl.errors import ConfigError
+from asyncrl.launch.ownership import exclusively
+from asyncrl.launch.preflight.preflight import preflight
+from asyncrl.launch.survivors import end_here
+from asyncrl.machine import process
+from asyncrl.machine.files import write_whole
+from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.finding import find_run
+from asyncrl.text import json_text
+
+log = logging.getLogger("asyncrl.commands.evaluate")
+
+RESULT_FILE = "evaluation.json"
+PATTERN_MARKS = str.maketrans("*?[]", "____")
+
+
+def requested(
+    target: str, data: str, attempts: int, step: int | None, words: Sequence[str], config_dir: Path | None
+) -> EvaluationRequest:
+    """The request to evaluate `target`, which is a run or a model. `step`: the checkpoint after so many steps; None is
+    the newest one. Raises ConfigError: the arguments do not fit together."""
+    run = find_run(target)
+    if attempts < 1:
+        raise ConfigError(f"n={attempts}: there must be at least one attempt")
+    if not may_exist(data):
+        raise ConfigError(f"data={data}: the file does not exist; see docs/data.md")
+    if run is None and step is not None:
+        raise ConfigError(f"step={step}: {target} is not a run, since it has no {CONFIG_FILE}")
+    if run is None:
+        log.info("%s is evaluated as a model, since it has no %s", target, CONFIG_FILE)
+    return EvaluationRequest(run.folder if run else None, target, data, attempts, words, config_dir)
+
+
+def evaluate(
+    request: EvaluationRequest, steps: int | None, threshold: float, stop: threading.Event | None = None
+) -> tuple[Path, EvaluationResult]:
+    """Run an evaluation, or read a finished one. Return the folder and the result. Setting `stop` ends the evaluation;
+    by default signals set it.
+
+    Raises ConfigError or DataError: the configuration or the data cannot be used. Raises CheckpointError: the
+    checkpoint does not exist. Raises StoppedError: `stop` was set. Raises AsyncrlError: the evaluation failed.
+    """
+    config, checkpoint = request.read(), None
+    if request.run is not None and steps is None:
+        checkpoint = checkpoint_of(request.run, config.learner, None)
+        steps = checkpoint.steps
+    folder = _folder(config.run, request, steps)
+    config = without_training(config, request, folder)
+    model, has_ended = folder / "model", (folder / RESULT_FILE).exists()
+    if request.run is not None and not model.exists():
+        checkpoint = checkpoint or checkpoint_of(request.run, config.learner, steps)
+    measured = config if request.run is None else replace(config, model=replace(config.model, path=str(model)))
+    require_same(values_of(measured), folder)
+    if not has_ended:
+        preflight(config)
+    with exclusively(folder):
+        end_here(folder)
+        if checkpoint is not None and not model.exists():
+            write_policy(config.model, checkpoint, model)
+        if has_ended:
+            log.info("showing the result of the finished evaluation; remove %s to evaluate again", folder)
+        else:
+            play(measured, folder, stop or process.stop_on_signals())
+        sources = [task.data_source for task in run_tasks(measured).usable([request.data])]
+        with closing(StoredRun(folder / "replay")) as stored:
+            result = read_result(stored, sources, request.attempts, threshold)
+        write_whole(
+            folder / RESULT_FILE, f"{json_text(_described(config.actor.temperature, request, steps, result))}\n"
+        )
+        for weights in model.glob("*.safetensors"):
+            weights.unlink()
+    return folder, result
+
+
+def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
+    """The folder of an evaluation. Unless run.name is set, its name contains the step, the file and the attempts."""
+    evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
+    name = f"{evaluated}-{Path(request.data).stem}-n{request.attempts}".translate(PATTERN_MARKS)
+    if any(word.lstrip("+").startswith("run.name=") for word in request.words):
+        name = run.name
+    return (request.run or Path(run.dir)) / "evaluations" / name
+
+
+def _described(
+    temperature: float, request: EvaluationRequest, steps: int | None, result: EvaluationResult
+) -> dict[str, Any]:
+    """The result for JSON, with the model, the data and the temperature. Values that are not finite become null."""
+    greedy = request.attempts == 1
+    what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
+    how = {"data": request.data, "temperature": 0.0 if greedy else temperature}
+    return {**what, **how, **_finite(asdict(result))}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
