@@ -137,7 +137,7 @@ def test_several_runs_are_laid_over_each_other_and_chosen(run: Path, tmp_path: P
 
     async def visit(page: Browser) -> None:
         legend = "document.querySelector('#figure-reward .legend')?.textContent ?? ''"
-        await page.until(f"['one \\u00b7 mean', 'two \\u00b7 mean'].every((each) => ({legend}).includes(each))")
+        await page.until(f"['one', 'two'].every((each) => ({legend}).includes(each))")
         await page.until("document.querySelectorAll('#figure-lag').length === 2")
         await page.run("document.querySelector('[data-run=two]').click()")
         await page.until(f"!({legend}).includes('two')")
@@ -211,6 +211,102 @@ def test_the_table_of_hostile_runs_fits_and_is_text(tmp_path: Path, width: int) 
 
     with dashboard(*runs) as url:
         browse(url, visit)
+
+
+def test_of_several_runs_a_figure_draws_one_line_each_and_others_on_demand(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "two", 10, **FULL)
+    legend = "[...document.querySelectorAll('#figure-reward .legend .foreign')].map((each) => each.textContent).join()"
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"({legend}) === 'one,two'")
+        choose = "document.querySelector('#figure-reward select')"
+        options = await page.run(f"[...{choose}.options].map((each) => each.textContent)")
+        assert options == ["mean", "largest", "smallest", "all lines"]
+        await page.run(f"{choose}.value = 'all', {choose}.dispatchEvent(new Event('change'))")
+        await page.until(f"({legend}).split(',').length === 6")
+        assert "lines=reward:all" in await page.run("decodeURIComponent(location.hash)")
+        await page.run("document.querySelector('[data-run=two]').click()")
+        await page.until(f"({legend}) === 'mean,largest,smallest'")
+        assert await page.run(f"{choose}.hidden")
+
+    with dashboard(run, other) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+def test_a_click_on_the_legend_hides_a_line_and_shows_it_again(run: Path) -> None:
+    axis = "document.querySelector('#figure-reward canvas').toDataURL()"
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} === 1 && {INKED}")
+        before = await page.run(axis)
+        await page.run("document.querySelector('#figure-reward .legend button').focus()")
+        await page.press("Enter")
+        await page.until(f"{axis} !== {before!r}")
+        assert await page.run("document.activeElement.getAttribute('aria-pressed')") == "false"
+        for place in (1, 2):
+            await page.run(f"document.querySelectorAll('#figure-reward .legend button')[{place}].click()")
+        assert await page.run("document.querySelectorAll('.legend [aria-pressed=false]').length") == 3
+        for place in range(3):
+            await page.run(f"document.querySelectorAll('#figure-reward .legend button')[{place}].click()")
+        await page.until(f"{axis} === {before!r}")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures&show=reward", visit)
+
+
+def test_shares_parts_of_the_reward_and_the_time_in_tools_have_figures(run: Path) -> None:
+    counters = ("episodes", "truncated", "failed", "tool_calls", "tool_malformed", "tool_unknown", "tool_refused")
+    rows = [dict(zip(counters, (20 * n, 5 * n, 2 * n, 50 * n, 4 * n, n, 0), strict=True)) for n in range(30)]
+    # A process that starts again counts from 0.
+    add_rows(run, "actor-1", [{**row, "tools_s": 1.5} for row in (*rows, *rows[:9])])
+    parts = {
+        "rule/exact_mean": 0.25,
+        "rules_mean": 0.5,
+        "environment_mean": 1.0,
+        "reward_mean": 9.0,
+        "style_mean": 0.75,
+    }
+    add_rows(run, "scoring-0", [parts] * 30)
+
+    async def visit(page: Browser) -> None:
+        for figure, expected in (
+            ("truncated", "truncated at a limit 25%failed 10%"),
+            ("calls", "malformed or unknown 10%refused by the tool 0%"),
+            ("parts", "exact 0.25all rules 0.5environment 1style 0.75"),
+            ("tool_time", "tools of an episode 1.5 s"),
+        ):
+            legend = f"document.querySelector('#figure-{figure} .legend')?.textContent.replaceAll('\u00a0', ' ')"
+            await page.run(f"location.hash = 'tab=figures&show={figure}'")
+            wanted = expected.replace(" ", "")
+            await page.until(f"({legend})?.replaceAll(' ', '') === {wanted!r}")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+def test_fine_tunings_have_figures_of_their_own(run: Path, tmp_path: Path) -> None:
+    tuning = fine_tuning(tmp_path / "sft", [2.0, 1.0])
+    drawn = "[...document.querySelectorAll('section:not([hidden]) article:not([hidden])')]"
+
+    async def visit(page: Browser) -> None:
+        await page.until("document.querySelector('#figure-sft-demonstrations:not([hidden])') !== null")
+        titles = await page.run("[...document.querySelectorAll('section:not([hidden]) h2')].map((h) => h.textContent)")
+        assert titles[0] == "Learning"
+        assert titles[-1] == "Fine-tunings \u00b7 Learning"
+        jumps = await page.run(
+            "[...document.querySelectorAll('.jumps button:not([hidden])')].map((b) => b.textContent)"
+        )
+        assert jumps == titles
+        ids = await page.run(f"{drawn}.map((each) => each.id)")
+        assert {each for each in ids if each.startswith("figure-sft-")} == {
+            "figure-sft-loss",
+            "figure-sft-demonstrations",
+        }
+        legend = await page.run("document.querySelector('#figure-gradient .legend').textContent")
+        assert "sft" not in legend
+
+    with dashboard(run, tuning) as url:
+        browse(f"{url}#tab=figures&runs=one,sft", visit)
 
 
 def test_a_click_in_a_figure_leads_to_the_episodes_of_that_step(run: Path, tmp_path: Path) -> None:
