@@ -15,7 +15,8 @@ __all__ = ["Run", "evaluate", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """A name of commands/from_python.py, which is imported at its first use: `import asyncrl` stays light."""
+    """Return `Run`, `evaluate` or `train`. Their file is imported only at their first use: `import asyncrl` stays
+    light."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module("asyncrl.commands.from_python")

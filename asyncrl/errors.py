@@ -17,7 +17,7 @@ class DataError(AsyncrlError):
 
 
 class InvariantError(AsyncrlError, ValueError):
-    """The values for a data type, such as one in `types`, break its invariants."""
+    """The values for an object of a data type, such as `types.Trajectory`, break the invariants of the type."""
 
 
 class WireError(AsyncrlError):

@@ -4,7 +4,7 @@
 |---|---|---|
 | task | `openai/gsm8k/train/17` | a row of a task file: data source, split, index |
 | group of the feed | `t000000012` | the feed's group number 12, counted over all shards |
-| group of a task that runs again | `r000000003` | the third task that was requeued or evicted |
+| group of a task that runs again | `r000000003` | group number 3 of requeued or evicted tasks, over all shards |
 | group of an evaluation | `e7-000042` | held-out task 42, run for policy version 7 |
 | the same, a later attempt | `e7-a3-000042` | attempt 3 at that task; attempts are counted from 0 |
 | ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of group `t000000012` |
@@ -52,7 +52,7 @@ def evaluated_version(name: str) -> int:
 
 
 def held_out_row(group: str) -> int:
-    """The row number of the held-out task of an evaluation's group."""
+    """The row number of the held-out task, from the id of an evaluation's group."""
     return int(group.rpartition("-")[2])
 
 

@@ -17,7 +17,8 @@ _WORDS = r"(?:api_?key|secret|passw(?:or)?d|passphrase|credentials?|authorizatio
 _NAME = re.compile(
     rf"{_WORDS}(?!\w*_(?:file|path))|(?:^|_)(?:key|token|auth|pat|pwd|pass|dsn|cookie|sig|signature|jwt)$", re.I
 )
-# These names are no secrets: tokens of a vocabulary, numbers per token, and keys that name a column or a field.
+# Values with these names are no secrets: tokens of a vocabulary, numbers per token, and keys that name a column or a
+# field.
 _PLAIN = re.compile(
     r"(?:^|_)(?:(?:pad|eos|bos|unk|sep|cls|stop|mask|image|start|end|per)_token"
     r"|(?:prompt|question|messages?|image|video|audio|text|input|output|response|answer|solution|truth|target|label"
@@ -30,7 +31,7 @@ _FLAG = re.compile(r"--?(?=[a-z])[\w-]+", re.I)
 # A reference to an environment variable is not a secret.
 _REFERENCE = re.compile(r"\$\{oc\.env:\w+\}")
 
-# Each pattern begins only at the start of a name, so that the time is linear in the length of the text.
+# Each pattern can match only from the start of a name, so that the time is linear in the length of the text.
 _ADDRESS = re.compile(r"((?<![a-z0-9+.-])[a-z][a-z0-9+.-]*+://)[^\s/?#@]*+(?:@[^\s/?#@]*+)*@", re.I)
 _BEFORE_A_VALUE = re.compile(
     r"""(?<![\w.-])([\w.-]++)=  # in an address, a command line or the environment
@@ -70,7 +71,7 @@ def masked(value: Any, name: str = "") -> Any:
 
     These are secrets:
 
-    - values with the name of a secret
+    - values whose name is that of a secret, such as `api_key`
     - all values of environments and headers
     - passwords in addresses
     - tokens in the form of a known service

@@ -240,8 +240,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `routed_experts` uint8[T, R], or uint8[0, 0] if the engine does not report them: the experts of each token, packed
       by `modelling.routing.RoutingShape`. All R bytes are 255 for a token without known experts.
     - `image_spans` int32[I, 2]: the tokens [start, end) of each image. An image has one placeholder token for each
-      feature of the model's vision tower. `image_digests` uint8[I, 32]: the SHA-256 of each image's bytes. The replay
-      stores an image once for all episodes of a group.
+      feature that the model's vision tower computes for it. `image_digests` uint8[I, 32]: the SHA-256 of each image's
+      bytes. The replay stores an image once for all episodes of a group.
 
     In a demonstration (`finish`), learned tokens have the version `DEMONSTRATED` and the log-prob 0.
 
@@ -376,8 +376,8 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
         return list(pairwise([0, *prompts, len(self.tokens)])) if prompts else [(0, len(self.tokens))]
 
     def begins_as(self, other: Trajectory) -> int:
-        """The length of the common prefix of the first branches of `self` and `other`. It ends before the first image
-        that differs."""
+        """The length of the common prefix of the first branches of `self` and `other`. The prefix ends before the first
+        image that differs."""
         common = common_prefix(*(each.tokens[slice(*each.branches[0])] for each in (self, other)))
         # All images have the same placeholder tokens, so images are compared by digest.
         own, others = (
@@ -622,7 +622,8 @@ class BatchPlan:
     - `group_ids`: the group of each trajectory
     - `tokens`, `sampled`: for each trajectory the number of its tokens, and of those that the policy sampled
     - `weights`: the sampler's importance weights, at most 1
-    - `shared`: the length of the common prefix with the previous trajectory of the same group; empty if unknown
+    - `shared`: for each trajectory the length of its common prefix with the previous trajectory of the same group;
+      empty if the lengths are unknown
     - `demonstrations`: the indices in `ids` of demonstrations
     - `skipped`: the reason why the step trains nothing, if a user skipped the plan; else empty
     """

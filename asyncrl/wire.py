@@ -50,7 +50,7 @@ MAX_INTEGER_BYTES = 1700
 """The bytes of the largest such integer. Python cannot convert integers of more than 4300 digits to text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
-"""The longest side of an array without elements. The size of a message does not bound such a shape, but readers may
+"""The longest side of an array without elements. The size of a message does not bound this side, but readers may
 allocate memory by its length."""
 
 Buffer = bytes | bytearray | memoryview
@@ -245,8 +245,8 @@ def _array(name: str, code: str, shape: list[int], frame: Buffer) -> NDArray[Any
 def check_keys(packed: Buffer | msgspec.Raw) -> None:
     """Raises MsgspecError or WireError: a map in `packed` has a key that is not text, or `packed` is nested too deep.
 
-    A malicious sender can use thousands of lists with the same hash as keys of one map, which would take minutes to
-    decode. A few such keys are harmless, and `check_plain` refuses them.
+    A malicious sender can give one map thousands of keys that are lists, all with the same hash. Decoding this map
+    would take minutes. A few such keys are harmless, and `check_plain` refuses them.
     """
     raw = bytes(packed)
     if len(raw.translate(None, _NO_LISTS)) <= FEW_LISTS or not any(map(raw.__contains__, _LARGE_MAPS)):

@@ -43,7 +43,8 @@ def run(config: TrainConfig) -> None:
 
 
 async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Event, activity: Activity) -> None:
-    """Open engine, runner, receiver of weights and workers, and let them work until one of them ends."""
+    """Open the engine, the runner of episodes, the receiver of weights and the workers. Let them work until one of them
+    ends."""
     # Imported here, because a command that imports this file for its help must not load torch.
     from asyncrl.actor.from_config import open_runner
     from asyncrl.actor.rollout_metrics import RolloutMetrics
@@ -76,7 +77,8 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
             return stack.enter_context(closing(client))
 
         endpoints = locations.replay_endpoints(config.network, config.replay.shards)
-        # Each shard of the replay has a worker: an unreachable shard blocks only its share of the episodes.
+        # The actor has one worker for each shard of the replay, so an unreachable shard blocks only its share of the
+        # episodes.
         share, renew_s = max(1, actor.concurrency // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
         settings = (share, measured, actor.episode_timeout_s, renew_s, spans, runner.outgoing)
         workers = [RolloutWorker(runner.run, connect(each), connect(each), *settings) for each in endpoints]
@@ -112,8 +114,8 @@ async def _drain(workers: Sequence[RolloutWorker], drain: asyncio.Event, stop: t
 
 
 async def _follow(receiver: Receiver, engine: Engine, is_only_version: bool) -> None:
-    """Load each new version into the engine. Raises TooManyFailuresError: the run has only one version, and this
-    version fails its canary in the engine (`weights/canary.py`)."""
+    """Load each new version into the engine. Raises TooManyFailuresError: the run has only one version, and the engine
+    fails its canary, a check of log-probs (`weights/canary.py`)."""
     from asyncrl.weights.canary import CanaryError
 
     try:

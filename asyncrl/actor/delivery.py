@@ -15,14 +15,14 @@ from asyncrl.types import Trajectory
 log = logging.getLogger(__name__)
 
 EpisodeOutcome = Trajectory | str
-"""The trajectory of a ticket's episode, or the reason why it failed."""
+"""The trajectory of a ticket's episode, or the reason why the episode failed."""
 
 InThread = Callable[..., Awaitable[Any]]
 """Calls its first argument with the remaining arguments in a thread, and waits for the result."""
 
 
 class Delivery:
-    """Sends outcomes to `sink` and counts them in `metrics`. `outgoing` has the images that a trajectory shows."""
+    """Sends outcomes to `sink` and counts them in `metrics`. `outgoing` has the images of the trajectories."""
 
     def __init__(
         self, sink: ReplayClient, metrics: RolloutMetrics, outgoing: OutgoingImages, in_thread: InThread

@@ -38,9 +38,10 @@ async def open_runner(
 ) -> EpisodeRunner:
     """Open the runner. `stack` closes its tools, or the server of its agent.
 
-    An agent plays the episodes if `actor` names one; otherwise `ToolPlayer` does. `spans` records the phases of each
-    episode. `watch` is called with the messages of conversations that `ToolPlayer` leads. `chat` replaces the model's
-    chat. Raises ConfigError: the chat template, a tool, a user or the agent cannot be used.
+    If the configuration names an agent, the agent plays the episodes; otherwise `ToolPlayer` does. `spans` records the
+    phases of each episode. `watch` is called with the messages of conversations that `ToolPlayer` leads. `chat` is used
+    in place of the chat of the configured model. Raises ConfigError: the chat template, a tool, a simulated user or the
+    agent cannot be used.
     """
     actor, data = config.actor, config.data
     chat = chat or open_chat(config)
@@ -50,7 +51,7 @@ async def open_runner(
     demonstrate = None if data.demonstration is None else demonstration_recorder(actor, data, chat)
     player: Player
     if actor.played_by:
-        # Imported here, because a start without an agent must not wait for the import of a web server.
+        # Imported here, because an actor without an agent must not wait for the import of a web server when it starts.
         from asyncrl.agents.chat_api.opening import open_agent
 
         player = await open_agent(actor, locations.agents_folder(config.run), stack, images is not None)
@@ -95,7 +96,8 @@ def demonstration_recorder(actor: ActorConfig, data: DataConfig, chat: Chat) -> 
 
 
 def _of_episodes(actor: ActorConfig, data: DataConfig) -> tuple[EpisodeLimits, bool, Split]:
-    """The limits of episodes, `as_rendered` of Recorder, and the split into steps."""
+    """The limits of episodes, whether each completion is compared with the rendering of the chat template, and the
+    split into steps."""
     # max_total_tokens may be less than max_tokens, but must not limit an episode with one branch.
     total = max(actor.max_tokens, actor.max_total_tokens)
     prompts = (data.max_prompt_length, data.truncation)

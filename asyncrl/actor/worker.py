@@ -1,7 +1,7 @@
-"""The rollout worker: takes tickets, plays many of their episodes at once, and delivers the outcomes.
+"""The rollout worker: takes tickets (each permits one episode), plays many episodes at once, and delivers the outcomes.
 
-The worker reports a ticket as held from its arrival until its delivery was acknowledged. Every ticket ends as one
-delivered trajectory or one reported failure, unless the worker stops: then the replay gives the ticket to another
+The worker reports a ticket as held from its arrival until the replay has acknowledged the outcome. Every ticket ends as
+one delivered trajectory or one reported failure, unless the worker stops: then the replay gives the ticket to another
 actor. A failed episode never ends the worker.
 
 Back-pressure: the worker requests at most one ticket for each free slot, and an episode that has ended keeps its slot
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LONGEST_REASON = 200
-"""The most characters of a failure's reason on the timeline."""
+"""The maximum number of characters of a failure's reason that the timeline of spans has."""
 
 RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
 """Runs the episode of a ticket, and calls its second argument when the engine serves the ticket's version.
@@ -53,8 +53,8 @@ class RolloutWorker:
     slot is free, the worker renews its leases every `renew_s` seconds.
 
     `source` gives tickets and `sink` takes outcomes. They are two clients, since each is called from its own thread.
-    `spans` records each episode, from the arrival of its ticket until its delivery was acknowledged. `outgoing` has the
-    images that the trajectories show.
+    `spans` records each episode, from the arrival of its ticket until the replay has acknowledged the outcome.
+    `outgoing` has the images that the trajectories show.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RolloutWorker:
         self._renew_s = renew_s
         self._spans = spans or NoSpans()
         self._error_logger = ErrorLogger(log)
-        # The shared threads would not do: tools may keep them busy for longer than a lease lasts.
+        # The event loop's threads would not do: tools may keep them busy for longer than a lease lasts.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._delivery = Delivery(sink, metrics, outgoing or OutgoingImages(), self._in_thread)
         self._held = HeldTickets()
@@ -204,8 +204,8 @@ class RolloutWorker:
 
 
 async def first_to_end(*works: Awaitable[object]) -> None:
-    """Wait for all `works` until the first one ends, and cancel the others. Raises the error of the first one when all
-    have ended."""
+    """Run all `works` until one of them ends, and then cancel the others. Once all have ended, raises the error of the
+    first one that ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,8 @@
 """Chooses the addresses, ports and keys of a run that the configuration leaves open.
 
 The chosen values are written into the configuration in the run's folder, so that roles and other commands find each
-other. A resume chooses addresses and ports again: a port may be taken by then, and a role may be on another host.
+other. When a run resumes, addresses and ports are chosen again: a port may be taken by then, and a role may be on
+another host.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ _LEARNER_KEYS = ("rendezvous", "interface")
 
 @dataclass(frozen=True, slots=True)
 class RunAddresses:
-    """The sections of the configuration that say where a run listens. The methods fill in open addresses and ports."""
+    """The sections of the configuration that say where a run listens. The methods fill in the addresses and ports that
+    the configuration does not give."""
 
     run: RunConfig
     network: NetworkConfig
@@ -63,7 +65,8 @@ class RunAddresses:
         self.network.weights_port = self.network.weights_port or free_ports(1)
 
     def close_to_others(self) -> None:
-        """Make keys for a run that other machines can reach, unless it has keys or may do without keys."""
+        """Make keys for a run that other machines can reach, unless keys are configured or the run may do without
+        keys."""
         network = self.network
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
         # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. All other sockets use keys.
@@ -92,8 +95,8 @@ class RunAddresses:
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The command-line words that reset the configuration keys that the launcher set at the last start, so that the
-    launcher chooses their values again."""
+    """The command-line words that reset the configuration keys which the launcher set at the last start of the run. The
+    launcher then chooses their values again."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

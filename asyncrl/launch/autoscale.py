@@ -1,8 +1,8 @@
 """`cluster.autoscale`: adapts the numbers of actors and scorers of a run to its metrics.
 
-One rule names the role that limits the run. A number changes by one process at a time, and only after the rule has
-named the same change several times in a row. The thresholds for adding a process and for removing one lie apart, so
-that the numbers do not oscillate.
+One rule names the role that limits the run. The number of a role's processes changes by one at a time, and only after
+the rule has named the same change several times in a row. The thresholds for adding a process and for removing one lie
+apart, so that the numbers do not oscillate.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ STARVED, SERVED = 0.2, 0.05
 """The learner waits too much if it is idle for more than the share STARVED of its time, and hardly at all if it is idle
 for less than SERVED."""
 BUSY = 0.1
-"""Actors or scorers limit the run if they are idle for a smaller share of their time."""
+"""Actors or scorers limit the run if they are idle for less than this share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
+"""Too many actors or scorers run if they are idle for more than these shares of their time and the learner does not
+wait."""
 OLD = 0.9
 """Too many actors run if the mean lag is above this share of `replay.max_lag` and the learner does not wait."""
 
@@ -37,7 +38,7 @@ class Workload:
     """The newest metrics.
 
     - `learner_idle`, `actors_idle`, `scorers_idle`: the share of time for which these roles were idle;
-    - `waiting_batches`: the batches that wait for scores;
+    - `waiting_batches`: the number of batches that wait for scores;
     - `lag_share`: the mean lag as a share of `replay.max_lag`.
     """
 
@@ -107,7 +108,7 @@ class Patience:
         bounds = self._bounds[change.name]
         if not bounds:
             return False
-        # A number that a start or `asyncrl scale` has set beyond the bounds may come back within them.
+        # `asyncrl train` or `asyncrl scale` may have set a number beyond the bounds. It may then come back within them.
         count, (least, most) = counts[change.name] + change.by, bounds
         return count >= least if change.by < 0 else count <= most
 
@@ -122,7 +123,8 @@ class RunSizes:
 
 
 class Autoscaler:
-    """Reads the metrics of a run every `every_s`, and calls `scale` with a new number of actors or scorers.
+    """Reads the metrics of a run every `cluster.autoscale.every_s` seconds, and calls `scale` with a new number of
+    actors or scorers.
 
     `scale` also sets the number in `cluster`. Each change is logged with its reason. `clock` gives seconds.
     """

@@ -1,4 +1,5 @@
-"""Claims the folder of a run for a start: refuses a resume that would be another run, and records the configuration."""
+"""Claims the folder of a run for `asyncrl train`: refuses to resume the run if the configuration describes another run,
+and records the configuration."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def check_resume(values: Mapping[str, Any], run_dir: Path, check_files: Callable
     """Refuse to resume a run that has begun if fixed keys differ from `values`, or if `check_files` refuses the files
     of its tasks.
 
-    Raises ConfigError: the resume is refused, or the folder holds a fine-tuning.
+    Raises ConfigError: the resume is refused, or the folder holds a supervised fine-tuning (`asyncrl sft`).
     """
     refuse_fine_tuning(run_dir)
     try:

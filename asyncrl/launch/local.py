@@ -75,9 +75,10 @@ def train(
 ) -> bool:
     """Run all roles until the learner is done (True) or a signal or `asyncrl stop` ends the run (False).
 
-    A run that already has more steps than `config` sets starts nothing. Setting `stop` ends the run; by default signals
-    set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On each further
-    host of the learner, this runs only the ranks of that host. Raises AsyncrlError: the run cannot start or continue.
+    If the run has already done more steps than `config` asks for, this starts nothing. Setting `stop` ends the run; by
+    default signals set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On
+    each further host of the learner, this runs only the ranks of that host. Raises AsyncrlError: the run cannot start
+    or continue.
     """
     try:
         if config.learner.node:
@@ -132,8 +133,8 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
 def _placed(
     config: TrainConfig, run_dir: Path, launcher: Launcher, stop: threading.Event, asked: threading.Event
 ) -> Placement | None:
-    """Place the run's roles, claim its folder, and return the placement, or None if the run has done all its steps.
-    The roles can start after this. `stop` is set by signals, `asked` also by `asyncrl stop`.
+    """Place the run's roles, claim its folder, and return the placement, or None if the run has done more steps than
+    `config` asks for. The roles can start after this. `stop` is set by signals, `asked` also by `asyncrl stop`.
 
     Raises StoppedError: the run was asked to stop. Raises ConfigError: the run does not fit the hosts, or must not
     resume.

@@ -1,8 +1,8 @@
 """Lets one process own a run's folder, and lets other processes ask the owner to stop.
 
-The owner keeps the file `supervised` locked while it runs roles, and writes its process into the file. Another process
-asks the owner to stop by making the file `stop`, which also works over a shared folder. The owner renames `stop` to
-`stopping`, and removes `stopping` when all roles have ended.
+The owner keeps the file `supervised` locked while it runs roles, and writes its host and process id into the file.
+Another process asks the owner to stop by making the file `stop`, which also works over a shared folder. The owner
+renames `stop` to `stopping`, and removes `stopping` when all roles have ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ LEFT_S = 10.0
 """The owner of a folder has ended if the folder has no owner for this long. By then a restarted owner has written its
 name, and the ranks of a finished run have ended."""
 TRIES = 10
-"""The most attempts to lock a file that its owner has locked, or removes during the attempt."""
+"""The maximum number of attempts to lock a file that its owner has locked, or removes during the attempt."""
 MOST_TRIES = 150
-"""The most attempts to lock a file while another process holds a shared lock to check if the folder has an owner."""
+"""The maximum number of attempts to lock a file while another process holds a shared lock to check if the folder has an
+owner."""
 LOOKING_S = 0.02
 """The pause between two attempts, longer than a check for an owner takes."""
 SILENT_S = 90.0
@@ -80,8 +81,8 @@ def exclusively(run_dir: Path) -> Iterator[None]:
 
 
 def _locked(run_dir: Path) -> TextIO:
-    """Lock the owner's file, and write the name of this process into it. Raises BlockingIOError: another process has
-    locked it; OSError.
+    """Lock the owner's file, and write the host and the id of this process into it. Raises BlockingIOError: another
+    process has locked it; OSError.
 
     An owner that started nothing removes the folder. If that happens during this call, the call tries again.
     """
@@ -136,8 +137,8 @@ def is_asked_to_stop(run_dir: Path) -> bool:
 
 @contextmanager
 def stop_of_start(run_dir: Path, stop: threading.Event) -> Iterator[threading.Event]:
-    """An event that interrupts the checks of a start. It is set when `stop` is set, and within LOOK_S of a stop request
-    in the folder. A request does not set `stop`, so the caller can tell it from a signal."""
+    """An event that interrupts the checks before a run starts. It is set when `stop` is set, and within LOOK_S of a
+    stop request in the folder. A request does not set `stop`, so the caller can tell it from a signal."""
     asked, is_over = threading.Event(), threading.Event()
 
     def watch() -> None:

@@ -1,7 +1,7 @@
 """Writes and reads `processes.json` in a run's folder: the host, the process and the number of restarts of each role.
 
-The supervisor renews the file as long as it lives. If the supervisor was killed, the next start reads from the file
-which processes may still run, and for how long at most.
+The supervisor renews the file as long as it lives. If the supervisor was killed, the next start of the run reads from
+the file which processes may still run, and for how long at most.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class ProcessRecords:
 
 
 def read_records(run_dir: Path) -> dict[str, ProcessRecord]:
-    """The records of the last supervisor of a folder; empty without a file, or if an earlier asyncrl wrote it."""
+    """The records of the last supervisor of a folder; empty without a file, or if an earlier version of asyncrl wrote
+    it."""
     try:
         return msgspec.json.decode((run_dir / PROCESSES_FILE).read_bytes(), type=dict[str, ProcessRecord])
     except (FileNotFoundError, msgspec.DecodeError):

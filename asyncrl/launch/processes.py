@@ -36,7 +36,7 @@ def role_command(module: str, path: Path, *arguments: str, python: str = sys.exe
 
 def role_environment(role: PlacedRole, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables to add to the environment of a placed role. If `inherited` limits the visible GPUs, `role.gpus` are
-    indices into these."""
+    indices into the visible ones."""
     environment = {**ROLE_ENVIRONMENT, "OMP_NUM_THREADS": str(role.threads)}
     if role.gpus is not None:
         visible = visible_gpus(inherited.get(GPU_VARIABLE, ""))

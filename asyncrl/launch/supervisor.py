@@ -1,5 +1,5 @@
 """Starts every role, restarts failed roles, and stops all of them cleanly. By default a role is a child of this
-process; `start` can run it elsewhere.
+process. The function `start` of a launcher can run it elsewhere.
 
 The run is done when the role named `until` ends with status 0. Roles whose names begin with that name, such as the
 learner on other hosts, may end with status 0, too. Status 2 means that the role cannot be configured, and status 3 that
@@ -42,7 +42,7 @@ MOST_DOUBLINGS = 64
 """The largest exponent of the pause, which reaches its own bound much earlier. Without it, `2.0 ** 1024` would
 overflow."""
 SHOWN_LINES = 3
-"""The lines of an ended role's log that are shown: enough for the reason and its fix."""
+"""The number of last lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
 """A role that ran this long before it failed counts its failures from 1 again."""
 SOON_S = 2.0

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 KILLED_S = 30.0
-"""The time for a killed process to end: a process that hangs in the kernel may never end."""
+"""The longest wait for a killed process to end: a process that hangs in the kernel may never end."""
 
 
 class Survivor:
@@ -130,7 +130,7 @@ def end_elsewhere(
     their leases expire.
 
     Raises StoppedError: `stop` was set meanwhile; ConfigError: a supervisor on another machine runs the folder,
-    although its lock was free here.
+    although the folder's lock was free here.
     """
     left = {name: record for name, record in read_records(run_dir).items() if _may_run_elsewhere(record)}
     left = {name: record for name, record in left.items() if not _has_ended(run_dir, name, record)}

@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.02
 NOTICE_S = 60.0
 STOPPED_S = 60.0
-"""The most seconds that a stopped learner waits for the GPUs. It needs them to save the finished steps."""
+"""The maximum number of seconds for which a stopped learner waits for the GPUs, which it needs to save the finished
+steps."""
 
 
 class SharedGpus:
@@ -96,8 +97,8 @@ class SharedGpus:
         return True
 
     def _wait(self, gives_up: Callable[[], bool]) -> None:
-        """Wait until the servers have freed the GPUs, on rank 0 alone. The other ranks wait for rank 0 in
-        `together`."""
+        """Wait until the servers have freed the GPUs. Only rank 0 waits here: the other ranks return at once, and wait
+        for rank 0 in `together`."""
         assert self._lock is not None
         if self._ranks.rank != 0:
             return

@@ -58,7 +58,7 @@ def compile_passes(
 
 def _sizes(largest: int) -> Iterator[int]:
     """Yield numbers of tokens up to `largest`, two for each doubling. Every range of numbers that share a kernel is
-    wide enough to contain one of them."""
+    wide enough to contain one of the yielded numbers."""
     size = FEWEST
     while size < largest:
         yield size

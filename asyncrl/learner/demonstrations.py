@@ -32,7 +32,7 @@ from asyncrl.observe.metrics import Value
 
 
 def sft_weight(config: SftConfig, step: int, total_steps: int) -> float:
-    """Return the weight of the loss of demonstrations at a learner step."""
+    """Return the weight that the loss of demonstrations has at a learner step."""
     done = min(1.0, step / (config.steps or total_steps))
     falling = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
     return config.weight * falling
@@ -110,7 +110,8 @@ class DemonstrationFeed:
         return [self._order.at(each) for each in range(position, position + count)]
 
     def _next_tokens(self, position: int, tokens: int) -> list[int]:
-        """Return the indices of demonstrations from a position on: as few as have at least `tokens` tokens to learn."""
+        """Return the indices of demonstrations from a position on: as few as possible that together have at least
+        `tokens` tokens to learn."""
         found: list[int] = []
         while tokens > 0:
             found.append(self._order.at(position + len(found)))

@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience_s: float = PATIENCE_S) -> None:
     """Train as `config` says. This process is one rank of several if `run_ranks` started it, else the only rank.
-    `activity` is the activity of this process. The process ends `patience_s` after `stop` is set, even if its main
-    thread is stuck.
+    `activity` is the activity of this process. The process ends `patience_s` seconds after `stop` is set, even if its
+    main thread is stuck.
 
     With `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. Raises
     StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
@@ -146,7 +146,8 @@ def run_settings(config: TrainConfig) -> RunSettings:
     """Return the settings of a whole run. Raises DataError: the run's demonstrations were not rendered."""
     actor, observe, folder = config.actor, config.observe, locations.run_dir(config.run)
     shown = config.algorithm.sft.path
-    # Such an episode may have several sequences, which must all fit into one pass.
+    # An episode of an agent, or with the template's history, may have several sequences, which must all fit into one
+    # pass.
     is_split = actor.played_by is not None or actor.history == "template"
     return RunSettings(
         folder=folder,

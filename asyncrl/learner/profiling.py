@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 logger = logging.getLogger(__name__)
 
 ENTRIES = 1_000_000
-"""The most allocations and releases in a snapshot of a step. A snapshot keeps the latest ones."""
+"""The maximum number of allocations and releases in the snapshot of a step. A snapshot keeps the latest ones."""
 
 
 @dataclass(frozen=True, slots=True)

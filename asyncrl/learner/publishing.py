@@ -37,7 +37,7 @@ class Versions:
 @dataclass(frozen=True, slots=True, eq=False)
 class Publishing:
     """Publishes the weights of `policy` in buckets of `bucket_bytes`, each version with a canary if `canary` has its
-    settings. Only rank 0 has a `publisher`. If a recorded run is trained again, no rank has one."""
+    settings. Only rank 0 has a `publisher`. If a recorded run is trained again, no rank has a publisher."""
 
     policy: Policy
     ranks: Ranks

@@ -68,8 +68,8 @@ class ModelSettings:
     - `policy`, `critic` and `implicit`: the sections of the configuration that name the models.
     - `seed`: the seed of the first values of new adapters.
     - `temperature`: the policy's temperature.
-    - `longest_episode`: the most tokens of a sequence of an episode.
-    - `longest`: the most tokens of any sequence, also of a demonstration.
+    - `longest_episode`: the maximum number of tokens in one sequence of an episode.
+    - `longest`: the maximum number of tokens in any sequence, including demonstrations.
     """
 
     policy: ModelConfig
@@ -87,7 +87,8 @@ class RunSettings:
 
     - `folder`: the folder of the run.
     - `gpu_locks`: the folder of the locks of the GPUs that the learner shares with servers. None: it shares none.
-    - `largest_episode`: the most tokens of an episode. The tokens of all its branches must fit into one pass.
+    - `largest_episode`: the maximum number of tokens in one episode. The tokens of all its branches must fit into one
+      pass.
     - `bucket_bytes`: the size of the buckets in which weights are published.
     - `canary`: the settings of the canaries of versions, or None for no canaries.
     - `demonstrations`: the demonstrations that are trained in addition to episodes, if there are any.

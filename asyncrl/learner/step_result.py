@@ -33,7 +33,8 @@ class StepResult:
     summary: dict[str, float] = field(default_factory=dict)
     """The metrics of the algorithm and of the models, by their names."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    """The number of tokens in each bin of the raw and of the corrected importance weights, by their names."""
+    """The number of tokens in each bin of the importance weights, by the names of the raw and of the corrected
+    weights."""
 
     @property
     def mean_norm(self) -> float:

@@ -4,8 +4,8 @@ In these cases finished steps are not saved, and the next start trains them agai
 
 - The stop comes between the first update and the end of a step with several updates. The weights then belong to no
   finished step.
-- No version was published after the last finished step. The next start would serve its weights under the number of the
-  newest version, which has other weights.
+- No version was published after the last finished step. The next start would serve the weights of this step under the
+  number of the newest version, which has other weights.
 - The models are not on the GPUs, since servers that share the GPUs have not freed them in time.
 """
 

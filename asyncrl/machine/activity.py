@@ -1,4 +1,4 @@
-"""Heartbeats: a process shows that its main thread advances, and the process that started it notices when it does not.
+"""Heartbeats: a process shows that its main thread advances, so that its starter notices if the main thread hangs.
 
 A thread of the process renews the modification time of a file, which also works over a shared folder. The content of
 the file names the work that the process must finish before it may be killed, or is empty.
@@ -26,20 +26,20 @@ VARIABLE = "ASYNCRL_HEARTBEAT"
 """The environment variable in which a process gets the path of its heartbeat."""
 BEAT_S = 1.0
 START_S = 300.0
-"""The time until the first heartbeat of a process. A process first loads libraries, which can take a minute from a
+"""A process has at least this long until its first heartbeat. It first loads libraries, which can take a minute from a
 network disk."""
 LONGEST_LOOK_S = 2.0
-"""The most time that counts between two looks at a heartbeat. If more time has passed, the process that looks did not
-run either."""
+"""The longest silence that the time between two looks at a heartbeat can add. If more time has passed, the process that
+looks did not run either."""
 FINISH_S = 600.0
-"""The time for which a stop waits for a process that finishes a checkpoint."""
+"""The longest time for which a stop waits for a process to finish work, such as a checkpoint."""
 STACKS_S = 3.0
 """A process writes the stacks of its threads to its log this long before it counts as hung."""
 
 
 class Activity:
-    """The work of this process's main thread. That thread calls every method but `finishing`, which any thread may
-    call. `clock` gives seconds since 1970."""
+    """The work of this process's main thread. Only that thread calls the methods, except `finishing`, which any thread
+    may call. `clock` gives seconds since 1970."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -110,7 +110,7 @@ class Heartbeat:
     - `hang_s`: the process counts as hung this many seconds after the last renewal of the file
     - `still_s`: if this is longer than `hang_s`, the process counts as hung only after the main thread has made no
       progress for this many seconds
-    - `show`: writes the stacks of all threads STACKS_S before the process counts as hung
+    - `show`: writes the stacks of all threads, STACKS_S seconds before the process counts as hung
     """
 
     def __init__(
@@ -171,8 +171,8 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
     """Send heartbeats of `activity` during the block, if the process that started this process wants them. `hang_s` and
     `still_s`: see `Heartbeat`.
 
-    If the starter has ended, no process would notice that this process hangs. So this process is killed with its group
-    after `stop_s`, or after `FINISH_S` if it must finish some work.
+    Once the starter has ended, no process would notice that this process hangs. So this process then kills itself with
+    its group after `stop_s` seconds, or after `FINISH_S` if it must finish some work.
     """
     path = os.environ.pop(VARIABLE, None)  # Removed, so that children do not inherit it.
     if path is None:
@@ -201,14 +201,14 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
 
 def _lock_until_the_end(path: Path) -> None:
     """Hold a shared lock on the file until this process ends. A process in another container, which cannot see this
-    process, tests the lock to know whether it has ended."""
+    process, tests the lock to know whether this process has ended."""
     with suppress(OSError):  # A disk may have no locks: then no process tests for this lock.
         fcntl.flock(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 class Pulse:
-    """The heartbeat of another process, in the file at `path`, since the start of that process. `clock` gives
-    seconds."""
+    """Watches the heartbeat of another process in the file at `path`. Make this object before that process starts.
+    `clock` gives seconds."""
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path, self._clock = path, clock
@@ -224,8 +224,8 @@ class Pulse:
         self._seen = self._changed()
 
     def is_lost(self, limit_s: float) -> bool:
-        """True if there was no heartbeat for `limit_s` seconds, or, before the first heartbeat, for at least `START_S`.
-        Call this often: of the time between two calls, at most `LONGEST_LOOK_S` counts."""
+        """True if there was no heartbeat for `limit_s` seconds. Before the first heartbeat, the limit is at least
+        `START_S`. Call this often: of the time between two calls, at most `LONGEST_LOOK_S` counts."""
         now, seen = self._clock(), self._changed()
         self._silent_s += min(now - self._looked, LONGEST_LOOK_S)
         self._looked = now

@@ -34,7 +34,7 @@ class LearnerLock:
 
     def ask(self) -> None:
         """Request the GPUs. From now until `give_back`, no actor can take them."""
-        # An actor that tests this lock holds it for some microseconds.
+        # This may wait for some microseconds, in which an actor that tests the lock holds it.
         fcntl.flock(self._own, fcntl.LOCK_EX)
 
     def is_ours(self) -> bool:

@@ -34,7 +34,7 @@ VARIABLE = "ASYNCRL_GUARDED"
 
 PR_SET_PDEATHSIG = 1
 STATE, GROUP, THREADS = 0, 2, 17
-"""Fields of /proc/PID/stat after the name of the program."""
+"""The indices of three fields of /proc/PID/stat, counted from the field after the name of the program."""
 
 
 def main() -> None:

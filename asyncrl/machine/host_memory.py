@@ -34,8 +34,8 @@ def pinned(tensor: Tensor) -> Tensor:
     into other memory.
 
     The memory is as large as the tensor, while torch would round the size of pinned memory up to a power of two. The
-    pages are written before the driver pins them, since kernels of other threads wait for the driver. If the driver
-    refuses, the memory is not pinned (`is_pinned`), and copies are slower.
+    pages are written before the driver pins them, so that pinning is short: kernels of other threads wait for it. If
+    the driver refuses, the memory is not pinned (`is_pinned`), and copies are slower.
     """
     buffer = pages(tensor)
     if not buffer.nbytes:
@@ -61,8 +61,8 @@ def _forget_failure() -> None:
 
 
 def pages(tensor: Tensor) -> Tensor:
-    """Allocate host memory like the tensor's. It shares no page with other memory, since no page may be pinned
-    twice."""
+    """Allocate host memory for a copy of `tensor`. The memory shares no page with other memory, since no page may be
+    pinned twice."""
     memory = torch.frombuffer(mmap(-1, max(1, tensor.nbytes)), dtype=torch.uint8)
     return memory[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
 
@@ -78,8 +78,8 @@ class OnHost:
         self._taken: list[tuple[torch.UntypedStorage, int]] = []
 
     def take(self, tensors: Iterable[Tensor]) -> int:
-        """Move the contents of tensors on the device to the host, and free their memory. Returns the number of bytes.
-        Call `put_back` before the next `take`."""
+        """Move the contents of tensors on the device to the host, and free their memory on the device. Returns the
+        number of bytes. Call `put_back` before the next `take`."""
         assert not self._taken
         storages = {each.data_ptr(): each for tensor in tensors for each in _storages(tensor, self._device)}
         self._taken = [(each, each.nbytes()) for each in storages.values() if each.resizable()]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 _STATE, _THREADS, _BEGAN = 0, 17, 19
-"""Fields of /proc/PID/stat after the name of the program."""
+"""The indices of three fields of /proc/PID/stat, counted from the field after the name of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def this_kernel() -> str:
 
 
 def boot_of(kernel: str) -> str:
-    """Return the part of the name that all namespaces of a machine share until it boots again."""
+    """Return the part of the name that all namespaces of a machine share until the machine boots again."""
     return kernel.partition("/")[0]
 
 

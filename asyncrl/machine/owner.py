@@ -1,5 +1,5 @@
-"""Finds the process that owns the folder of a run. A file in the folder has the host and the pid of this process, and
-the process keeps the file locked."""
+"""Finds the process that owns the folder of a run. A file in the folder has the owner's host and pid, and the owner
+keeps the file locked."""
 
 from __future__ import annotations
 

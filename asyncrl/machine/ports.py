@@ -27,7 +27,8 @@ PORTS = range(10000, 32768)
 TRIES = 1000
 MOST_OF_COMMAND = 200
 TAKEN_S = 10.0
-"""The time for which a role tries to listen at its port. A connection or a killed process may have it for a moment."""
+"""The time for which a role tries to listen at its port. A connection or a killed process may hold the port for a
+moment."""
 LOOK_S = 0.5
 
 
@@ -76,8 +77,8 @@ class TakenPort:
         self._first: float | None = None
 
     def failed(self, error: Exception) -> None:
-        """Record a failed try. Another may follow after LOOK_S. Raises ConfigError after TAKEN_S: a restart of the
-        role, for which other roles wait, would not help."""
+        """Record a failed try. Another may follow after LOOK_S. Raises ConfigError after TAKEN_S: the supervisor must
+        not restart the role, since that would not help and other roles wait."""
         if self._first is None:
             self._first = self._clock()
             logger.warning("%s: %s; trying again for %g s", self._setting, error, TAKEN_S)

@@ -42,7 +42,8 @@ def is_supervised() -> bool:
 
 
 def incarnation() -> str:
-    """Return a new name for this start of the process."""
+    """Return a random name. A process makes one at its start, so that the replay can tell it from an earlier process of
+    the same name."""
     return uuid.uuid4().hex
 
 

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_PLACE = "~/.cache/asyncrl/models"
 ATTEMPTS = 3
-"""The most tries to copy a folder that changes meanwhile."""
+"""The maximum number of tries to copy a folder that changes meanwhile."""
 MB = 1e6
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _PARTIAL = ".partial-"
@@ -52,9 +52,9 @@ class _File:
 
 
 def local_copy(url: str, place: str | None = None) -> Path:
-    """Return a copy on this host of the remote folder `url`, in a folder of `place`. Downloads it if there is none.
-    Raises ConfigError: the store cannot be reached and there is no copy, the folder is empty, or the copy cannot be
-    written.
+    """Return a copy on this host of the remote folder `url`, within the folder `place` (None: `DEFAULT_PLACE`).
+    Downloads the folder if there is no copy. Raises ConfigError: the store cannot be reached and there is no copy, the
+    folder is empty, or the copy cannot be written.
     """
     home = _home(url, place)
     try:
@@ -115,8 +115,8 @@ def _short_hash(text: str) -> str:
 
 
 def _listed(system: Any, base: str) -> dict[str, _File]:
-    """List the files below `base` by their paths in it, without hidden files and the empty files that some stores keep
-    for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
+    """List the files below `base` by their paths in it. Hidden files are left out, and so are the empty files that some
+    stores keep for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
     """
     system.invalidate_cache()
     found, prefix = {}, f"{base.strip('/')}/".lstrip("/")

@@ -1,12 +1,12 @@
 """The sockets between processes: who may listen where, which clients are let in, and how a client handles a refusal.
 
 This package keeps promise 8 of docs/concepts.md (closed by default): `listener.py` lets in only clients whose CURVE
-keys are in the list, counts refused clients, and bounds the size and the number of messages.
+keys are in the list of accepted clients. It counts refused clients, and bounds the size and the number of messages.
 `config/checks/deployment.py` refuses a bind beyond loopback without keys. The bound on messages is also the network's
-part of promise 7 (back-pressure): a peer that does not read takes no more memory.
+part of promise 7 (back-pressure): a peer that does not read its messages takes up no more memory here.
 
-In reading order: `keys.py`, `listener.py` (the server's side), `sockets.py` (the client's side), `throttle.py` (log
-lines that strangers cause, at a bounded rate), `http_server.py` (HTTP with keys) and `public.py` (requests to the
+In reading order: `keys.py`, `listener.py` (the server's side), `sockets.py` (the client's side), `throttle.py` (a
+bounded rate for log lines that clients cause), `http_server.py` (HTTP with keys) and `public.py` (requests to the
 internet).
 
 The rates and texts of log lines, and time limits, may change freely. `tests/network/` and `tests/security/` attack the

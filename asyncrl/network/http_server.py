@@ -1,7 +1,8 @@
 """An HTTP server whose clients show keys. Clients without a key cannot keep the server from serving clients with a key.
 
-- A connection is a stranger's until one of its requests has a key, which the application tells by `shows_key`. A
-  stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it keeps sending.
+- A connection is a stranger's until one of its requests has a key. The application reports this by a call of
+  `shows_key`. A stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it keeps
+  sending.
 - If the number of connections is at its bound, a new connection closes the oldest connection of a stranger. Strangers
   have no separate, lower bound: at the start of a run thousands of agents may connect at once, and show their keys
   later.
@@ -31,14 +32,15 @@ Later = Callable[..., asyncio.TimerHandle]
 """Calls a function with arguments after some seconds, as `call_later` of an event loop does."""
 
 LINGERING_S = 1.0
-"""The seconds for which the unused rest of a body is read. Clients that are cut off earlier do not get the answer."""
+"""The seconds for which the server goes on reading a request's body that the application has not read to its end. A
+client that is cut off while it sends the body does not get the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
     """The bounds on connections.
 
-    - `connections`: the most connections in total.
+    - `connections`: the maximum number of connections.
     - `stranger_s`: the seconds after which the connection of a stranger is closed.
     - `idle_s`: the seconds after which an idle connection is closed.
     """

@@ -8,8 +8,8 @@ A folder of keys, `network.keys`, holds
 - `allowed`: the accepted clients, a line `KEY NAME` each. Every handshake reads this file, so a client whose line was
   deleted cannot connect again.
 
-A machine that runs only clients needs `client.secret` and `server.public`. A key is 40 characters of Z85. Only its
-owner can read a secret.
+A machine that runs only clients needs `client.secret` and `server.public`. A key is 40 characters of Z85. Only the
+owner of a secret's file can read it.
 """
 
 from __future__ import annotations

@@ -39,16 +39,18 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. The addresses among these that can be reached serve no
-pages. The list is here since versions of Python know different parts of the registry."""
+"""IANA's registry of special-purpose addresses, and multicast. Those of these addresses that can be reached serve no
+pages. The list is here because versions of Python know different parts of the registry."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
-"""All addresses allotted for the internet. Outside of it are the addresses of this machine, of links and sites, and
-most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or compatible.
+"""The network of all addresses that are allotted for the internet. Outside of it are the addresses of this machine, of
+links and sites, and most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or
+compatible.
 """
 SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")))
-"""IANA's registry within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is 6to4: both embed an IPv4 address."""
+"""The special-purpose addresses of IANA's registry that are within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is
+6to4: both embed an IPv4 address."""
 ISATAP = (0x5EFE, 0x0200_5EFE)
-"""The 32 bits before an embedded IPv4 address, to which a site's router tunnels."""
+"""The 32 bits that announce an embedded IPv4 address. A site's router tunnels packets to this IPv4 address."""
 
 REDIRECTIONS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429)
@@ -143,8 +145,8 @@ async def get_public(
     """Fetch a URL of at most `limit` bytes. `check` sees the URL, and the URL of each redirection.
 
     Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
-    are more redirections, or more bytes; the status is not 200. Raises UnavailableError: the server cannot be reached,
-    took more than `timeout_s` seconds in total, or failed.
+    are more than `redirections` redirections, or more than `limit` bytes; the status is not 200. Raises
+    UnavailableError: the server cannot be reached, took more than `timeout_s` seconds in total, or failed.
     """
     shown = f"{url!r:.200}"
     limit_s = asyncio.timeout(timeout_s)

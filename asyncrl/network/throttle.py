@@ -37,7 +37,7 @@ class Throttled:
         self._credit, self._refilled, self._left_out = float(self.burst), self.clock(), 0
 
     def say(self, reason: object) -> None:
-        """Log `reason`, cut short and on one line, or count it."""
+        """Log `reason`, cut short and on one line. If no line may be written now, count it."""
         now = self.clock()
         self._credit = min(self.burst, self._credit + (now - self._refilled) / self.every_s)
         self._refilled = now

@@ -1,4 +1,4 @@
-"""Slows down the issue of tickets while everything fails. Else actors with a broken tool would use up tasks at full
+"""Gives out tickets more slowly while everything fails. Otherwise actors with a broken tool would use up tasks at full
 speed.
 
 Episodes and scorings are counted separately, since episodes may succeed while all scorings fail. After STREAK failures

@@ -58,7 +58,7 @@ Outcome = str | RefusedError | WireError
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
-"""The most unanswered requests with large replies."""
+"""The maximum number of requests with large replies that may be unanswered at once."""
 RENEWALS_PER_LEASE = 4
 """The number of times that a worker renews its lease within `replay.lease_s`."""
 
@@ -72,7 +72,7 @@ class ReplayClient:
     - `give_up_s`: if set, a wait ends with UnavailableError after this time.
     - `keys`: from network.keys.
     - `run`: sent with every request. The replay of another run refuses the request. Without `run`, the replay answers
-      only read requests.
+      only requests that change nothing.
     - `retry_s`: a request without an answer for this time is sent again.
     - `spans`: records the offset of the replay's clock.
     """
@@ -192,9 +192,9 @@ class ReplayClient:
         self._send(protocol.FailScoring(self._worker, self._incarnation, trajectory_id, _for_good(reason)))
 
     def configure(self, values: Mapping[str, Any], time: int) -> list[ConfigChange]:
-        """Record that the learner uses these values of all configuration keys from `time` on, in seconds since 1970.
-        Returns all changes of the run so far. Raises ConfigError: the replay refused the values, for example because a
-        value has changed that a resumed run must keep."""
+        """Record that the learner uses these values of all configuration keys from now on. `time` is the present time
+        in seconds since 1970. Returns all changes of the run so far. Raises ConfigError: the replay refused the values,
+        for example because a value has changed that a resumed run must keep."""
         try:
             return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
         except RefusedError as error:
@@ -250,8 +250,8 @@ class ReplayClient:
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
         """The result of an evaluation, as a mapping with these keys: outcome, accuracy, reward, count, failed, tokens,
-        newer_tokens (tokens that newer versions sampled), newest_version, and sources with a Tally for each data
-        source.
+        newest_version, newer_tokens (tokens that newer versions sampled), sample (the ids of the kept episodes), and
+        sources (a Tally for each data source).
 
         `None` while the evaluation is incomplete. With `wait`, waits about a second for it."""
         return self._ask(protocol.GetEvaluation(version, wait), protocol.RESULT)

@@ -63,7 +63,7 @@ def snapshots(environment: lmdb.Environment) -> list[ReadSnapshot]:
 
 
 def _require_whole(environment: lmdb.Environment, file: Path) -> None:
-    """Refuse a truncated file: a read after its end would kill the process with a signal.
+    """Refuse a truncated file: a read beyond its end would kill the process with a signal.
 
     A few missing pages at the end are no damage: LMDB does not write pages that one transaction both took and freed.
     This function adds the missing pages, which does not disturb another process that writes.

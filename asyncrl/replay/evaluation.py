@@ -67,8 +67,9 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
 
 
 def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: GroupRecord, episode: str) -> bool:
-    """True if the data of a finished episode is kept for reading. The sample has the first attempt at each of a few
-    tasks. These tasks are the same in each evaluation, and are spread evenly over the held-out tasks."""
+    """Add a finished episode to the sample of its evaluation, whose data is kept for reading. False if the episode does
+    not belong to the sample. The sample has the first attempt at each of a few tasks. These tasks are the same in each
+    evaluation, and are spread evenly over the held-out tasks."""
     tasks, shard, shards = len(settings.held_out), settings.shard, settings.shards
     own, wanted = len(range(shard, tasks, shards)), len(range(shard, settings.evaluation_sample, shards))
     place = (record.row - shard) // shards

@@ -111,7 +111,7 @@ def _cached(model: str, revision: str | None) -> Path:
 
 
 def high_water_bytes(replay: ReplayConfig) -> int:
-    """The size of one shard's store above which it issues no tickets."""
+    """The size of one shard's store above which the shard opens no new groups."""
     return int(replay.max_store_gb * HIGH_WATER * 1e9)
 
 
@@ -129,8 +129,8 @@ def sampler(config: SamplerConfig) -> Sampler:
 
 
 def spare_batches(config: ReplayConfig) -> float | None:
-    """The number of batches that may be complete in addition to the learner's batch. `None`: only `max_lag` limits the
-    episodes ahead."""
+    """The number of batches that may be complete in addition to the learner's batch. `None`: only `max_lag` limits how
+    far episodes run ahead of the learner."""
     return config.spare_batches if config.can_pace else None
 
 

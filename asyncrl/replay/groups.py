@@ -2,7 +2,8 @@
 fails too often.
 
 The counter `committed` is the number of uses of trajectories that are promised to training, without the uses of
-trajectories that were thrown away. Admission and the pace limit this counter.
+trajectories that were thrown away. A trajectory that may be trained R times has R uses. Admission and the pace limit
+this counter.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class OpenGroups:
         if record is None or record.state is TrajectoryState.DEAD:
             return
         if record.plans:
-            # At least one plan contains it, so it stays planned, and only gets no further uses.
+            # At least one plan contains the trajectory, so it stays planned, and only gets no further uses.
             record.state = TrajectoryState.PLANNED
             record.save(tx, name)
             self.release(tx, name, record)

@@ -1,8 +1,8 @@
 """Gives unlabelled trajectories to scorers, and takes their labels.
 
-One after another, a trajectory gets the kinds of scores that its task needs. One lease covers as many of the next kinds
-as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly once. Labels from any
-other scorer, or from an earlier start of the same scorer, count as late.
+A task needs one or more kinds of scores, and its trajectory gets them one kind after another. One lease covers as many
+of the next kinds as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly
+once. Labels from any other scorer, or from an earlier start of the same scorer, count as late.
 
 `units` defines which trajectories are scored together, as one unit.
 """
@@ -71,8 +71,8 @@ class Labelling:
         self._units = Units(settings)
 
     def offer(self, tx: Transaction, name: str, record: TrajectoryRecord, group: GroupRecord, urgent: bool) -> None:
-        """Queue a trajectory of `group` for the next kind of scores that it needs. For GROUP_KIND, queue the group if
-        this is the last member that it waited for."""
+        """Queue a trajectory of `group` for the next kind of scores that it needs. For GROUP_KIND, whose scores are of
+        whole groups, queue the group once all its members wait for this kind."""
         self._stages.begin(tx, Stage.QUEUED, name)
         record.state = TrajectoryState.WAITING
         record.save(tx, name)
@@ -83,8 +83,9 @@ class Labelling:
             tx.append("waiting", record.group, queue=kind, urgent=urgent)
 
     def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
-        """Lease either trajectories or whole groups to a scorer. Number, tokens and the size of the tasks are limited,
-        but a lease has at least one trajectory or group. `None` if none is waiting.
+        """Lease either trajectories or whole groups to a scorer. The number of trajectories or groups, their tokens and
+        the size of their tasks are limited, but a lease has at least one trajectory or group. `None` if none is
+        waiting.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
         was lost or an older incarnation died. Those trajectories are then leased again. A trajectory that was leased
@@ -307,7 +308,8 @@ class Labelling:
             self.offer(tx, name, record, GroupRecord.of(tx, record.group), urgent=False)
 
     def _give_up(self, tx: Transaction, unit: Unit, reason: str) -> None:
-        """Make dead letters of a unit. If this was a member's last attempt, its whole group is dropped."""
+        """Make each trajectory of a unit a dead letter. If this was a member's last attempt, its whole group is
+        dropped."""
         for name, record in unit:
             tx.afterwards(self._limit.left, name)
             group = GroupRecord.load(tx, record.group)

@@ -6,7 +6,7 @@ away: after a restart every worker has a fresh lease. A worker that sends reques
 LONGEST_LEASES times `lease_s` counts as silent.
 
 A worker that ends in order tells the replay, and its work goes to other workers at once. Late requests of a killed
-worker cannot take work from its next start.
+worker cannot take work from the process that replaces it.
 """
 
 from __future__ import annotations

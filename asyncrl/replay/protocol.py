@@ -147,7 +147,8 @@ class FailScoring(WorkerRequest, frozen=True):
 
 
 class Configure(ReplayRequest, frozen=True):
-    """Report that the learner uses these values of all configuration keys from `time` on, in seconds since 1970."""
+    """Report that the learner uses these values of all configuration keys from now on. `time` is the present time in
+    seconds since 1970."""
 
     values: Annotated[dict[str, Any], Meta(min_length=1)]
     time: Whole
@@ -233,7 +234,7 @@ class GetStatus(ReplayRequest, frozen=True):
 
 
 class GetClock(ReplayRequest, frozen=True):
-    """Request the time of the replay's clock for spans, in seconds since 1970. It is answered at once."""
+    """Request the time of the replay's clock for spans, in seconds since 1970. The reply comes at once."""
 
     question = True
 

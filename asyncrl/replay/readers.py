@@ -1,4 +1,4 @@
-"""Watches other processes that read the store, such as an export, a status or a learner with `replay.source`.
+"""Watches other processes that read the store, such as an export, `asyncrl status` or a learner with `replay.source`.
 
 LMDB reuses a freed page only when no reader's snapshot can still need it. A reader that was killed during a transaction
 leaves its snapshot in use, and the file would grow until every write is refused. `Readers` frees such snapshots. It

@@ -27,7 +27,7 @@ class Filters:
     - `zero_variance`: refuse a group whose members all have the same score
     - `score`: the score that `zero_variance` compares, "reward" or "outcome"
     - `min_reward`, `max_reward`: the limits on the mean reward of a group, without its demonstration
-    - `max_tokens`: the most tokens of each member
+    - `max_tokens`: the maximum number of tokens in each member
     """
 
     zero_variance: bool = False
@@ -52,9 +52,10 @@ class Filters:
 
 
 class Sampler(Protocol):
-    """Chooses `count` different groups from `ready`, which has at least as many, in the order of their completion.
-    Returns the index of each chosen group and its importance weight, at most 1. `plans_ahead`: the next batch may be
-    chosen while the current one is trained, so that groups completed in the meantime are not considered."""
+    """Chooses `count` different groups from `ready`, which has at least as many. In `ready` the groups are in the order
+    of their completion. Returns the index of each chosen group and its importance weight, at most 1. `plans_ahead`: the
+    next batch may be chosen while the current one is trained, so that groups completed in the meantime are not
+    considered."""
 
     plans_ahead: ClassVar[bool]
 

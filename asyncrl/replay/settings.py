@@ -39,10 +39,10 @@ class ReplaySettings:
     - `keep_steps`: the number of steps for which trajectories are kept after their training. Infinity keeps all
       trajectories, also untrained ones.
     - `longest_episode_s`: the longest time for which an actor may hold a ticket.
-    - `max_dead_letters`: the most dead letters that are kept.
-    - `max_dead_letter_bytes`: the most bytes of the dead letters with their episodes.
+    - `max_dead_letters`: the maximum number of dead letters that are kept.
+    - `max_dead_letter_bytes`: the maximum number of bytes that dead letters and their episodes take.
     - `max_failure_share`: the share of failures that ends the run (see `failure_limit`).
-    - `max_tokens`: the most tokens of a trajectory.
+    - `max_tokens`: the maximum number of tokens in one trajectory.
     - `vocabulary`: the number of token ids, if it is known. Every id must be below this number.
     """
 

@@ -140,7 +140,7 @@ def in_use(path: Path) -> bool:
 
 
 def _locked(file: IO[str], kind: int) -> bool:
-    """Try to lock a file without waiting. True if it is locked. Closing the file releases the lock."""
+    """Try to lock a file without waiting. True if this process now has the lock. Closing the file releases the lock."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,5 +1,5 @@
 """Defines units of scoring: the trajectories that are leased, labelled and failed together. A unit is one trajectory,
-or for GROUP_KIND a whole group. Rules for groups:
+or a whole group if the kind of scores is GROUP_KIND. Rules for groups:
 
 - A lease has all members of a group in order. The group waits until all members have all earlier kinds of scores.
 - The labels of all members are taken in one transaction.

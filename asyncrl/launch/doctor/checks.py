@@ -23,11 +23,11 @@ MOST_SKEW_S = 2.0
 BUSY_SHARE = 0.1
 NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "fuse", "9p", "lustre", "beegfs", "gpfs", "ceph")
 STARTING_S = 300.0
-"""The time in which roles load models before they listen."""
+"""Roles may load models for this long before they listen."""
 SHOWN = 5
 SPANS_SINCE = (0, 5, 22)
-"""The first version of SGLang that continues requests through a push of weights. `SglangServer` has this version, too,
-but its module would load torch and transformers, which may be broken on this host.
+"""The first version of SGLang that continues its running requests while it gets new weights. `SglangServer` has this
+version, too, but its module would load torch and transformers, which may be broken on this host.
 """
 
 
@@ -53,7 +53,7 @@ Check = Callable[[HostFacts], Iterator[Diagnosis]]
 
 
 def examine(facts: HostFacts) -> list[Diagnosis]:
-    """Run all checks. Each gives one diagnosis or more."""
+    """Run all checks, and return their diagnoses."""
     return [each for check in CHECKS for each in check(facts)]
 
 

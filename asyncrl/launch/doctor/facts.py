@@ -111,7 +111,7 @@ class PackageFacts:
     - `missing`: the requirements that are not installed;
     - `unfit`: the requirements that the installed version does not meet, each with that version;
     - `unpinned`: (package, installed version, version in constraints.txt) where the two versions differ;
-    - `extras`: True for each extra that is complete;
+    - `extras`: by the name of each extra, True if all its packages are installed;
     - `error`: why nothing was checked, empty if asyncrl is installed as a package.
     """
 
@@ -126,7 +126,7 @@ class PackageFacts:
 class LimitFacts:
     """The limits of a process.
 
-    - `files`, `locked`: the most files that it may open, and the most bytes that it may lock; -1: no limit;
+    - `files`, `locked`: the maximum numbers of files that it may open, and of bytes that it may lock; -1: no limit;
     - `shared_memory`, `shared_memory_free`: the bytes of /dev/shm, and how many of them are free;
     - `first_outgoing_port`: the first port that Linux gives to outgoing connections.
     """

@@ -1,4 +1,4 @@
-"""`cluster.launcher=hosts`: runs the roles on hosts that a remote shell reaches, such as ssh.
+"""`cluster.launcher=hosts`: runs the roles on hosts that are reached by a remote shell, such as ssh.
 
 All hosts share the run's folder and the folder in which the run was started. On the host of a role, `remote_role`
 starts the role and keeps the connection to the launcher. If the connection breaks, the role ends within `LEASE_S`, and
@@ -62,7 +62,7 @@ LEASE_S = 120.0
 recover from a partition of half a minute."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
-"""The time for a host to answer at the start, when it may load torch from a cold disk."""
+"""A host must answer the first check within this time. It may have to load torch from a cold disk."""
 KILLED_S = 10.0
 ENDED_POLL_S = 0.1
 NO_CONNECTION = 255
@@ -132,8 +132,8 @@ class HostsLauncher:
         self._reachable(placement)
 
     def prepare(self, placement: Placement, stop: threading.Event) -> None:
-        """Choose open addresses and ports, and make keys if they are needed. Raises ConfigError: a host has no address,
-        or the keys cannot be used."""
+        """Choose the addresses and ports that the configuration does not give, and make keys if they are needed. Raises
+        ConfigError: a host has no address, or the keys cannot be used."""
         self.set_placement(placement)
         network, learner = self._addresses.network, self._addresses.learner
         network.replay_host, network.learner_host = self._reachable(placement)
@@ -151,8 +151,8 @@ class HostsLauncher:
         )
 
     def _address(self, placement: Placement, module: str) -> str:
-        """The address of the host of a role. Raises ConfigError: its name resolves to no address that others can
-        reach."""
+        """The address of the host on which a role runs. Raises ConfigError: the host's name resolves to no address that
+        other hosts can reach."""
         name = self._names[placement.of(module)[0].node].rpartition("@")[2]
         fix = f"set network.{module}_host to its address"
         try:

@@ -27,7 +27,7 @@ class Wish:
     """The GPUs that a role needs on a node.
 
     - `key`: the option to change if the wish cannot be met;
-    - `unit`: the GPUs of each of the role's ranks, servers or processes;
+    - `unit`: the number of GPUs for each of the role's ranks, servers or processes;
     - `count`: the number of these ranks, servers or processes. `None`: as many as there is room for;
     - `shares`: several of the role's processes may share GPUs.
     """

@@ -70,7 +70,7 @@ class Demand:
     engine: EngineConfig
     learner: LearnerConfig
     scorer_gpus: int
-    """The GPUs that one scorer uses."""
+    """The number of GPUs that one scorer uses."""
     rule_processes: int
     shards: int
     replay_port: int
@@ -211,7 +211,7 @@ def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
     try:
         return len(deal(node.gpus, _wishes(freely, node, roles)).get("actor", ()))
     except ConfigError:
-        return 0  # Placing the node later refuses this demand, and names the key to change.
+        return 0  # The demand is refused later, when the node is placed. The message then names the key to change.
 
 
 def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
@@ -297,7 +297,7 @@ def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> in
 
 
 def _scorer_gpus(scoring: ScoringConfig) -> int:
-    """The GPUs that one scorer uses."""
+    """The number of GPUs that one scorer uses."""
     models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
     local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
     on_gpus = [model for model in local if model.device != "cpu"]
@@ -342,7 +342,7 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
             if "actor" in memory:
                 arguments += [f"engine.server.memory={memory['actor']}"]
                 shared = shared_servers(own, gpus, engine.server.tp_size, servers)
-                # A configured share is for every server, even for one that has its GPUs alone.
+                # A configured share is for every server, even for a server that shares its GPUs with no other role.
                 if engine.server.memory is None and len(shared) < servers:
                     arguments += [f"engine.server.shared=[{','.join(map(str, shared))}]"]
             spare = _nccl_gpu(gpus, own.get("learner", ())) if demand.nccl_into_servers else ()

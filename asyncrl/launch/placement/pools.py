@@ -62,9 +62,9 @@ def pools_of(
 
 
 def packed(pools: Mapping[str, Mapping[str, int]], hosts: Sequence[Host]) -> list[Node]:
-    """Put the nodes of the pools on hosts. Nodes of one pool are on different hosts, and so are different pools if
-    possible. The largest nodes come first, so that smaller nodes do not take the hosts that larger nodes need. A pool
-    without a number of GPUs gets the GPUs that all other pools leave on its hosts.
+    """Put the nodes of the pools on hosts. Nodes of one pool are on different hosts. If possible, nodes of different
+    pools are, too. The largest nodes come first, so that smaller nodes do not take the hosts that larger nodes need. A
+    pool without a number of GPUs gets the GPUs that all other pools leave on its hosts.
     """
     free, cpus = [host.gpus for host in hosts], [host.cpus for host in hosts]
     inside: list[list[str]] = [[] for _ in hosts]

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Deal `total` processes to nodes: first one to each, in the order of weights, then the rest by D'Hondt's method.
-    A larger `total` never takes a process from a node. A node of weight 0 gets a second process only if all weights
-    are 0.
+    """Deal `total` processes to nodes: first one to each, the largest weights first, then the rest by D'Hondt's method.
+    A larger `total` never takes a process from a node. A node of weight 0 gets a second process only if all weights are
+    0.
 
     If all `weights` are at least 1 and `total` is their sum, each node gets its weight.
     """

@@ -1,5 +1,5 @@
-"""Checks that the algorithm's parts exist, fit together, and get the scores that they read. The check is fast, so a
-start and a plan make it first."""
+"""Checks that the algorithm's parts exist, fit together, and get the scores that they read. The check is fast, so
+`asyncrl train` makes it first, with `--plan` too."""
 
 from __future__ import annotations
 

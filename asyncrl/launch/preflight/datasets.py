@@ -1,6 +1,7 @@
 """Writes tasks into the run's folder at the start, if roles cannot read the sources of the tasks themselves.
 
-It also writes the tasks that a user's dataset class (`data.dataset`) makes. Such a class has the interface of verl.
+It also writes the tasks that a user's dataset class (`data.dataset`) makes. Such a class has the interface of verl's
+dataset classes.
 
 The class is called as verl calls it: `Class(data_files=[...], tokenizer=..., config=..., processor=None)`. The object
 has a length, and its rows have `raw_prompt` or `prompt` (messages), `data_source`, `reward_model`, and may have

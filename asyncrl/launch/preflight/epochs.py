@@ -1,4 +1,5 @@
-"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks that many times."""
+"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks for this number of
+epochs."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
-    """Set `learner.steps`, if it is null, to the number of steps that `learner.epochs` needs, or else to the default.
-    Set `learner.epochs` to null.
+    """Set `learner.steps` to the number of steps that `learner.epochs` needs, and `learner.epochs` to null. If both are
+    null, set `learner.steps` to its default.
 
     A resumed run gets the same number, since it has the same tasks and batch size. Raises DataError: the training tasks
     cannot be read.

@@ -1,4 +1,5 @@
-"""Checks before anything starts that the models of a run exist and have enough positions. No weights are read."""
+"""Checks before anything starts that the models of a run exist and have enough positions for the longest episodes. No
+weights are read."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def policy_size(model: ModelConfig) -> int:
 
 
 def check_tokenizer(model: ModelConfig) -> None:
-    """Load the policy's tokenizer, with warnings about missing parts.
+    """Load the policy's tokenizer, and log warnings about its missing parts.
 
     Raises ConfigError: it cannot be loaded, or `model.tokenizer` has ids that the policy does not know.
     """
@@ -67,7 +68,8 @@ def check_length(policy: ModelConfig, actor: ActorConfig, engine: EngineConfig) 
 
 
 def check_freezing(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> None:
-    """Raises ConfigError: a model lacks the parameters that an option freezes, or none would be left to train."""
+    """Raises ConfigError: a model lacks the parameters that an option freezes, or no parameter would be left to
+    train."""
     from asyncrl.modelling.freezing import frozen_names
     from asyncrl.modelling.opening import beside
     from asyncrl.modelling.shapes import empty_model

@@ -137,7 +137,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
 
 
 class Problems:
-    """The problems that the checks of a start have found. No check begins once `stop` is set."""
+    """The problems that the checks have found. No check begins once `stop` is set."""
 
     def __init__(self, stop: threading.Event | None) -> None:
         self._found: list[AsyncrlError] = []

@@ -26,8 +26,9 @@ log = logging.getLogger("asyncrl.train")
 def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile], NDArray[np.int32]]) -> None:
     """Measure the prompts if the configuration needs it, and log how many tasks `data.filter_overlong` leaves out.
 
-    `measure` is `prompt_lengths` of the run. Raises DataError: a prompt is too long, and the configuration allows
-    neither to leave it out nor to cut it, or no task is left; StoppedError: the start was stopped meanwhile.
+    `measure` is `prompt_lengths` with the run's configuration. Raises DataError: a prompt is too long, and the
+    configuration allows neither to leave it out nor to cut it, or no task is left; StoppedError: the start was stopped
+    meanwhile.
     """
     limit = data.max_prompt_length
     if limit is None or not (data.filter_overlong or data.truncation == "error"):
@@ -51,7 +52,7 @@ def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile
 
 
 def prompt_lengths(config: TrainConfig, stop: threading.Event | None, tasks: TaskFile) -> NDArray[np.int32]:
-    """Measure each prompt with the tools of its task, as an actor shows them: tokens, int32[rows].
+    """Count the tokens of each prompt, with the tools of its task as an actor shows them. Returns int32[rows].
 
     The lengths are kept in the run's folder. Raises DataError: the chat template refuses a task; StoppedError: `stop`
     was set meanwhile.

@@ -1,4 +1,4 @@
-"""Checks a configuration after all roles were placed, for a start and for a plan.
+"""Checks a configuration after all roles were placed, for `asyncrl train` with and without `--plan`.
 
 Only then are the numbers of the learner's ranks and hosts known, and the addresses that other hosts must reach.
 """
@@ -15,7 +15,8 @@ from asyncrl.launch.placement.placement import Placement, settle
 
 OWN, ELSEWHERE = "127.0.0.1", "an address of another host"
 PORTS = (5755, 5757)
-"""The ports of the replay and of the learner's rendezvous in a plan, if a start would choose them."""
+"""The ports that a plan assumes for the replay and the learner's rendezvous, if the configuration does not give
+them."""
 
 
 def check_settled(config: TrainConfig, placement: Placement) -> None:
@@ -39,8 +40,8 @@ def _without_gpus(scoring: ScoringConfig, attention: str, placement: Placement) 
 
 
 def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> None:
-    """Raises ConfigError: a start with this placement would refuse the configuration. `one_machine`: all hosts are this
-    machine, so that a start listens on loopback addresses."""
+    """Raises ConfigError: `asyncrl train` with this placement would refuse the configuration. `one_machine`: all hosts
+    are this machine, so that the run listens on loopback addresses."""
     from asyncrl.network.keys import check_keys
 
     config = copy.deepcopy(config)

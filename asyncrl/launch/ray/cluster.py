@@ -85,7 +85,7 @@ class RayCluster:
             raise ConfigError(f"cluster.ray.address={address}: {error}") from error
 
     def close(self) -> None:
-        """Leave the cluster. This ends every actor of this run, and the cluster itself if the run started it."""
+        """Leave the cluster. This ends every Ray actor of this run, and the cluster itself if the run started it."""
         self.ray.shutdown()
 
     def own_address(self) -> str:
@@ -93,12 +93,13 @@ class RayCluster:
         return str(self.ray.util.get_node_ip_address())
 
     def addresses(self) -> list[str]:
-        """The addresses of the nodes that can have a role now."""
+        """The addresses of the nodes that can run a role now."""
         nodes = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1)
         return [str(node["NodeManagerAddress"]) for node in nodes]
 
     def hosts(self) -> list[Host]:
-        """The nodes that can have a role now, sorted by GPUs, most first. Raises ConfigError: no node has a CPU."""
+        """The nodes that can run a role now, sorted by their number of GPUs, the largest first. Raises ConfigError: no
+        node has a CPU."""
         found = []
         for node in self.ray.nodes():
             has = node["Resources"]
@@ -117,7 +118,7 @@ class RayCluster:
         return float(self.ray.available_resources().get("CPU", 0))
 
     def actor(self, kind: type[Any], folder: Path, **options: Any) -> Any:
-        """Make an actor of a class. Its process starts once the cluster has room."""
+        """Make a Ray actor of the class `kind`. Its process starts once the cluster has room."""
         return self.ray.remote(kind).options(**options).remote(str(folder))
 
     def wait(self, reference: Any, what: str, stop: threading.Event) -> Any:
@@ -142,7 +143,7 @@ class HostPart:
     """A reserved part of one host.
 
     - `strategy`: the strategy that makes Ray start roles there;
-    - `holder`: the actor that reserves the part;
+    - `holder`: the Ray actor that reserves the part;
     - `address`: the address of its current host;
     - `gpus`: the numbers of its GPUs in the placement.
     """

@@ -1,7 +1,7 @@
 """`cluster.launcher=ray`: starts the roles of a run in actors of a Ray cluster.
 
-Each pool is a placement group. Each role is the child of its own Ray actor, with the same command line as under every
-launcher. The supervisor restarts an ended role on its node, or on another node with room if its node has died.
+Each pool is a placement group. Each role is the child of its own Ray actor, with the same command line as under any
+other launcher. The supervisor restarts an ended role on its node, or on another node with room if its node has died.
 
 The replay stays on the node that has its store. If replay or learner restart at another address, all other roles are
 restarted with the new address.
@@ -38,7 +38,7 @@ REPLAY_NODE_FILE = "replay-node"
 POLL_S = 0.25
 WAITS_S = 20.0
 CALL_S = 10.0
-"""The time for a call to an actor that lives."""
+"""The longest wait for the answer of a Ray actor whose process runs."""
 LONGEST_REASON = 300
 
 
@@ -46,8 +46,8 @@ class RayLauncher:
     """The `launcher.Launcher` that starts the roles of a run on a Ray cluster.
 
     `prepare` reserves the resources of the placement in the cluster, until `close`. It also makes keys for a run that
-    other machines can reach, if it has none. It raises ConfigError if a node does not share the run's folder. `record`
-    writes the configuration into the run's folder again, after a role got another address.
+    other machines can reach, if the run has no keys. It raises ConfigError if a node does not share the run's folder.
+    `record` writes the configuration into the run's folder again, after a role got another address.
     """
 
     def __init__(self, cluster: ClusterConfig, addresses: RunAddresses, record: Callable[[], None]) -> None:
@@ -103,8 +103,9 @@ class RayLauncher:
         return role.module == "replay" or role.name == "learner"
 
     def _settle(self, module: str, actor: Any, address: str) -> bool:
-        """Set the address of replay or learner to the node of `actor`, with free ports if the configuration names none.
-        Return True if the role had another address before. A run on this machine alone keeps the configured address."""
+        """Set the address of the replay or the learner to `address`, its node. If the configuration names no ports,
+        choose ports that are free on this node, which `actor` finds. Return True if the role had another address
+        before. A run on this machine alone keeps the configured address."""
         network, learner = self._addresses.network, self._addresses.learner
         parts = self._held.all if self._held is not None else []
         alone = {address, *(part.address for part in parts)} == {self._cluster.own_address()}
@@ -126,8 +127,8 @@ class RayLauncher:
         return int(self._cluster.ray.get(actor.free_ports.remote(count), timeout=CALL_S))
 
     def set_placement(self, placement: Placement) -> None:
-        """Add roles for which nothing was reserved. Such a role runs wherever the cluster has room. If there is no
-        room, a role that needs no GPU runs within its pool."""
+        """Add roles for which nothing was reserved. Such a role runs outside the reserved parts if the cluster has room
+        there. If not, a role without GPUs runs within the part of its pool, and a role with GPUs waits for room."""
         self._roles = {**{role.name: role for role in placement.roles}, **self._roles}
 
     def start(self, role: RoleCommand, log_file: Path, environment: Mapping[str, str]) -> RoleProcess:
@@ -135,7 +136,8 @@ class RayLauncher:
         return _RayProcess(self, self._cluster, role, log_file.absolute(), environment)
 
     def new_actor(self, name: str) -> tuple[Any, Any]:
-        """Make an actor for a role. Return it with a reference to the names of its GPUs, known once there is room."""
+        """Make a Ray actor for a role. Return the actor, and a reference to the names of the role's GPUs, which are
+        known once the cluster has room. In place of the reference: () if the role sees no GPUs, None if it sees all."""
         role = self._roles[name]
         part = self._held.of(role) if self._held is not None else None
         # A role that was added later takes nothing from a pool if there is room outside, or if it needs GPUs.
@@ -166,7 +168,7 @@ class RayLauncher:
         return {str(self._cluster.wait(each, "the end of roles from an earlier start", stop)) for each in asked}
 
     def watch(self, supervisor: Supervisor) -> None:
-        """Restart the roles that have an old address."""
+        """Restart the roles that still use an old address, after the replay or the learner got a new one."""
         if self._moved:
             supervisor.restart(supervisor.restarts.keys() - self._moved)
             self._moved.clear()

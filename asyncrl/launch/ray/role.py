@@ -59,7 +59,7 @@ class OnNode:
         return this_kernel()
 
     def gpus(self, numbers: Sequence[int]) -> list[str]:
-        """The names of this actor's GPUs with these `numbers`, from 0."""
+        """The names of this Ray actor's GPUs with these `numbers`, counted from 0."""
         import ray
 
         names = ray.get_runtime_context().get_accelerator_ids()["GPU"]

@@ -48,7 +48,7 @@ class ChainLink:
 
     @property
     def option(self) -> str:
-        """The word of the job's command line."""
+        """The word that names this link in the job's command line."""
         return f"{OPTION}{self.id}/{self.number}/{self.count}"
 
     @property

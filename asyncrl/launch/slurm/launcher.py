@@ -39,9 +39,10 @@ log = logging.getLogger(__name__)
 STEP = "asyncrl.launch.slurm.step"
 LATEST = "latest"
 LOOK_S = 300.0
-"""The time for every node of the job to report: Python may start slowly from a network disk."""
+"""Every node of the job must report within this time: Python may start slowly from a network disk."""
 KILL_S = 10.0
-"""The time for srun to end after it was asked to kill its step. A process that hangs in the kernel may never end."""
+"""The longest wait for srun to end after it was asked to kill its step. A process that hangs in the kernel may never
+end."""
 
 
 class SlurmLauncher:
@@ -90,7 +91,8 @@ class SlurmLauncher:
         return [found[node.name] for node in self._job.nodes]
 
     def look_commands(self, file: Path) -> list[list[str]]:
-        """The steps, one for each component of the job, by which every node looks for the canary `file` and reports."""
+        """The steps, one for each component of the job, in which every node looks for `file` and reports. A node that
+        sees the file shares the run's folder."""
         slurm, ports = self._cluster.slurm, self._addresses.shards + 2
         words = ["look", f"--canary={file}", f"--ports={ports}"]
         words += [f"--interface={slurm.interface}"] if slurm.interface else []

@@ -36,9 +36,9 @@ TOKEN_FILE = "ray-token"
 AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """Environment variables of Ray that restrict who may connect."""
 START_S = 300.0
-"""The time for all nodes to join: Python may start slowly from a network disk."""
+"""All nodes must have joined within this time: Python may start slowly from a network disk."""
 END_S = 10.0
-"""The time for all nodes together to end: the job's time may be nearly over."""
+"""The longest wait for all nodes to end. It is short, since the job's time may be nearly over."""
 POLL_S = 1.0
 WATCH_S = 5.0
 """The pause between two looks at the steps."""
@@ -166,8 +166,9 @@ class _Steps:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Restart steps that end, from a thread, until the block ends."""
-        # The kernel ends a child when the thread that started it ends, so this thread stays until all steps have ended.
+        """Until the block ends, a thread restarts each step that ends."""
+        # The kernel ends a child when the thread that started it ends, so the new thread stays until all steps have
+        # ended.
         threading.Thread(target=self._keep, name="ray-nodes", daemon=True).start()
         try:
             yield

@@ -30,7 +30,7 @@ class NodeReport:
     - `gpus`, `cpus`: the numbers of its GPUs and CPUs;
     - `address`: its address for other nodes;
     - `port`: the first of its free ports;
-    - `sees`: the node sees the canary;
+    - `sees`: the node sees the canary, a new file in the run's folder;
     - `version`: its version of asyncrl;
     - `problem`: why it has no address, else empty.
     """
@@ -46,8 +46,8 @@ class NodeReport:
 
 
 def look(canary: Path, towards: list[str], interface: str | None, ports: int) -> NodeReport:
-    """The report of this node. `towards` are addresses of nodes, of which one may be this node's own. Other nodes use
-    the address of the network `interface`; by default, of the interface that leads to another node."""
+    """The report of this node. `towards` are addresses of nodes, of which one may be this node's own. Other nodes reach
+    this node at the address of its network `interface`. By default this is the interface that leads to another node."""
     from asyncrl.machine.ports import free_ports
     from asyncrl.machine.shared_folder import sees
 

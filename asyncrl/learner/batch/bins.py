@@ -16,7 +16,7 @@ import numpy as np
 Bins = list[list[int]]
 
 STEPS = 50
-"""The most exchanges that `even_out` makes."""
+"""The maximum number of exchanges that `even_out` makes."""
 ENOUGH = 1.001
 """`even_out` stops once no bin costs more than the mean times this factor."""
 
@@ -83,8 +83,8 @@ def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bi
 def fill_to_targets(
     lengths: Sequence[int], costs: Sequence[float], items: Sequence[int], targets: Sequence[float], limit: int
 ) -> Bins | None:
-    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Each item goes into the bin
-    with room that is farthest below its target. Returns None if an item fits into no bin."""
+    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Each item goes into that bin
+    with room whose cost is farthest below the bin's target. Returns None if an item fits into no bin."""
     bins: Bins = [[] for _ in targets]
     rooms = [limit] * len(targets)
     above = [(-target, index) for index, target in enumerate(targets)]
@@ -125,8 +125,8 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
 
 
 def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
-    """Move an item, or swap an item of each bin, so that the larger cost of the two bins falls most. Returns False if
-    it cannot fall."""
+    """Move an item, or swap an item of each bin, so that the cost of the costlier bin falls as much as possible.
+    Returns False if it cannot fall."""
     ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
     own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
     gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)

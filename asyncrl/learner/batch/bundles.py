@@ -71,7 +71,7 @@ class _Plan:
         return [[sorted(member for index in each for member in bundles[index]) for each in passes] for passes in parts]
 
     def _tokens(self, members: Sequence[int]) -> int:
-        """Return an upper bound of the tokens that a pass of `members`, ascending, computes."""
+        """Return an upper bound on the number of tokens that a pass of `members`, ascending, computes."""
         return sum(self.lengths[each] for each in members) - sum(self.shared[each] for each in _with_former(members))
 
     def _cost(self, members: Sequence[int]) -> float:

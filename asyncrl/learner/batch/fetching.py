@@ -49,7 +49,8 @@ class PackedModel(Protocol):
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of the expert routing that the model can replay. None: the model routes all tokens itself."""
+        """The shape of recorded expert routing, if the model can use it again. None: the model routes all tokens
+        itself."""
 
     @property
     def vision(self) -> VisionShape | None:

@@ -33,7 +33,7 @@ class PackedImages:
     - `sources` int64[E]: the index of each placeholder's feature among the features of all images, in their order.
     - `places` int64[3, U]: the rotary positions of all tokens.
     - `patches` float32[P, W]: the patches of all images in their order.
-    - `grids` int64[I, 3]: the number of times, rows and columns in each image's grid of patches.
+    - `grids` int64[I, 3]: the numbers of time steps, rows and columns in each image's grid of patches.
     """
 
     rows: Tensor
@@ -43,8 +43,8 @@ class PackedImages:
     grids: Tensor
 
     def keys(self, ids: Tensor) -> Tensor:
-        """Return `ids` int64[U] with a negative number for its feature at each placeholder. In `ids` itself, all
-        placeholders have the same id, as if all images were equal."""
+        """Return `ids` int64[U], in which the id of each placeholder is replaced by a negative number that is unique to
+        its feature. In `ids` itself, all placeholders have the same id, as if all images were equal."""
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:

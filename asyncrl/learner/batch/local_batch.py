@@ -39,7 +39,8 @@ class LocalBatch:
       sequence.
     - `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
     - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
-    - `routing` uint8[N, W] has the experts that tokens go to, if experts are replayed (see `PackedSequences`).
+    - `routing` uint8[N, W] has the experts that tokens go to, if the engine recorded them and they are used again (see
+      `PackedSequences`).
     - `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
     """

@@ -13,8 +13,8 @@ from asyncrl.learner.batch.schedule import Passes
 
 @dataclass(frozen=True, slots=True)
 class Minibatch:
-    """The part of a batch that leads to one update: the passes of this rank, or of its context group, and the `totals`
-    over all ranks' sequences."""
+    """The part of a batch that leads to one update: the passes of this rank, or of its context group (the ranks that
+    divide the tokens of a pass), and the `totals` over all ranks' sequences."""
 
     passes: Passes
     totals: Totals

@@ -27,9 +27,9 @@ class PackedSequences:
     - `before` int64[M]: the token before each needed token in its sequence.
     - `uses` float32[U]: how many of the N tokens each computed token represents. It is 0 in padding, and in a dummy
       sequence, which is computed only because other ranks have a pass.
-    - `copies` has two int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed, and the
-      index of each of them in `needed`.
-    - `routing` uint8[U, W], if experts are replayed: the experts that each token was sampled with, as
+    - `copies` has two tensors int64[K] if sequences share prefixes: the tokens among the N whose log-prob is needed,
+      and the index of each of them in `needed`.
+    - `routing` uint8[U, W], if tokens go to the experts that the engine recorded: the experts of each token, as
       `modelling.routing.RoutingShape` packs them.
     - `count` is N. Without shared prefixes and padding, U equals N.
     - `part` is this rank's part, if several ranks divide the tokens.

@@ -34,7 +34,7 @@ from asyncrl.learner.batch.bins import (
 Passes = list[list[int]]
 
 COMPARED = 256
-"""The most sequences of a minibatch for which several schedules are compared. With more sequences only one
+"""The largest number of sequences in a minibatch for which several schedules are compared. With more sequences only one
 schedule is made, by `_of_many`, since it is nearly ideal."""
 EVEN = 1.02
 """Ranks whose costs are at most this many times the mean count as equal."""

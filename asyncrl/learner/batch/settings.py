@@ -14,7 +14,7 @@ class BatchSettings:
     """The settings that the batch of one step is built with. They may change when a run resumes.
 
     - `minibatches`: the number of updates of a step.
-    - `micro_tokens`: the most tokens that a rank computes in one pass.
+    - `micro_tokens`: the maximum number of tokens that a rank computes in one pass.
     - `shared_prefixes`: true if passes compute shared prefixes once. None: the kind of device decides.
     - `router_replay`: true if tokens go to the experts that the engine recorded.
     - `min_grammar_mass`: a token counts as restricted if a grammar left the policy less probability mass than this.
@@ -50,7 +50,7 @@ class KeepSettings:
 
     - `groups`: the number of groups that are kept of each step.
     - `evaluated`: the number of held-out episodes that are kept of each evaluation.
-    - `max_bytes`: the most bytes of all kept episodes of the run.
+    - `max_bytes`: the maximum number of bytes that all kept episodes of the run take together.
     - `seed` decides which groups are chosen at random.
     - `uploads`: the sinks of metrics get the episodes, too.
     """

@@ -185,8 +185,8 @@ def save_code(model: Any, folder: Path) -> None:
 
 
 def folder_writer(config: ModelConfig, change: Callable[[Any], None] = lambda _: None) -> Callable[[Path], None]:
-    """Return a function that writes all files but the weights into a Hugging Face folder. The configuration names the
-    compute dtype, and `change` may edit it."""
+    """Return a function that writes all files but the weights into a Hugging Face folder. The written configuration
+    names the compute dtype. Before that, `change` may edit the configuration."""
     model = open_config(config)
     model.dtype = config.dtype
     change(model)

@@ -59,7 +59,7 @@ def plan_gather(weights: WeightFormat, dtype: torch.dtype, bucket_bytes: int = B
 def gather(
     model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
 ) -> Iterator[GatheredBucket]:
-    """Yield the published tensors of `model` on rank 0 and its device, in the buckets of a plan. Other ranks yield
+    """Yield the published tensors of `model` on rank 0, on its device, in the buckets of a plan. Other ranks yield
     nothing. Each rank merges adapters into its shards, one at a time.
 
     Every rank must iterate to the end. On a GPU, each bucket overwrites the memory of the bucket before it.

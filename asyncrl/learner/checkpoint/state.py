@@ -48,9 +48,9 @@ class HostCopy:
         self._changed: torch.cuda.Event | None = None
 
     def find(self, models: Models, ranks: Ranks) -> None:
-        """Find the tensors of `models` that this rank's file has. Only ranks of the first copy of the models call this.
-        Call it again once optimisers have more moments. Never call it within a pass, since FSDP replaces some tensors
-        during a pass."""
+        """Find the tensors of `models` that belong into this rank's file. Only ranks of the first copy of the models
+        call this. Call it again once optimisers have more moments. Never call it within a pass, since FSDP replaces
+        some tensors during a pass."""
         self._parts = _own_parts(models, ranks)
 
     def changed(self) -> None:
@@ -100,13 +100,13 @@ class HostCopy:
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
         buffer = self._buffers.get(name)
         if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
-            # Both write zeros, since the system allocates memory only when it is written.
+            # Both calls write zeros, since the system allocates memory only when it is written.
             return pinned(tensor) if tensor.is_cuda else torch.zeros_like(tensor)
         return buffer
 
 
 def _own_parts(models: Models, ranks: Ranks) -> dict[str, Tensor]:
-    """Return the tensors of this rank's file of `models`, by their names in the file."""
+    """Return the tensors of `models` that belong into this rank's file, by their names in the file."""
     local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
     own = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
     return {part: each for name, rows in own.items() for part, each in _parts(name, rows)}

@@ -39,8 +39,8 @@ class Activations:
     output of attention has `width` elements.
 
     The first pass with gradients measures the size of activations: one of its layers keeps everything, and the other
-    layers only their input. Ranks that compute a pass together must recompute the same layers, so `agree` returns the
-    largest of their values.
+    layers only their input. Ranks that compute a pass together must recompute the same layers, so `agree` gets the size
+    that each of them measured, and returns the largest.
     """
 
     def __init__(self, share: float, width: int, agree: Callable[[float], float] | None = None) -> None:

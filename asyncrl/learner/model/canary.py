@@ -25,7 +25,7 @@ class CanarySettings:
     """The settings of a run's canaries.
 
     - `seed`: the seed of their tokens.
-    - `max_tokens`: the most tokens of a sequence of an episode.
+    - `max_tokens`: the maximum number of tokens in one sequence of an episode.
     - `dtype`: the type in which engines compute.
     """
 
@@ -66,7 +66,7 @@ def canary_of(policy: Policy, version: int, settings: CanarySettings | None, ran
 
 @torch.no_grad()
 def canary_of_model(model: Any, path: str, settings: CanarySettings | None) -> Canary | None:
-    """Compute the canary of a Hugging Face `model` that is published unchanged from `path`, in float32. Returns None
+    """Compute, in float32, the canary of a Hugging Face `model` that is published unchanged from `path`. Returns None
     without settings.
 
     Raises ConfigError: the log-probs are not finite.

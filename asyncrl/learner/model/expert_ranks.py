@@ -3,9 +3,9 @@
 The S ranks that hold one copy of the model have the n experts of a layer in S equal parts, in their order, exactly as
 FSDP would shard them. So files, checkpoints, pushes and optimizers need no change.
 
-For the computation, the ranks form groups of E = learner.expert_ranks. S / E neighbours gather their parts, so that
-each rank has n / E whole experts, and each group has all n. A token goes to the ranks of its own group that have its
-experts, and their results come back. With E = S no expert is ever gathered.
+For the computation, the ranks form groups of E = learner.expert_ranks. S / E neighbouring ranks gather their parts, so
+that each rank has n / E whole experts, and each group has all n. A token goes to the ranks of its own group that have
+its experts, and their results come back. With E = S no expert is ever gathered.
 
 The dtypes are the same as FSDP's. Parts are float32, and gathered experts are in the model's dtype. Gradients are added
 up in float32 and divided by the number of ranks.
@@ -117,8 +117,8 @@ class _SpreadExperts:
     # Compiled graphs cannot have sizes that come from other ranks.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """Return the weighted sum [T, D] of the experts' outputs, given states [T, D] and the numbers and weights [T,
-        top_k] of experts."""
+        """Return the weighted sum [T, D] of the experts' outputs, given states [T, D], and for each token the indices
+        and the weights [T, top_k] of its experts."""
         own, groups, dtype = self.spread
         tokens, top_k = chosen.shape
         order = chosen.flatten().argsort(stable=True)

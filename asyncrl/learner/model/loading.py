@@ -255,7 +255,7 @@ def _float_dtypes(file: str) -> Iterator[torch.dtype]:
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Make modules without memory for their parameters during the block; their buffers have values."""
+    """Let modules that are made during the block have no memory for their parameters; their buffers have values."""
 
     def without_memory(_: nn.Module, __: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
         if parameter is None or parameter.is_meta:

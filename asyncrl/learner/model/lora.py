@@ -107,8 +107,8 @@ def gather_adapters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, folder: Path) -> None:
-    """Write the adapters `tensors` of `model` into a new peft folder. `base` names their base model, and `add_adapters`
-    prepared `model`. Raises OSError, SafetensorError."""
+    """Write the adapters `tensors` of `model` into a new peft folder. `base` names their base model, and `model` was
+    prepared by `add_adapters`. Raises OSError, SafetensorError."""
     folder.mkdir(parents=True)
     config = copy(model.peft_config[ADAPTER])
     config.base_model_name_or_path, config.revision = base.path, base.revision
@@ -120,7 +120,7 @@ def save_adapters(model: Any, tensors: Mapping[str, Tensor], base: ModelConfig, 
 
 
 def _target_names(model: nn.Module) -> list[str]:
-    """Return the names of the layers with adapters for peft's configuration: short names such as `q_proj`, unless a
+    """Return the names, for peft's configuration, of the layers with adapters: short names such as `q_proj`, unless a
     module without adapters has the same short name."""
     layers = adapted_layers(model)
     leaves = {name.rpartition(".")[2] for name in layers}

@@ -169,8 +169,8 @@ class Trainable(Generic[M]):
         return self._config.reshard is None
 
     def exchange_bytes(self, exchange: Exchange) -> int:
-        """Return the most bytes of device memory that unsharded weights and gradients take. Layers that are gathered
-        only while they run are not counted."""
+        """Return the maximum number of bytes of device memory that unsharded weights and gradients take. Layers that
+        are gathered only while they run are not counted."""
         apart = {each for module in self.module.modules() for each in _gathered_by_itself(module)}
         parameters = [each for each in self.module.parameters() if each not in apart]
         if exchange.once:
@@ -256,7 +256,7 @@ class Trainable(Generic[M]):
             torch._foreach_mul_(gradients, self._ranks / self.loss_scale.scale)
 
     def _largest_norm(self) -> tuple[float, str]:
-        """Return the largest norm of a gradient that is applied, and the option that sets this limit."""
+        """Return the largest norm with which a gradient is still applied, and the option that sets this limit."""
         absolute, factor = self._config.skip_grad_norm, self._config.skip_grad_norm_factor
         limits = [(math.inf if absolute is None else absolute, "learner.skip_grad_norm")]
         if factor is not None and len(self.norms) >= FEWEST_NORMS:

@@ -93,7 +93,8 @@ class Policy(nn.Module):
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of the expert routing that the model can replay. None: the model routes all tokens itself."""
+        """The shape of recorded expert routing, if the model can use it again. None: the model routes all tokens
+        itself."""
         return None if self._replay is None else self._replay.shape
 
     def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:
@@ -189,8 +190,8 @@ def load_policy(
 ) -> Policy:
     """Load the policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
-    `section` is the section that `config.freeze` and `config.lora` come from. `seed` decides the first values of new
-    adapters. `replays_routing`: see `Policy`. With `with_values` the policy has a value head.
+    `section` is the section of the configuration that `config.freeze` and `config.lora` come from. `seed` decides the
+    first values of new adapters. `replays_routing`: see `Policy`. With `with_values` the policy has a value head.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
     `load_sharded`.

@@ -43,8 +43,8 @@ class Balance:
 
     @staticmethod
     def from_config(config: AlgorithmConfig, model: Any) -> Balance:
-        """Read the balance of a Hugging Face `model` from `config`. Raises ConfigError: its routers cannot be balanced
-        in this way."""
+        """Read from `config` how the experts of a Hugging Face `model` are balanced. Raises ConfigError: its routers
+        cannot be balanced in this way."""
         weight = config.balance_weight
         if weight is None:
             found = getattr(model.config.get_text_config(), "router_aux_loss_coef", None)
@@ -73,7 +73,7 @@ class Balance:
 
 
 class RouterLoads:
-    """The loads of the experts of a Hugging Face `model` in a pass."""
+    """The loads (tokens and probabilities) of the experts of a Hugging Face `model` in a pass."""
 
     def __init__(self, model: nn.Module) -> None:
         self._watched: list[Any] = list(routers_of(model))

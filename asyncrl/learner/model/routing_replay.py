@@ -105,7 +105,8 @@ class _Replaying:
     weigh: Callable[[Any, Tensor, Tensor], Tensor]
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits [T, experts], and the weights and numbers [T, top_k] of the experts, as the router does."""
+        """Return logits [T, experts], and for each token the weights and the indices [T, top_k] of its experts, as the
+        router does."""
         logits, own_weights, own = super().forward(*args, **kwargs)  # type: ignore[misc]
         replayed = self.replayed
         if replayed is None:

@@ -49,8 +49,8 @@ def shard(
     activations that the layers keep.
 
     - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. If
-      `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. A unit begins to gather
-      the next unit before it runs.
+      `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. Before a unit runs, it
+      begins to gather the unit after it.
     - Master weights are float32. Gathered weights and the computation are in `config.dtype`. A frozen model, and the
       frozen part of a model with adapters, has only weights of this dtype.
     - The hooks of FSDP stay outside of a layer's compiled and recomputed part.

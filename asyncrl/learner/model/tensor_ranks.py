@@ -1,5 +1,5 @@
-"""Tensor parallelism: T = learner.tensor_ranks neighbours divide the matrices of each layer, and no rank ever has a
-whole matrix.
+"""Tensor parallelism: T = learner.tensor_ranks neighbouring ranks divide the matrices of each layer, and no rank ever
+has a whole matrix.
 
 Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
 Outside of these blocks (attention and MLPs) it has the t-th part of the tokens, as with context parallelism. A block

@@ -30,7 +30,7 @@ class Slices(NamedTuple):
 
     - In a computation rank r has bounds[2t] to bounds[2t + 1] of dimension `dim`, with t = r % (len(bounds) / 2).
     - This rank is number `shard` of `shards`. A gradient is divided by `ranks`.
-    - `copy` is torch's name of the process group of the copy.
+    - `copy` is torch's name for the process group of the ranks that hold this copy.
     - `copies` names the group of the ranks with the same rows in all copies; it is empty if there is only one copy.
     """
 

@@ -310,7 +310,7 @@ class OtherHost:
         """Join, and wait for all hosts.
 
         Raises StoppedError; ConfigError: the hosts cannot train together, and the message has every reason; RanksError:
-        host 0 has not answered for longer than the limits `start` and `stuck`.
+        host 0 has not answered for longer than both limits `Timeouts.start` and `Timeouts.stuck`.
         """
         process, joined, absent = uuid.uuid4().hex, Joined("", "", False, []), Throttled(logger, "waiting for hosts")
         heard = time.monotonic()

@@ -45,7 +45,8 @@ PIPE_BYTES = 1 << 16
 SILENT_BEATS = 5
 """The number of missed heartbeats after which a rank is shown as silent."""
 BEGUN_S = 10.0
-"""Seconds that a rank waits for its first heartbeat. If none comes, the rank runs without heartbeats."""
+"""Seconds that a rank's main thread waits until its heartbeat thread has written once. If it never writes, the launcher
+ends the ranks after `Timeouts.start`."""
 KILLED_S = 10.0
 """Seconds to wait for a process that was killed: a process that hangs in the kernel may never end."""
 
@@ -62,25 +63,28 @@ def all_ended(reason: str, final: bool = False) -> AsyncrlError:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Limits in seconds, counted in polls, so that no rank is blamed for a time in which this process did not run."""
+    """Limits in seconds. Each poll counts as `poll` seconds, so that no rank is blamed for a time in which this process
+    did not run."""
 
     poll: float = 0.25
     heartbeat: float = 1.0
     """The time between two heartbeats of a rank."""
     start: float = 300.0
-    """The time to the first heartbeat of a rank. A rank first loads libraries, which can take a minute from a network
-    disk."""
+    """The first heartbeat of a rank must come within this time. A rank first loads libraries, which can take a minute
+    from a network disk."""
     silence: float = 40.0
     """The time without a heartbeat after which a rank counts as hung."""
     stuck: float = 1800.0
     """The time without progress of a rank's main thread, after which the rank counts as hung."""
     others: float = 5.0
-    """The time that other ranks have to end by themselves after one has failed: another rank may have the true
-    reason."""
+    """After one rank has failed, the launcher waits this long for other ranks to end by themselves: another rank may
+    have the true reason."""
     stop: float = 30.0
-    """The time that all ranks have to end after a stop request, not counting the time to finish a checkpoint."""
+    """After a stop request, the launcher waits this long for all ranks to end. The time to finish a checkpoint does not
+    count."""
     folder: float = 10.0
-    """The time until a host sees another host's file in the run's folder: a network disk may show it late."""
+    """Another host must see host 0's file in the run's folder within this time: a network disk may show the file
+    late."""
 
     @staticmethod
     def within(limit_s: float) -> Timeouts:
@@ -184,7 +188,7 @@ class Membership:
 
 
 class _Rank:
-    """A rank. Its process starts with this object."""
+    """A rank. Its process starts when this object is made."""
 
     def __init__(self, command: Sequence[str], local: int, meeting: Meeting, timeouts: Timeouts) -> None:
         rank = meeting.first + local
@@ -215,7 +219,7 @@ class _Rank:
 
     @property
     def status(self) -> int | None:
-        """The exit status: minus a signal's number if one killed the process; None while it runs."""
+        """The exit status, or minus the number of the signal that killed the process; None while it runs."""
         return self._process.poll()
 
     @property
@@ -274,7 +278,8 @@ def run_ranks(
     ended with status 0. `activity` is the activity of this process. All ranks have ended when this returns or raises.
 
     Raises StoppedError: `stop` was set before all were done. Raises RanksError: a rank died, hung, was asked to stop
-    alone, or did not stop in time. Raises ConfigError: a rank cannot be configured, or the hosts cannot train together.
+    when the others were not, or did not stop in time. Raises ConfigError: a rank cannot be configured, or the hosts
+    cannot train together.
     """
     hosts = hosts or OneHost(count, timeouts)
     reason, final = "its launcher ended", False
@@ -337,8 +342,8 @@ def _show(first: RankState, activity: Activity) -> None:
 
 
 def _failure(ranks: Sequence[_Rank], timeouts: Timeouts, hosts: Hosts) -> AsyncrlError:
-    """Return the error for which the ranks must end, after other ranks had time to end by themselves. Raises
-    RanksError: another host reports the reason."""
+    """Wait for other ranks to end by themselves, unless a rank has already shown the true reason. Then return the error
+    for which all ranks must end. Raises RanksError: another host reports the reason."""
     first = min((rank for rank in ranks if rank.status), key=lambda rank: rank.status not in CAUSES)
     left = 0.0 if first.status in CAUSES else timeouts.others
     while left > 0 and (hosts.several or any(rank.status is None for rank in ranks)):

@@ -45,7 +45,7 @@ ends the ranks first.
 """
 EXPERT_MESH = ("replicas", "experts", "parts")
 WAIT = timedelta(days=365)
-"""The time that ranks wait for a rank that waits for the replay."""
+"""Ranks wait at most this long for a rank that waits for the replay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class Ranks:
     """This rank's group of ranks that divide the tokens of a pass, and with tensor parallelism also the layers. None:
     each rank has its own passes."""
     expert_mesh: DeviceMesh | None = None
-    """The same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see `expert_ranks`)."""
+    """A mesh of the same ranks with the dimensions EXPERT_MESH. None: no tokens travel to experts (see
+    `expert_ranks`)."""
 
     @staticmethod
     def alone() -> Ranks:
@@ -220,8 +221,8 @@ def _open_store(meeting: Meeting, limit_s: float, keys: ClientKeys | None) -> tu
 
 
 def context_group(rank: int, size: int, together: int, limit: timedelta, divides_layers: bool = False) -> ContextGroup:
-    """Make the group of `rank`: `together` neighbours. They are on one host if `together` divides the number of a
-    host's ranks."""
+    """Make the group of `rank`: `together` neighbouring ranks. They are on one host if `together` divides the number of
+    a host's ranks."""
     # All ranks take part in making every group.
     groups = [dist.new_group(list(range(first, first + together)), limit) for first in range(0, size, together)]
     own = groups[rank // together]

@@ -45,7 +45,8 @@ class Stopping:
         self.is_updating = False
         """True if weights change, or the step that changed them is not yet counted as finished."""
         self.is_abrupt = False
-        """True if the main thread of a rank is still within a pass, so that no rank can end its communication."""
+        """True if the main thread of a rank is still within a pass. The ranks then cannot end their communication in
+        order, and exit at once."""
         self.stop_if: StopIf | None = None
         """`Ranks.stop_if`. None until this rank has joined the other ranks."""
         self.save: Callable[[], None] = lambda: None
