@@ -21,7 +21,7 @@ from asyncrl.runs.lines import finite
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.stalls import Wait
-from asyncrl.runs.table import state_of
+from asyncrl.runs.table import is_fine_tuning, state_of
 from asyncrl.runs.warnings import WINDOW, learning_warnings
 from asyncrl.runs.watch import RunWatch
 from asyncrl.text import reason_of
@@ -44,6 +44,9 @@ class Overviews:
         """
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
+        if is_fine_tuning(run):
+            # It has no replay, and its one role waits for nobody.
+            return {**found, "waits_text": "", "advice": None}
         try:
             with self._stores.alone():
                 stalls = watch.look()
@@ -77,7 +80,7 @@ def overview(run: Run) -> dict[str, Any]:
     return {
         "state": state_of(run),
         "folder": str(run.folder),
-        "configuration": masked(_choices(settings)) if settings else {},
+        "configuration": masked(_choices(settings, is_fine_tuning(run))) if settings else {},
         "steps": settings.steps if settings else None,
         "max_lag": settings.replay.max_lag if settings else None,
         "dead": sum(finite(row.get("dead")) or 0 for row in replays),
@@ -94,7 +97,13 @@ def _with_faults(found: Mapping[str, Any], faults: Mapping[str, Wait]) -> dict[s
     return {**found, "roles": told, "warnings": [*map(str, faults.values()), *found["warnings"]]}
 
 
-def _choices(settings: ViewSettings) -> dict[str, Any]:
+def _choices(settings: ViewSettings, fine_tuning: bool) -> dict[str, Any]:
+    if fine_tuning:
+        return {
+            "model.path": settings.model.path,
+            "learner.lr": settings.learning_rate,
+            "learner.batch_size": settings.batch_size,
+        }
     return {
         "model.path": settings.model.path,
         **_algorithm(settings.algorithm),

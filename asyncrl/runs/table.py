@@ -136,8 +136,8 @@ def differences(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, st
         if all(value == values[0] for value in values):
             continue
         # Texts are slower to make than to compare, and most runs share a few values.
-        shown = {repr(value): value for value in values}
-        shown = {word: _shown(key, value) for word, value in shown.items()}
+        different = {repr(value): value for value in values}
+        shown = {word: _shown(key, value) for word, value in different.items()}
         texts = [shown[repr(value)] for value in values]
         usual, count = Counter(texts).most_common(1)[0]
         for name, text in zip(known, texts, strict=True):

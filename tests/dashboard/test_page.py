@@ -304,6 +304,9 @@ def test_fine_tunings_have_figures_of_their_own(run: Path, tmp_path: Path) -> No
         }
         legend = await page.run("document.querySelector('#figure-gradient .legend').textContent")
         assert "sft" not in legend
+        await page.run("location.hash = 'tab=overview&runs=sft'")
+        await page.until("document.querySelector('.headline')?.textContent === 'loss 2 \u2192 1'")
+        assert await page.run("document.querySelectorAll('.warning').length") == 0
 
     with dashboard(run, tuning) as url:
         browse(f"{url}#tab=figures&runs=one,sft", visit)

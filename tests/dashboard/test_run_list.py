@@ -27,3 +27,9 @@ def test_the_table_has_the_results_and_the_exact_time_of_each_run(tmp_path: Path
 def test_a_run_without_a_configuration_has_a_row(tmp_path: Path) -> None:
     row = values([make_run(tmp_path / "one")], "/api/table")["rows"][0]
     assert (row["step"], row["steps"], row["configuration"]) == (5, None, {})
+
+
+def test_the_overview_of_a_fine_tuning_has_no_problem_and_only_its_own_choices(tmp_path: Path) -> None:
+    found = values([fine_tuning(tmp_path / "sft", [1.0])], "/api/runs/sft/overview")
+    assert (found["problems"], found["warnings"], found["waits_text"]) == ([], [], "")
+    assert list(found["configuration"]) == ["model.path", "learner.lr", "learner.batch_size"]

@@ -15,6 +15,12 @@ const PARTS = [
   ["Is it healthy?", ["lag", "mismatch"]],
   ["Where does the time go?", ["idle", "phases"]],
 ];
+const FINE_TUNING_PARTS = [
+  ["Is it learning?", ["demonstrations", "lr"]],
+  ["Is it healthy?", ["gradient", "memory"]],
+  ["Where does the time go?", ["phases", "speed"]],
+];
+const LOSSES = [["loss", "learner", "sft/loss"], ["held-out loss", "evaluation", "eval/loss"]];
 const READ = { learner: ["reward/mean", "seconds/step", "tokens_per_s", "lag/max"], evaluation: ["eval/accuracy"] };
 const SMALL = { height: 130 };
 
@@ -62,10 +68,11 @@ class Card {
     Object.assign(this, { run, page, told: null });
     this.facts = element("dl", { class: "facts" });
     this.progress = element("div", { class: "progress", role: "progressbar", "aria-label": "learner steps" }, element("span"));
-    this.words = PARTS.map(() => element("div", { class: "words" }));
+    const shown = run.kind === "sft" ? FINE_TUNING_PARTS : PARTS;
+    this.words = shown.map(() => element("div", { class: "words" }));
     this.roles = element("div");
-    this.panels = PARTS.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { tools: [figureLink(id)], chart: SMALL })));
-    const parts = PARTS.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
+    this.panels = shown.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { kind: run.kind, tools: [figureLink(id)], chart: SMALL })));
+    const parts = shown.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
       this.panels[index].map((panel) => panel.element)));
     this.configuration = element("dl", { class: "choices" });
     this.element = element("section", { class: "overview", "aria-label": run.name },
@@ -92,6 +99,7 @@ class Card {
   draw(run, view) {
     this.run = run;
     for (const [file, names] of Object.entries(READ)) this.page.data.series(run, file, names);
+    if (run.kind === "sft") for (const [, file, name] of LOSSES) this.page.data.series(run, file, [name]);
     for (const panel of this.panels.flat()) panel.draw([run], view, this.page.data);
     this.tell();
   }
@@ -107,7 +115,7 @@ class Card {
     const [learner] = this.page.data.series(this.run, "learner", []);
     const done = learner?.step.length ? learner.step[learner.step.length - 1] + 1 : 0;
     this.#tellProgress(done, told, learner);
-    fill(this.words[0], this.#learning());
+    fill(this.words[0], this.run.kind === "sft" ? this.#losses() : this.#learning());
     fill(this.words[1], this.#health(told));
     fill(this.words[2], this.#time(told));
     fill(this.roles, rolesOf(told));
@@ -139,6 +147,12 @@ class Card {
   #learning() {
     const [rewards, accuracy] = [this.#column("learner", "reward/mean"), this.#column("evaluation", "eval/accuracy")];
     return [changed("reward", rewards, ""), changed("held-out accuracy", accuracy, "share")].filter(Boolean);
+  }
+
+  /** The losses of a fine-tuning, at its first and at its newest step. */
+  #losses() {
+    return LOSSES.map(([title, file, name]) => [title, this.#column(file, name)]).filter(([, values]) => values.length).map(([title, values]) =>
+      element("p", { class: "headline" }, `${title} `, element("b", {}, `${number(values[0])} \u2192 ${number(values.at(-1))}`)));
   }
 
   #health(told) {
