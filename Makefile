@@ -10,13 +10,14 @@ SHARDS ?= 2
 # Else every process that a test or the demo starts would compile the package again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install test test-quick test-failed test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl test-environments fuzz chaos check demo demo-sglang docs clean
+.PHONY: help install test test-quick test-heavy test-failed test-long test-wheel test-pages test-sglang test-vllm test-ray test-slurm test-verl test-environments fuzz chaos check demo demo-sglang docs clean
 
 help:
 	@echo "make demo     train a tiny calculator policy end to end, and show what happened (3 minutes on 2 cores, once installed)"
 	@echo "make demo-sglang SGLANG_PYTHON=PATH   the same over a real SGLang server on the CPU (docs/engines.md)"
-	@echo "make test     the tests, but for those of the targets that follow test-quick (15 minutes on 2 cores)"
+	@echo "make test     the tests, but for those of the targets that follow test-quick (8 minutes on 2 cores)"
 	@echo "make test-quick  the fast ones of them (1 minute)"
+	@echo "make test-heavy  those that compile layers, train on several ranks, or wait for limits of time (6 minutes)"
 	@echo "make test-failed  those that failed the last time, one after the other"
 	@echo "make test-long   whole runs of minutes, several of which have processes killed (10 minutes)"
 	@echo "make test-wheel  build the package, install it elsewhere, and run its demo in an empty folder (4 minutes)"
@@ -47,14 +48,18 @@ NO_SERVERS := --dist worksteal --ignore=tests/sglang --ignore=tests/vllm --ignor
 
 # One worker more than cores, since many of these tests wait for processes and for limits of time.
 test: install
-	$(PYTEST) -n 3 $(NO_SERVERS) -m "not long and not browser" $(ARGS)
+	$(PYTEST) -n 3 $(NO_SERVERS) -m "not heavy and not long and not browser" $(ARGS)
+
+# Each file in one worker: many of its tests share what a minute of two ranks made.
+test-heavy: install
+	$(PYTEST) -n 3 $(NO_SERVERS) --dist loadfile -m "heavy and not long" $(ARGS)
 
 # The tests that failed the last time, one after the other.
 test-failed: install
 	$(PYTEST) -n 0 --last-failed --last-failed-no-failures none $(ARGS)
 
 test-quick: install
-	$(PYTEST) -n 2 $(NO_SERVERS) -m "not slow and not long and not browser"
+	$(PYTEST) -n 2 $(NO_SERVERS) -m "not slow and not heavy and not long and not browser"
 
 test-long: install
 	$(PYTEST) -n 2 $(NO_SERVERS) -m long $(ARGS)

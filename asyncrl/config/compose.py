@@ -72,28 +72,28 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
 
     Raises ConfigError: a file cannot be used.
     """
-    files = GroupFiles(folder)
     wrong: dict[str, str] = {}
     chosen: dict[str, str | None] = {}
     settings: list[tuple[str, Any]] = []
-    for word in words:
-        key = word.lstrip("+").partition("=")[0]
-        try:
-            value = parsed(word).value()
-            if key in GROUPS:
-                chosen[key] = files.choose(key, value)
-            else:
-                settings.append((key, value))
-        except ConfigError as error:
-            wrong[key] = str(error)
-    if files.wrong:
-        config, in_files = typed_defaults(), files.wrong
-    else:
-        names = tuple((group, name) for group, name in chosen.items() if name)
-        of_files = (_of_files if files.others else _of_shipped_files)(config_dir(), names)
-        config, in_files = copy.deepcopy(of_files.config), of_files.wrong
-        if "engine.kind" not in (key for key, _ in settings):
-            wrong |= of_files.overruled
+    with GroupFiles(folder) as files:
+        for word in words:
+            key = word.lstrip("+").partition("=")[0]
+            try:
+                value = parsed(word).value()
+                if key in GROUPS:
+                    chosen[key] = files.choose(key, value)
+                else:
+                    settings.append((key, value))
+            except ConfigError as error:
+                wrong[key] = str(error)
+        if files.wrong:
+            config, in_files = typed_defaults(), files.wrong
+        else:
+            names = tuple((group, name) for group, name in chosen.items() if name)
+            of_files = (_of_files if files.others else _of_shipped_files)(config_dir(), names)
+            config, in_files = copy.deepcopy(of_files.config), of_files.wrong
+            if "engine.kind" not in (key for key, _ in settings):
+                wrong |= of_files.overruled
     for key, value in settings:
         wrong |= set_value(config, key, value)
     if in_files:

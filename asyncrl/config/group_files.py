@@ -1,7 +1,7 @@
 """Finds the files that a run chooses, one of each group: shipped files by name, a user's files by name or path.
 
 Hydra finds the shipped files itself. A user's file is read and checked here, with the files in its `defaults`, and
-stored in Hydra's memory. So it can be in any folder, and needs no line `# @package`.
+stored in Hydra's memory for one composition. So it can be in any folder, and needs no line `# @package`.
 
 The keys of a file win over the keys of the files in its `defaults`, unless `defaults` lists `_self_`. A relative path
 in `defaults` is relative to the file.
@@ -50,6 +50,16 @@ class GroupFiles:
         self.others = False
         self._folder = folder
         self._within: list[Path] = []
+        self._names: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> GroupFiles:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the files from Hydra's memory, which it copies at each composition."""
+        store = ConfigStore.instance().repo
+        for group, name in self._names:
+            store[group].pop(f"{name}.yaml", None)
 
     def choose(self, group: str, given: Any, base: Path = Path()) -> str | None:
         """Hydra's name for the file of a group that is `given` by name or path; `None` for no file. A relative path is
@@ -92,6 +102,7 @@ class GroupFiles:
         try:
             package, content = self._read(group, path)
             ConfigStore.instance().store(group=group, name=name, node=content, package=package)
+            self._names.add((group, name))
         except ConfigError as error:
             self.wrong.append(f"{path}: {error}")
         self._within.pop()

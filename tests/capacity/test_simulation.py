@@ -122,6 +122,7 @@ def test_room_for_more_episodes_than_are_admitted_changes_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_large_run_is_as_fast_as_its_shards_together() -> None:
     tasks = [
         [replace(EPISODE, sampled=sampled, tools_s=tools_s) for tools_s in (1.0, 2.0, 9.0)] for sampled in (50, 150)

@@ -90,6 +90,7 @@ def train(replay: ReplayProcess, steps: range) -> None:
         learner.checkpointed(step + 1, step + 1)
 
 
+@pytest.mark.heavy
 def test_a_full_disk_makes_clients_wait_and_loses_nothing(start: Start) -> None:
     replay = start("replay.max_lag=4")
     actor = replay.client("a", retry_s=1.0)
@@ -122,6 +123,7 @@ class CountedWaits(threading.Event):
         return super().wait(timeout)
 
 
+@pytest.mark.heavy
 def test_a_full_disk_holds_up_many_requests_no_longer_than_one(start: Start) -> None:
     replay = start("replay.max_lag=8")
     waits = [CountedWaits() for _ in range(2)]
@@ -159,6 +161,7 @@ def test_a_full_store_makes_actors_wait_until_training_has_made_room(start: Star
     assert (audit["lost"], audit["trained_twice"], audit["states"]["trained"]) == (0, 0, 72)
 
 
+@pytest.mark.heavy
 def test_a_truncated_store_is_refused_with_what_to_do(start: Start) -> None:
     replay = start("replay.max_lag=4")
     actor = replay.client("a")

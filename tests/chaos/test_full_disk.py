@@ -52,5 +52,6 @@ def test_clients_with_many_requests_deliver_again_soon_after_there_is_room(small
     in_namespace("tests.chaos.full_disk_deliveries", str(small), "20")
 
 
+@pytest.mark.heavy
 def test_whatever_a_role_writes_waits_for_room_or_is_counted(small: Path) -> None:
     in_namespace("tests.chaos.full_files", str(small))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.config_store import ConfigStore
 
 from asyncrl.config.compose import composed, read
 from asyncrl.config.files import choices
@@ -133,6 +134,26 @@ def test_what_a_run_writes_down_is_read_as_the_same_configuration(
     config = read([*required, f"algorithm={algorithm}", "scoring.rules.a=gsm8k", "data.weights={a: 1.5}"])
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False))
     assert read([f"experiment={tmp_path}/config.yaml"]) == config
+
+
+def stored_in_groups() -> dict[str, list[str]]:
+    """The names of the files in Hydra's memory, by group."""
+    return {
+        group: [*found] for group, found in ConfigStore.instance().repo.items() if isinstance(found, dict) and found
+    }
+
+
+def test_files_of_a_user_stay_in_the_memory_of_hydra_for_one_composition_only(
+    required: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "base.yaml").write_text("learner: {steps: 1}\n")
+    (tmp_path / "own.yaml").write_text("defaults: [base.yaml]\nlearner: {lr: 1e-3}\n")
+    (tmp_path / "bad.yaml").write_text("defaults: [own.yaml]\nlearner: {lrr: 1e-3}\n")
+    read(required)
+    before = stored_in_groups()
+    assert read([*required, f"experiment={tmp_path}/own.yaml"]).learner.steps == 1
+    assert len(refused([*required, f"experiment={tmp_path}/bad.yaml"])) == 1
+    assert stored_in_groups() == before
 
 
 def test_the_last_of_two_words_for_a_key_counts(required: list[str]) -> None:

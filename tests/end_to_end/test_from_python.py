@@ -22,6 +22,7 @@ from tests.helpers import GENEROUS_S
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.heavy
 def test_a_run_from_python_has_its_rows_and_episodes_as_tables(tmp_path: Path) -> None:
     world = World.make(tmp_path)
     single = ("cluster.actors=1", "cluster.scorers=1", "cluster.learner_ranks=1", "replay.filter.zero_variance=false")
@@ -81,6 +82,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.heavy
 def test_an_interrupt_stops_the_run_cleanly_before_it_is_raised() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
     # A shell's background job ignores SIGINT, and so would its children.

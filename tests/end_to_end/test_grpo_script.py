@@ -48,6 +48,7 @@ def compare(start: Start, folder: Path, given: Sequence[str]) -> None:
     assert len(moved) == len(untrained), "nothing was learned"
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "changes",
     [

@@ -22,6 +22,7 @@ from tests.observe.registry.unknown import unknown
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.heavy
 def test_a_run_without_any_reward_warns_and_its_folder_is_as_the_pages_say(
     start: Callable[..., Run], tmp_path: Path
 ) -> None:

@@ -113,6 +113,7 @@ def test_a_role_is_asked_to_drain_if_the_launcher_says_so(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_role_whose_launcher_is_silent_or_gone_ends_with_its_lease(tmp_path: Path) -> None:
     with starting(tmp_path / "silent", OBEDIENT, lease_s=0.3) as process:
         pid = pid_of_role(process)

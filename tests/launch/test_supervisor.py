@@ -118,6 +118,7 @@ def beating(name: str, folder: Path, body: str) -> RoleCommand:
     return script(name, BEATS.format(folder=str(folder), body=textwrap.indent(textwrap.dedent(body), "    ")))
 
 
+@pytest.mark.heavy
 def test_a_role_that_is_stopped_or_stuck_is_killed_and_started_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,6 +82,7 @@ def test_memory_of_a_gpu_is_free_while_its_contents_are_on_the_host() -> None:
     assert all(torch.equal(each.cpu(), kept) for each, kept in zip(tensors, before, strict=True))
 
 
+@pytest.mark.heavy
 def test_a_run_in_turns_ends_with_the_same_bits_and_hands_over_each_version(
     model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_run_in_turns_ends_with_the_same_bits_and_hands_over_each_version(
     assert "seconds/release" not in alone.metrics.rows[-1][1]
 
 
+@pytest.mark.heavy
 def test_a_learner_that_is_stopped_or_dies_between_two_turns_resumes_with_the_same_bits(
     model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:

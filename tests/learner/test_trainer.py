@@ -155,6 +155,7 @@ def test_an_empty_pass_contributes_exactly_nothing(setup: Setup):
     assert all(torch.equal(a, b) for a, b in zip(alone, accompanied, strict=True))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("shares", [None, EVERY])
 def test_compiled_layers_and_padded_passes_change_nothing(
     setup: Setup, model: Path, ranks: Ranks, tmp_path: Path, shares: Sharing | None

@@ -179,7 +179,9 @@ def test_a_client_waits_for_a_server_that_comes_later(keys: Path, context: zmq.C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["another server's key", "a key that is not in the list"])
+@pytest.mark.parametrize(
+    "who", [pytest.param("another server's key", marks=pytest.mark.heavy), "a key that is not in the list"]
+)
 def test_a_send_over_a_connection_that_was_refused_waits_for_a_bounded_time(
     listener: Listener, keys: Path, tmp_path: Path, who: str
 ) -> None:

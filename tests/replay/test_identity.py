@@ -66,6 +66,7 @@ def test_an_order_of_another_run_or_of_none_is_refused_and_changes_nothing(
     assert core.status() == before
 
 
+@pytest.mark.heavy
 def test_a_run_that_is_served_again_knows_its_roles_and_they_know_it(replay: ReplayProcess) -> None:
     run = own(replay)
     with closing(replay.client("a", run=run)) as client, closing(replay.client("b", run=RunIdentity("run"))) as away:

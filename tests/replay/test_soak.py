@@ -25,6 +25,7 @@ assert audit["states"] == {"trained": audit["planned"]} and not audit["lost"], a
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="anonymous memory is read from /proc")
 def test_memory_stays_flat_and_the_store_small_over_ten_thousand_trajectories(tmp_path: Path) -> None:
     # A process of its own, so that no other test's memory counts.

@@ -81,6 +81,7 @@ def test_a_group_fails_alone_whatever_its_manager_does(shares: Managers, answer:
         raise next(iter(bad))
 
 
+@pytest.mark.heavy
 def test_a_manager_that_never_ends_is_stopped_by_its_time_limit(tmp_path: Path) -> None:
     with managers(tmp_path, timeout_s=10.0) as opened:
         (scores,) = judged(opened, group("t1", ["hang"]))

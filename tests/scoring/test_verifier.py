@@ -178,6 +178,7 @@ def test_what_a_rule_leaves_behind_ends_after_a_killed_scorer(tmp_path):
     until(lambda: not left.is_running() or left.status() == psutil.STATUS_ZOMBIE)
 
 
+@pytest.mark.heavy
 def test_a_program_that_never_ends_is_worth_nothing_and_dead_letters_no_episode():
     rules = {"test": [{"name": "code", "params": {"partial": True}}]}
     truth = json.dumps({"inputs": ["1"] * 4, "outputs": ["1"] * 4})

@@ -211,6 +211,7 @@ async def test_the_next_bucket_is_on_its_way_while_the_last_is_filled_or_summed_
     assert calls == ["begin", *["begin", "finish"] * len(plan), "finish"]
 
 
+@pytest.mark.heavy
 def test_a_learner_that_fills_its_buckets_slowly_is_not_silent(context):
     tensors = some_tensors(0)
     plan = plan_of(tensors)
@@ -261,6 +262,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.heavy
 async def test_an_engine_killed_in_mid_broadcast_delays_nobody_for_long_and_the_others_get_the_version(context):
     async with learning(context) as learner, engine_of(learner.publisher.endpoint) as (engine, receiver):
         await learner.publish(0, to=1)

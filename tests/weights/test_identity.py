@@ -96,7 +96,9 @@ async def test_a_request_over_a_connection_that_was_refused_ends_in_time(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mistake", ["another name", "another folder", "none"])
+@pytest.mark.parametrize(
+    "mistake", ["another name", *(pytest.param(each, marks=pytest.mark.heavy) for each in ("another folder", "none"))]
+)
 def test_a_configured_actor_takes_the_weights_of_its_own_runs_learner_only(tmp_path, mistake):
     """Through the configuration at both ends: a learner as it runs, and an actor's routes."""
     config = make_config(write_model(tmp_path / "model", layers=1), tmp_path)

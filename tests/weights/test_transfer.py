@@ -182,6 +182,7 @@ async def test_a_publisher_killed_in_mid_transfer_harms_no_engine_and_its_succes
     assert bool((engine.tensors["a"] == 3).all())
 
 
+@pytest.mark.heavy
 async def test_a_request_that_a_killed_publisher_took_with_it_is_made_again_at_once():
     port, engine = free_ports(1), HoldingEngine(version=1)
     async with route(f"tcp://127.0.0.1:{port}", timeout_s=3600) as link, following(link, engine, LARGE):

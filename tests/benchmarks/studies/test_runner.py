@@ -241,6 +241,7 @@ def test_a_run_that_failed_is_in_the_file_with_the_reason_and_runs_again_only_if
     assert row["reason"] == "the loss is not finite"
 
 
+@pytest.mark.heavy
 def test_a_run_that_takes_too_long_has_failed_with_what_it_had(runner: Callable[..., Runner], tmp_path: Path) -> None:
     run = run_at(WAITS)
     assert runner(limit_s=10.0).run([run])

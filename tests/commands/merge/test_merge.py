@@ -28,6 +28,7 @@ def ranks() -> Iterator[Ranks]:
         yield ranks
 
 
+@pytest.mark.heavy
 def test_a_run_of_ours_or_one_of_its_checkpoints_becomes_the_model_that_it_wrote(ranks: Ranks, tmp_path: Path) -> None:
     config = make_config(write_model(tmp_path / "policy"), tmp_path, steps=6)
     run = tmp_path / "run"

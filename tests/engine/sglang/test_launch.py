@@ -114,6 +114,7 @@ async def test_a_server_that_ran_and_does_not_start_any_more_ends_the_actor(tmp_
     assert server.starts == 3
 
 
+@pytest.mark.heavy
 def test_a_server_ends_with_all_its_processes_when_its_actor_is_killed(tmp_path: Path) -> None:
     """Also where they have not yet asked to."""
     inner = "import os, time; print(os.getpid(), flush=True); time.sleep(60)"

@@ -129,6 +129,7 @@ def test_a_part_that_is_removed_while_checksums_are_written_is_not_waited_for(tm
         assert first.result() is False
 
 
+@pytest.mark.heavy
 def test_a_process_that_is_killed_while_it_saves_loses_no_checkpoint_that_it_reported(tmp_path: Path):
     command = [sys.executable, "-m", "tests.learner.killed_while_saving", str(tmp_path)]
     subprocess.run(command, check=True, cwd=Path(__file__).parents[3])

@@ -40,6 +40,7 @@ def own(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 def test_export_and_checkpoints_have_the_code_and_the_export_needs_no_other_folder(
     own: Path, ranks: Ranks, tmp_path: Path
 ) -> None:

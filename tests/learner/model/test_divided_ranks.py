@@ -77,7 +77,8 @@ def done_by(each: Arrangement, results: Results, folder: Path, model: Path) -> d
 
 
 def marked(each: Arrangement) -> Any:
-    return pytest.param(each, marks=pytest.mark.slow if each.ranks == 2 else pytest.mark.long, id=str(each))
+    marks = [pytest.mark.slow, pytest.mark.heavy] if each.ranks == 2 else pytest.mark.long
+    return pytest.param(each, marks=marks, id=str(each))
 
 
 of_the_table = pytest.mark.parametrize("each", [marked(each) for each in TABLE])
@@ -105,6 +106,7 @@ def test_ranks_train_measure_and_publish_what_one_does(
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 @pytest.mark.parametrize("each", [PAIR_OF_TOKENS, PAIR_OF_LAYERS], ids=str)
 def test_a_checkpoint_of_two_ranks_resumes_on_one(
     each: Arrangement, folder: Path, model: Path, ranks: Ranks, results: Results
@@ -117,6 +119,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_one(
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_a_checkpoint_of_one_rank_resumes_on_ranks_that_divide_layers(
     model: Path, folder: Path, ranks: Ranks, one: dict[str, Any], results: Results
 ):
@@ -130,6 +133,7 @@ def test_a_checkpoint_of_one_rank_resumes_on_ranks_that_divide_layers(
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_ranks_that_divide_layers_fine_tune_and_export_what_one_does(
     model: Path, folder: Path, ranks: Ranks, results: Results
 ):
@@ -155,6 +159,7 @@ def test_a_rank_has_its_part_of_each_matrix_of_a_layer_and_no_more(
 
 
 @pytest.mark.slow
+@pytest.mark.heavy
 def test_divided_layers_round_no_more_in_bfloat16_than_whole_ones(
     folder: Path, model: Path, ranks: Ranks, results: Results
 ):

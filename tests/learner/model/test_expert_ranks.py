@@ -81,7 +81,7 @@ def last(found: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "divided",
     [
-        pytest.param((2, 1, 1, 2), id="2 ranks"),
+        pytest.param((2, 1, 1, 2), id="2 ranks", marks=pytest.mark.heavy),
         pytest.param((4, 1, 1, 2), id="neighbours that gather", marks=pytest.mark.long),
         pytest.param((4, 2, 1, 2), id="copies", marks=pytest.mark.long),
         pytest.param((4, 1, 2, 4), id="with a divided context", marks=pytest.mark.long),

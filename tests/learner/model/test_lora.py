@@ -162,6 +162,7 @@ def test_what_is_published_is_the_model_that_peft_merges(model: Path, ranks: Ran
         assert torch.equal(tensor, rounded[name].to(tensor.dtype)) != is_target
 
 
+@pytest.mark.heavy
 def test_a_run_publishes_the_adapted_matrices_saves_adapters_alone_and_resumes_with_the_same_bits(
     model: Path, ranks: Ranks, tmp_path: Path
 ):

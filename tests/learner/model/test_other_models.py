@@ -46,6 +46,7 @@ def train_prime(config: TrainConfig, **options: Any) -> Run:
     return Run(config, RepeatingReplay(config, **options))
 
 
+@pytest.mark.heavy
 def test_it_learns_to_predict_the_outcome_and_resumes_with_the_same_bits(
     model: Path, ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -53,7 +53,10 @@ def gradients(policy: Policy) -> dict[str, Tensor]:
 
 
 # At 0.7, layers are compiled that keep their input, their attention, and everything.
-@pytest.mark.parametrize(("activations", "compiled"), [(0, False), (0.3, False), (0.7, False), (0.7, True), (1, False)])
+@pytest.mark.parametrize(
+    ("activations", "compiled"),
+    [(0, False), (0.3, False), (0.7, False), pytest.param(0.7, True, marks=pytest.mark.heavy), (1, False)],
+)
 def test_packed_log_probs_entropies_and_gradients_are_those_of_one_sequence_at_a_time(
     model: Path, ranks: Ranks, activations: float, compiled: bool
 ):
@@ -205,6 +208,7 @@ def test_the_last_layers_keep_their_gathered_weights_until_the_backward_pass(
         assert not any(whole())
 
 
+@pytest.mark.heavy
 def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: Ranks):
     torch.compiler.reset()
     counters.clear()
@@ -232,6 +236,7 @@ def test_a_compiled_layer_is_one_graph_whatever_the_packing(model: Path, ranks: 
 
 
 # On a CPU the compiler writes other kernels for more than 1,024 tokens.
+@pytest.mark.heavy
 @pytest.mark.parametrize("members", [3, pytest.param(14, marks=pytest.mark.long)])
 def test_no_pass_of_a_step_compiles_what_was_compiled_before_the_first_one(model: Path, ranks: Ranks, members: int):
     torch.compiler.reset()
@@ -254,6 +259,7 @@ def test_no_pass_of_a_step_compiles_what_was_compiled_before_the_first_one(model
                     policy(packed)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.12 or older")
 @pytest.mark.parametrize(("longest", "largest"), [(1, 1), (2, 64), (96, 7), (96, 200)])
 def test_passes_of_any_size_are_compiled_with_the_reference_and_change_nothing(
@@ -283,6 +289,7 @@ def test_passes_of_any_size_are_compiled_with_the_reference_and_change_nothing(
         torch.compiler.set_default_backend(backend)
 
 
+@pytest.mark.heavy
 @pytest.mark.skipif(not hasattr(torch.compiler, "set_default_backend"), reason="torch 2.12 or older")
 def test_all_kinds_of_layers_of_all_models_are_compiled(ranks: Ranks, tmp_path: Path):
     shape = {"hidden_size": 32, "intermediate_size": 48, "head_dim": 16, "num_hidden_layers": 2}

@@ -169,6 +169,7 @@ def test_the_balance_loss_of_layers_is_their_mean(ranks: Ranks, tmp_path: Path):
         torch.testing.assert_close(got, wanted, atol=2e-6, rtol=1e-4)
 
 
+@pytest.mark.heavy
 def test_a_run_of_a_mixture_reports_its_routers_and_takes_the_weight_of_the_balance_loss(ranks: Ranks, tmp_path: Path):
     folder = save_mixture(tmp_path / "policy", "qwen3_moe", vocab_size=VOCABULARY)
     norms, reported = {}, {}

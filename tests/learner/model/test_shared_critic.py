@@ -115,6 +115,7 @@ def test_a_pass_with_values_is_one_pass_of_the_backbone_and_gives_what_two_would
     torch.testing.assert_close(values[packed.needed], expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.heavy
 def test_any_split_into_passes_trains_it_the_same_and_a_resume_gives_the_same_bits(
     headed: Path, ranks: Ranks, tmp_path: Path
 ) -> None:

@@ -48,6 +48,7 @@ def trained(model: Path, folder: Path, deterministic: bool) -> str:
     return done.stdout.split()[-1]
 
 
+@pytest.mark.heavy
 def test_deterministic_training_is_the_same_as_any_on_the_cpu_and_as_itself_on_a_gpu(
     model: Path, tmp_path: Path, ranks: Ranks
 ) -> None:

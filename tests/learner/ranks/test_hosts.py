@@ -106,6 +106,7 @@ class Two:
         return [int(file.read_text()) for file in files]
 
 
+@pytest.mark.heavy
 def test_ranks_of_two_hosts_with_keys_meet_and_end_well_and_no_mark_stays(tmp_path: Path) -> None:
     two = Two(tmp_path, ranks=2, forever=False)
     second, first = two.start(1), two.start(0)
@@ -119,8 +120,8 @@ def test_ranks_of_two_hosts_with_keys_meet_and_end_well_and_no_mark_stays(tmp_pa
     ("victim", "act", "reason"),
     [
         (1, signal.SIGKILL, "rank 1 of 2 was killed by SIGKILL"),
-        (0, signal.SIGKILL, "rank 0 of 2 was killed by SIGKILL"),
-        (1, signal.SIGSTOP, "rank 1 of 2 has not run for"),
+        pytest.param(0, signal.SIGKILL, "rank 0 of 2 was killed by SIGKILL", marks=pytest.mark.heavy),
+        pytest.param(1, signal.SIGSTOP, "rank 1 of 2 has not run for", marks=pytest.mark.heavy),
     ],
 )
 def test_the_end_of_a_rank_ends_the_ranks_of_both_hosts_with_the_reason(
@@ -145,6 +146,7 @@ def test_a_host_whose_ranks_cannot_be_configured_ends_both_for_good(tmp_path: Pa
             each.result()
 
 
+@pytest.mark.heavy
 def test_a_stop_of_one_host_stops_both(tmp_path: Path) -> None:
     two = Two(tmp_path)
     running = [two.start(node) for node in (0, 1)]
@@ -230,6 +232,7 @@ def test_hosts_that_do_not_fit_together_are_refused_on_both_with_the_reason(
             each.result()
 
 
+@pytest.mark.heavy
 def test_wrong_keys_are_named_on_both_hosts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     two = Two(tmp_path)
     make_keys(tmp_path / "others")

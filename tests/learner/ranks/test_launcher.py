@@ -71,6 +71,7 @@ def once_running(folder: Path, action: Callable[[list[int]], None]) -> Iterator[
     assert all(has_ended(pid) for pid in found)
 
 
+@pytest.mark.heavy
 def test_ranks_that_all_end_well_are_done_also_after_a_long_wait(tmp_path: Path) -> None:
     run_ranks(ranks_of(tmp_path, "time.sleep(5)\nassert own.meeting.size == 2"), 2, threading.Event(), SHORT)
     assert len(set(pids(tmp_path))) == 2
@@ -132,6 +133,7 @@ with joined() as ranks:
 """
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -152,6 +154,7 @@ def test_a_rank_whose_main_thread_is_stuck_ends_all_with_its_name_and_phase(body
         run_ranks([sys.executable, "-c", MEETS.format(body=body)], 2, threading.Event(), timeouts)
 
 
+@pytest.mark.heavy
 def test_ranks_may_wait_for_the_replay_and_each_other_for_longer_than_one_may_be_stuck() -> None:
     body = "ranks.together(lambda: time.sleep(17.0 * ranks.rank)); ranks.barrier()"
     short = replace(SHORT, silence=60.0, stuck=8.0)

@@ -34,7 +34,7 @@ from tests.learner.two_ranks import (
 )
 from tests.mixtures import MIXTURES
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.heavy]
 
 
 def done_by(count: int, replicas: int, *arguments: object) -> tuple[dict[str, Any], Path]:

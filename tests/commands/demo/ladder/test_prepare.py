@@ -15,6 +15,7 @@ from asyncrl.data.reading import TaskFile
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.heavy
 def test_all_rungs_of_a_seed_share_a_policy_and_have_tasks_of_their_own(tmp_path: Path) -> None:
     lines: list[str] = []
     one, other = (prepare_rung(tmp_path, RUNGS[name], 0, lines.append, 2) for name in ("brackets-2", "undo"))

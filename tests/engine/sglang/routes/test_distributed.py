@@ -245,6 +245,7 @@ async def test_a_refused_broadcast_ends_for_both_sides_and_the_next_update_forms
     assert list(server.groups) == server.names[1:]
 
 
+@pytest.mark.heavy
 async def test_a_server_that_is_silent_in_a_broadcast_is_a_fault_within_the_limit():
     server = Ranks()
 
