@@ -45,7 +45,7 @@ class Overviews:
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
         if is_fine_tuning(run):
-            # It has no replay, and its one role waits for nobody.
+            # It has no replay, and only one role.
             return {**found, "waits_text": "", "advice": None}
         try:
             with self._stores.alone():

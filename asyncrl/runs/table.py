@@ -74,7 +74,7 @@ class RunLine:
 
 @dataclass(slots=True)
 class _Known:
-    """What was read of a run, and the states of the files from which it was read."""
+    """The line of a run, its configuration, and the states of the files from which both were read."""
 
     files: tuple[Any, ...] | None = None
     config: tuple[int, ...] | None = None
