@@ -9,8 +9,7 @@ from typing import Any
 
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.runs import ShownRun
-from asyncrl.runs.run import Run
-from asyncrl.runs.table import RunTable, is_fine_tuning, state_of
+from asyncrl.runs.table import RunTable, is_fine_tuning, started, state_of
 
 LOOK_S = 0.4
 """The time after which an answer ends that reads many runs. The page asks again for the rest."""
@@ -26,19 +25,11 @@ def all_runs(runs: Mapping[str, ShownRun]) -> list[dict[str, Any]]:
             "name": shown.name,
             "kind": FINE_TUNING if is_fine_tuning(shown.run) else REINFORCEMENT,
             "state": state_of(shown.run),
-            "started": _started(shown.run),
+            "started": started(shown.run),
             "files": shown.run.metrics_files(),
         }
         for shown in runs.values()
     ]
-
-
-def _started(run: Run) -> float:
-    """The time at which the configuration was written, in seconds since 1970; 0 without one."""
-    try:
-        return run.config_file.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 class ComparedRuns:

@@ -50,6 +50,14 @@ def is_fine_tuning(run: Run) -> bool:
     return (run.folder / FINE_TUNING_FILE).exists()
 
 
+def started(run: Run) -> float:
+    """The time at which the configuration of the newest start was written, in seconds since 1970; 0 without one."""
+    try:
+        return run.config_file.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class RunLine:
     """A run in the table.
@@ -83,12 +91,12 @@ class _Known:
 
 
 class RunTable:
-    """The table of `runs`, by their keys. Only one thread at a time may use this object."""
+    """The table of `runs`, by their keys. It reads the newest runs first. Only one thread at a time may use it."""
 
     def __init__(self, runs: Mapping[str, Run], clock: Callable[[], float] = time.monotonic) -> None:
         self._runs, self._clock = runs, clock
         self._known = {key: _Known() for key in runs}
-        self._longest_unread = deque(runs)
+        self._longest_unread = deque(sorted(runs, key=lambda key: -started(runs[key])))
         self._differs: dict[str, dict[str, str]] = {}
 
     def look(self, seconds: float) -> tuple[dict[str, RunLine], bool]:

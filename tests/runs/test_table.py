@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
@@ -66,10 +67,13 @@ def test_secrets_and_long_values_are_not_shown_whole() -> None:
     assert "a" not in found["one"].get("engine.server.env", "").removeprefix("{API_KEY: ")
 
 
-def test_a_look_at_many_runs_has_a_limit_and_the_next_one_continues(tmp_path: Path) -> None:
+def test_a_look_at_many_runs_has_a_limit_begins_with_the_newest_and_the_next_one_continues(tmp_path: Path) -> None:
     runs = {str(number): Run(write_run(tmp_path / str(number), [0.5])) for number in range(4)}
+    for number, run in runs.items():
+        os.utime(run.config_file, (1000.0 + int(number), 1000.0 + int(number)))
     table = RunTable(runs, clock=count().__next__)
     seen = [table.look(1.0) for _ in range(4)]
+    assert list(seen[0][0]) == ["2", "3"]
     assert [(len(lines), complete) for lines, complete in seen] == [(2, False), (4, True), (4, True), (4, True)]
 
 
