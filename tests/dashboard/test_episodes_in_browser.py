@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.observe.kept.episode import KeptStep
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.types import Role
+from tests.dashboard import pictures
 from tests.dashboard.browser import Browser, browse, needs_chromium
 from tests.dashboard.support import dashboard, make_run
 from tests.dashboard.test_episode_page import played
 from tests.dashboard.test_episode_routes import make_kept
 from tests.observe.kept.examples import example_episode
+from tests.runs.support import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 
@@ -265,3 +268,10 @@ def test_the_pages_fit_the_window_and_are_reached_by_the_keyboard(run: Path, wid
 
     with dashboard(run) as url:
         browse(f"{url}#tab=episodes&rows=episodes", visit)
+
+
+def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
+    folder = write_run(make_kept(tmp_path / "run"), [0.5] * 4)
+    pictures.main(folder, tmp_path)
+    sizes = {path.name: Image.open(path).size for path in tmp_path.glob("*.png")}
+    assert sizes == {each.file: (each.width, each.height) for each in pictures.pictures(folder)}
