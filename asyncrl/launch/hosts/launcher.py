@@ -60,6 +60,8 @@ log = logging.getLogger("asyncrl.train")
 LEASE_S = 120.0
 """The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
 recover from a partition of half a minute."""
+LATE_S = 10.0
+"""How much longer than the lease a role counts as running after its connection is lost: a busy host may end it late."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
 """A host must answer the first check within this time. It may have to load torch from a cold disk."""
@@ -245,9 +247,9 @@ class _RemoteProcess:
             self._next = now + ALIVE_S
             self._tell(ALIVE)
         if status is not None and self.pid and (status == NO_CONNECTION or status < 0):
-            # The role may still run on its host, until its lease is over.
+            # The role may still run on its host until its lease is over. No second process may start meanwhile.
             self._lost = self._lost or now
-            return None if now - self._lost < self.lease_s else NO_CONNECTION
+            return None if now - self._lost < self.lease_s + LATE_S else NO_CONNECTION
         return status if status is None or status <= SIGNALLED or status == NO_CONNECTION else SIGNALLED - status
 
     def _read_process(self) -> None:
