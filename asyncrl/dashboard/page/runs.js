@@ -11,6 +11,7 @@ import { count } from "./text.js";
 
 const REFRESH_MS = 4000;
 const MOST_DIFFERENCES = 6;
+const MOST_DRAWN = 24;
 const NEWEST_FIRST = "-changed";
 const last = (name) => (row) => row.results[name]?.[1];
 const chosen = (name) => (row) => row.configuration[name];
@@ -80,7 +81,8 @@ export function open(main, page) {
     if (document.activeElement !== search) search.value = now.find ?? "";
     const all = count(found.rows.length, "run");
     fill(summary, `${rows.length === found.rows.length ? all : `${number(rows.length)} of ${all}`}${found.complete ? "" : ", reading the others\u2026"}`);
-    figures.disabled = rows.length === 0;
+    figures.disabled = rows.length === 0 || rows.length > MOST_DRAWN;
+    figures.title = rows.length > MOST_DRAWN ? `Filter to at most ${MOST_DRAWN} runs, or choose some` : "";
     fill(figures, `Figures of ${rows.length === 1 ? "this run" : `these ${number(rows.length)}`}`);
     const focused = document.activeElement?.dataset?.pick;
     fill(tables, KINDS.map(([kind, title, columns]) => {
