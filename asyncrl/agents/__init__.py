@@ -10,7 +10,8 @@ This package keeps these promises (the numbers are those of docs/concepts.md):
 Files in reading order: `chat_api/opening.py` chooses the kind of agent, `chat_api/agent.py` plays an episode,
 `chat_api/server.py` answers its requests. Each protocol has a file: `chat_completions.py`, `responses.py`,
 `anthropic_messages.py`. `program.py` runs agents that are programs, `sessions.py` serves agents on other machines.
-`openenv.py` and `nemo_gym.py` are agents for environments on servers; `programs/` has programs for other Pythons.
+`openenv.py` and `nemo_gym.py` are agents for environments on servers; `programs/` has programs that run in other
+Pythons.
 
 You may change agents for environments, and the fields that a protocol reads. Only `episode.recorder` may record a
 sampled token.

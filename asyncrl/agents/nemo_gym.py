@@ -156,7 +156,8 @@ def _request(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in the answer of /verify, without the reward and without the fields of the row, which it repeats."""
+    """The numbers in the answer of /verify, without the reward, and without the fields of the row, which the answer
+    repeats."""
     numbers = [
         (name, float(value))
         for name, value in found.items()

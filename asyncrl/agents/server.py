@@ -53,10 +53,11 @@ class ServerOptions:
 
     - `url`: the address of the server.
     - `headers`: the headers of each request; $NAME is an environment variable.
-    - `sessions`: the most episodes that one actor plays on the server at once.
-    - `start_s`: the seconds in which an episode must begin.
-    - `timeout_s`, `max_mb`: the most seconds and megabytes of one answer.
-    - `max_chars`: the most characters of an observation that the policy reads. Longer observations lose their middle.
+    - `sessions`: the maximum number of episodes that one actor plays on the server at once.
+    - `start_s`: the seconds within which an episode must begin.
+    - `timeout_s`, `max_mb`: how many seconds the server may take for an answer, and how many megabytes the answer may
+      have.
+    - `max_chars`: how many characters of an observation the policy reads. Longer observations lose their middle.
     """
 
     url: str

@@ -4,10 +4,10 @@ Tokens are packed: N tokens of S sequences are concatenated. `sequence` int64[N]
 in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Facts about whole sequences have
 shape [S] and are the same on every rank.
 
-This package keeps promise 6, the learner's math is exact: packed = unpacked, any micro-batch split = one batch, n ranks
-= one rank. policy_tokens.py first selects the M policy tokens, and every formula runs on [M], so that masked tokens
-contribute exactly 0. aggregation.py divides only by counts over the global minibatch. global_threshold.py, and the sums
-over ranks (`reduce`), give every rank the same statistics.
+This package keeps promise 6 of docs/concepts.md, the learner's math is exact: packed = unpacked, any micro-batch split
+= one batch, n ranks = one rank. policy_tokens.py first selects the M policy tokens, and every formula runs on [M], so
+that masked tokens contribute exactly 0. aggregation.py divides only by counts over the global minibatch.
+global_threshold.py, and the sums over ranks (`reduce`), give every rank the same statistics.
 
 In reading order:
 - parts.py: the base of estimators, losses, corrections, KL forms, aggregations and reward changes (frozen dataclasses)

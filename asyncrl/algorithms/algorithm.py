@@ -55,7 +55,7 @@ class Algorithm:
 
     @property
     def needs_critic(self) -> bool:
-        """True if values are needed (`Tokens.values`), and a critic that `value_loss` trains."""
+        """True if a critic is needed: it gives `Tokens.values`, and `value_loss` trains it."""
         return self.parts.advantage.needs_critic
 
     @property

@@ -84,7 +84,7 @@ class Episodes:
 
     @property
     def count(self) -> int:
-        """S, the sequences of the global batch."""
+        """S, the number of sequences in the global batch."""
         return self.group.numel()
 
     @property
@@ -135,8 +135,8 @@ class Tokens:
     - `streams` float32[N, K]: the token's weight in each of the K weight streams
     - `centres`: the means of the advantages and returns of the whole batch
 
-    `view` is `PolicyTokens.of` of these tokens, if it was computed in advance so that the host need not wait for the
-    GPU.
+    `view` is the result of `PolicyTokens.of` for these tokens, if it was computed in advance so that the host need not
+    wait for the GPU.
     """
 
     sequence: Tensor

@@ -45,7 +45,8 @@ class DemonstrationLoss:
         return -advantages * self._share(logprobs)
 
     def weights(self, logprobs: Tensor) -> Tensor:
-        """float[M]: the factor of the gradient of each token's log-prob, without the advantage."""
+        """float[M]: the factor, without the advantage, by which the loss multiplies the gradient of each token's
+        log-prob."""
         share = self._share(logprobs)
         return share * (1 - share) if self.shaped else torch.ones_like(logprobs)
 

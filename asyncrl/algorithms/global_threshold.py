@@ -44,7 +44,8 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
         upto = before + reduce(torch.stack([_count(bins), _count(bins, values)])).cumsum(1)
         reached = condition(upto[0], upto[1]) & (upto[0] > 0)
         if shift < 2 * _BITS:
-            # By the coarser histogram, the condition becomes true in this range. Rounding may hide this here.
+            # The coarser histogram has shown that the condition becomes true within these bins. Rounding may hide this
+            # here.
             reached[-1] = True
         if not bool(reached[-1]):
             return 1 << 32

@@ -58,7 +58,8 @@ class Stream(Part):
 
 
 class LossStream(Stream):
-    """Base of streams with their own loss, all except rl. `reads_proximal` means the same as for a `Loss`."""
+    """Base of the streams that have their own loss: all streams except rl. `reads_proximal` means the same as for a
+    `Loss`."""
 
     reads_proximal: ClassVar[bool] = True
 

@@ -105,7 +105,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
     corrections.
 
     mismatch/ compares behaviour and proximal policy on all policy tokens. update/ compares proximal and trained policy
-    on the kept tokens. Shares are of all policy tokens.
+    on the kept tokens. A share has the number of all policy tokens as its denominator.
     """
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     tokens, kept = max(1.0, get.get("tokens", 0.0)), max(1.0, get.get("kept", 0.0))

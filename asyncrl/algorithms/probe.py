@@ -43,7 +43,7 @@ _RETURNS = {
 
 
 def probe_parts(config: AlgorithmConfig, group_size: int) -> None:
-    """Call every part that is not built in on two groups of short episodes.
+    """Call each of the user's own parts on two groups of short episodes.
 
     Raises ConfigError with a line for each part that raises an exception, or returns a wrong shape or type.
     """

@@ -3,7 +3,7 @@
 It simulates the run at its measured rates: the lengths of its episodes, the delays of its tools, the speed of its
 engines, scorers and learner. Tickets, groups, samplers and batch plans come from the real replay.
 
-With --gpus it tries several numbers of learner GPUs, and marks the fastest one. --save writes rates and sizes to a
+With --gpus it tries several numbers of learner GPUs, and marks the fastest forecast. --save writes rates and sizes to a
 file, which you can edit and pass instead of the run. docs/cluster.md describes the limits of the forecasts.
 """
 
@@ -63,7 +63,7 @@ HEADERS = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Wrong arguments end the process with status 2, other failures with 1."""
+    """The entry point of the command line. Wrong arguments end the process with status 2, other failures with 1."""
     given = _parsed(argv)
     run = _description(given.source)
     if given.save is not None:
@@ -310,7 +310,7 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
 
 
 def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
-    """Notes on unused GPUs, and the options of `asyncrl train` for the split of the fastest row."""
+    """Notes on unused GPUs, and the options of `asyncrl train` that divide the GPUs as in the fastest row."""
     unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())

@@ -71,9 +71,9 @@ class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
 class Sizes(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The sizes of a run.
 
-    - `engines`: the number of engines; `engine_gpus`: the GPUs of each
-    - `concurrency`: the most episodes that an engine runs at once
-    - `learner_gpus`: the GPUs of the learner; `scorers`: the number of scorers
+    - `engines`: the number of engines; `engine_gpus`: the number of GPUs of each engine
+    - `concurrency`: the maximum number of episodes that an engine runs at once
+    - `learner_gpus`: the number of GPUs of the learner; `scorers`: the number of scorers
     - All other fields are the options of the same names in docs/configuration.md.
     """
 

@@ -1,8 +1,9 @@
 """Measures the rates and sizes of a run from its metrics and its store.
 
-The first steps are left out, since engines are still empty and models compile. The metrics have means over all episodes
-of a few seconds, and the store has every episode. For an episode whose data was deleted, the store has only its numbers
-of tokens and turns, and its total seconds. The seconds in tools are then the total minus generation at the mean speed.
+The first steps are left out, since engines are still empty and models compile. The metrics have only means over all
+episodes that ended within some seconds, but the store has every single episode. For an episode whose data was deleted,
+the store has only its numbers of tokens and turns, and its total seconds. The seconds in tools are then the total minus
+generation at the mean speed.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ Row: TypeAlias = Mapping[str, Any]
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""The shortest time between two rows of an actor from which a rate is measured."""
+"""The shortest time that may lie between two rows of an actor's metrics, if a rate is measured from them."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
 """The phases of an episode that the simulation models. All other phases belong to tools or to the agent."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
-"""The number of steps whose mean is reliable."""
+"""The number of steps over which a mean is reliable."""
 MORE_STEPS = "`asyncrl resume {} learner.steps=30` continues it"
 
 
@@ -153,7 +154,7 @@ def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict
 
 
 def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
-    """The seconds of one scorer per trajectory, from the rows in which a scorer had trajectories."""
+    """The seconds that one scorer needs per trajectory, from the rows in which a scorer had trajectories."""
     busy, labelled = 0.0, 0.0
     for rows in scorers:
         for before, after in pairwise(rows):

@@ -31,9 +31,10 @@ from asyncrl.wire import encode, labels_message, trajectory_message
 
 SOURCE, SCORER, KIND = "simulated", "simulated", "rules"
 MAX_STORE_BYTES = 1 << 36
-"""The limit of the store. It reserves address space, not memory."""
+"""The maximum size of the store in bytes. It reserves address space, not memory."""
 TOKENS = 3
-"""The most tokens of a simulated trajectory: one of the prompt, one of its oldest and one of its newest version."""
+"""The maximum number of tokens in a simulated trajectory: one of the prompt, one from its oldest version and one from
+its newest version."""
 PROMPT = (Turn(0, 1, Role.PROMPT),)
 
 

@@ -160,7 +160,8 @@ class _Simulation:
     def forecast(self, first: int, steps: int) -> Forecast:
         sizes, room = self._sizes, self._sizes.engines * self._sizes.concurrency
         self._planned_steps = first + steps
-        # Admission limits the running episodes to this number. Twice as many simulated slots do not change that.
+        # Admission limits the running episodes to this number, so more slots than twice this number need not be
+        # simulated.
         admitted = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
         episodes = max(1, round(min(room, 2 * admitted) / self._shards))
         for begin in range(0, episodes, EPISODES_OF_AN_ACTOR):

@@ -35,8 +35,8 @@ def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
 
 
 def with_learner(sizes: Sizes, gpus: int, learner: int) -> Sizes:
-    """The sizes with `learner` of the `gpus` GPUs for the learner, and the rest for engines. Raises ConfigError: the
-    rest is too small for an engine."""
+    """The sizes of a run whose learner has `learner` of the `gpus` GPUs, and whose engines have the rest. Raises
+    ConfigError: the rest is too small for an engine."""
     engines = (gpus - learner) // sizes.engine_gpus
     if engines < 1:
         raise ConfigError(f"--learner-gpus {learner}: the rest of {gpus} GPUs is too small for an engine")

@@ -91,7 +91,7 @@ class Chat:
 
     @cached_property
     def longest_piece(self) -> int:
-        """An upper limit of the characters of one token."""
+        """An upper limit for the number of characters in one token."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
@@ -179,7 +179,7 @@ class Chat:
         return turn._replace(reasoning=reasoning, content=content)
 
     def with_thoughts(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
-        """Move reasoning into the content, if the template does not show it in its own field."""
+        """Move reasoning into the content, if the template does not show reasoning that is in a separate field."""
         if self._template.shows_reasoning:
             return tuple(messages)
         return tuple(

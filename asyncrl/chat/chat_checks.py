@@ -1,6 +1,6 @@
 """Checks the model's chat template when an actor starts, so that no episode fails because of it.
 
-* `check_tools` renders each tool alone: its schema, a call and a result.
+* `check_tools` renders each tool separately: its schema, a call and a result.
 * `check_tasks` renders one row for every order of roles, because a template may refuse an order, such as a system
   message first.
 * `rewritings` finds conversations whose history the template rewrites. An episode records the sampled tokens, with
@@ -53,7 +53,7 @@ CONVERSATIONS: Mapping[str, tuple[Messages, Messages]] = {
     "thoughts": ([QUESTION, answer(_THOUGHT + "answer"), _AGAIN, _ANSWER], []),
     "thoughts before a call": ([QUESTION, calling([_ONE], content=_THOUGHT), result("15"), _ANSWER], [TOOL]),
 }
-"""The messages and the tools of each conversation that `rewritings` renders, by its name."""
+"""The messages and the tools of each conversation that `rewritings` renders, by the conversation's name."""
 
 _CONSEQUENCES = {
     "sampled": "episodes continue from the sampled tokens, but a policy deployed with this template would see its "

@@ -1,8 +1,8 @@
 """Compares a request's messages with the conversation that an episode has recorded.
 
 Clients may change an earlier turn of the policy when they send it back. They omit the reasoning, or put it into the
-content or its own field; they strip blanks, or write calls as text. So turns of the policy are compared by content and
-calls alone. All other messages must be the same word for word.
+content or its own field; they strip blanks, or write calls as text. So turns of the policy are compared only by content
+and calls. All other messages must be the same word for word.
 
 smolagents sends calls as text: after the policy's text it writes `Calling tools:` and a list of calls, as Python prints
 it. Its CodeAgent lists the code that the policy wrote as a call of `python_interpreter`.

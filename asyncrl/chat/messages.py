@@ -12,7 +12,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.text import encodable, nested_within
 
 MAX_LEVELS = 64
-"""The most levels of lists and objects in a request."""
+"""The maximum depth to which lists and objects may be nested in a request."""
 
 IMAGE_SCHEMES = ("data", "http", "https")
 _ROLES = ("system", "developer", "user", "assistant", "tool")

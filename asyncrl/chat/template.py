@@ -45,7 +45,7 @@ def answer(text: str) -> dict[str, Any]:
 def calling(
     arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "", ids: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """An assistant turn with one call for each of `arguments`, of the tools `names` or else of `TOOL`.
+    """An assistant turn with one call for each of `arguments`. The calls are of the tools `names`, or else of `TOOL`.
 
     `ids` are the ids that the policy gave the calls; an empty text: it gave none.
     """
@@ -68,11 +68,11 @@ def with_reasoning(turn: dict[str, Any], reasoning: str) -> dict[str, Any]:
 
 
 POLICY_ID = re.compile(r"functions\.[^\s:<>]+:\d+|[A-Za-z0-9]{9}")
-"""The ids of calls that policies write: Kimi's name the tool, Mistral's have nine letters or digits."""
+"""The ids of calls that policies write. Kimi's ids name the tool, and Mistral's ids have nine letters or digits."""
 
 
 def call_id(number: int) -> str:
-    """The id of a turn's call by its number. It has nine characters, as the strictest templates require."""
+    """The id of call number `number` of a turn. It has nine characters, as the strictest templates require."""
     return f"call{number:05d}"
 
 

@@ -54,7 +54,7 @@ SOURCES = {
 }
 """The meaning of --source for each set that does not take just any file, folder or pattern of files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
-"""Sets of several publishers, each with the default of --data-source."""
+"""Names that stand for the sets of several publishers, each with the default of --data-source."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "python": {"default": "python", "help": "a Python that has the environment's packages"},
     "args": {"default": "{}", "help": "JSON: arguments of the environment"},
@@ -72,7 +72,7 @@ MORE = {
 NAMES = {"args": "arguments"}
 """Options whose parameter in the converters has another name."""
 PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
-"""Sets whose episodes a program plays in the other Python."""
+"""Sets whose episodes a program plays in the Python that --python names."""
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,4 +1,5 @@
-"""Extracts the facts of tasks that their ids and searches need, as columns with the same types for all files."""
+"""Extracts facts of tasks as columns with the same types for all files. Ids are made from these facts, and tasks are
+found by them."""
 
 from __future__ import annotations
 

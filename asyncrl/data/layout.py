@@ -38,7 +38,7 @@ class RowLayout:
         return [{"role": "system", "content": self.system_prompt}, *given]
 
     def read(self, wanted: Sequence[str]) -> list[str]:
-        """The columns to read from a file, in order to have the columns `wanted` in verl's layout."""
+        """The columns that must be read from a file to make the columns `wanted` of verl's layout."""
         return list(dict.fromkeys([*wanted, *(path.split(".")[0] for path in self.columns.values())]))
 
     def applied(self, table: pa.Table, place: str, name: str) -> pa.Table:

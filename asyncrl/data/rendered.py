@@ -96,7 +96,8 @@ class RunDemonstrations:
         return self.run_dir / "demonstrations" / digest_of([files, *shown, self.max_tokens, self.overlong])
 
     def read(self, sources: Sequence[str]) -> RenderedDemonstrations:
-        """Read the rendered demonstrations of `sources`, of this run or else of the run that has `store`.
+        """Read the rendered demonstrations of `sources`: those of this run, or else those of the run that has the
+        folder `store`.
 
         Raises DataError: neither run has rendered them, or the files are damaged.
         """

@@ -1,7 +1,7 @@
 """Gives access to rows by number, with exactly the values in their files.
 
 Rows from Parquet and Arrow stay in columns. Rows from JSON, and rows that the start of a run makes, are packed: each is
-one msgpack value. A column would give all values one type, so that one decimal turns all integers into decimals.
+one msgpack value. A column would give all values one type, so that one decimal would turn all integers into decimals.
 """
 
 from __future__ import annotations

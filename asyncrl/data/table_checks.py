@@ -98,7 +98,7 @@ class TableChecks:
                 self._check_times(pc.struct_field(values, name))
 
     def _check_tools(self, tools: pa.ChunkedArray) -> None:
-        """Check the column tools. Each distinct text is checked only once."""
+        """Check the column `tools`. Each distinct text is checked only once."""
         kind = tools.type
         if is_list(kind):
             tools, kind = pc.list_flatten(tools), kind.value_type

@@ -3,8 +3,8 @@
 This package keeps the engine's part of promise 9 of docs/concepts.md: a weight update is all or nothing.
 
 - The embedded engine switches between two forward passes: embedded.py, own_weights.py.
-- A server gets requests only once it has loaded a whole version and passed its canary: fleet/endpoint.py,
-  fleet/updater.py.
+- A server gets requests only once it has loaded a whole version, and its answers are used only once it has passed the
+  canary of this version: fleet/endpoint.py, fleet/updater.py.
 - A version never moves backwards: fleet/fleet.py.
 
 A request that fails is retried at another server, and the turn keeps its tokens: fleet/fleet.py,

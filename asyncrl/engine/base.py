@@ -50,8 +50,8 @@ class Generation:
     - Log-probs are at the sampling temperature, or at temperature 1 if the sampling temperature is 0.
     - `finish_reason` is stop (the last token is a stop id), length, or abort (the call ended early).
     - `grammar_mass` float32[G], for sampling under a grammar: see Trajectory.
-    - `routing` has the experts of the sequence's tokens, prompt included. It leaves out tokens whose experts an earlier
-      call of the session returned.
+    - `routing` has the experts that computed the sequence's tokens, prompt included. It leaves out tokens whose experts
+      an earlier call of the session returned.
     - `alternatives` are set if they were requested and the engine reports them.
     """
 
@@ -66,7 +66,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counts since the start, and the current number of requests.
+    """Counts since the engine's start, and the current number of requests.
 
     - `tokens`: the number of sampled tokens
     - `seconds`: the time since the start; `idle_seconds`: the part of it without any request
@@ -146,7 +146,8 @@ class Engine(Protocol):
         """Switch to `version` between two decoding steps, all or nothing, while requests continue.
 
         Raises WeightsError (and changes nothing): names or shapes differ from the model's, or `version` is not newer.
-        Raises CanaryError: the engine fails the `check`. A fleet continues with the servers that pass it.
+        Raises CanaryError: with the new weights, the engine fails `check`. A fleet continues with the servers that pass
+        it.
         """
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:

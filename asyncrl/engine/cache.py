@@ -1,15 +1,15 @@
 """Keeps keys and values in a fixed number of slots, and computes a Hugging Face decoder's attention over them.
 
-A forward pass takes N packed tokens [1, N]: first one token of each decoding slot, then chunks of prompts. The model's
-own modules compute everything except attention. transformers' attention interface passes the attention to this file,
-with the `Layout` of the pass.
+A forward pass takes N packed tokens [1, N]: first one token of each decoding slot (a slot that samples its next token),
+then chunks of prompts. The model's own modules compute everything except attention. transformers' attention interface
+passes the attention to this file, with the `Layout` of the pass.
 
 The layout writes the new keys and values into their slots. Then the decoding slots attend, and after them the chunks,
 one by one. No prompt is padded.
 
-On a GPU, all decoding slots attend together, over a view of the cache that is as long as the longest of them. On a CPU,
-groups of a few decoding slots of similar lengths attend together, over copies of their keys and values. Copying
-takes less time than reading keys that no query sees.
+On a GPU, all decoding slots attend together, over a view of the cache that is as long as the longest of their
+sequences. On a CPU, groups of a few decoding slots of similar lengths attend together, over copies of their keys and
+values. Copying takes less time than reading keys that no query sees.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from asyncrl.modelling.attention import check_positions, check_same_logits, insp
 _NAME = "asyncrl_slots"
 _TRIAL = 8
 _CPU_ROWS = 14
-"""The most decoding slots that attend together on a CPU."""
+"""The maximum number of decoding slots that attend together on a CPU."""
 
 
 class SlotCache:
     """The keys and values of each layer: tensors [slots, key-value heads, length, D].
 
-    They start as zeros: masked positions still enter a product, with weight 0, so they must be finite.
+    They start as zeros, since even masked positions must be finite: they still enter a product, with weight 0.
 
     Raises ConfigError: the model's configuration names no attention heads, for example because the model is recurrent.
     """
@@ -60,7 +60,7 @@ class SlotCache:
         self._stored[:, :, slot].zero_()
 
     def copy(self, source: int, slot: int, count: int) -> None:
-        """Copy the keys and values of the first `count` tokens of `source` into `slot`."""
+        """Copy the keys and values of the first `count` tokens from slot `source` into `slot`."""
         self._stored[:, :, slot, :, :count] = self._stored[:, :, source, :, :count]
 
 
@@ -97,7 +97,8 @@ class Layout:
         if not len(slots):
             return []
         if self.cache.keys[0].device.type != "cpu":
-            # A lower slot that is not decoding in this pass sees no position, and its output is not used.
+            # The mask has a row for each slot up to the highest. A slot that does not decode in this pass sees no
+            # position, and its output is not used.
             seen = np.zeros(slots.max() + 1, np.int64)
             seen[slots] = stops
             return [(self._tensor(np.arange(len(slots))), None, self._hide_from(seen)[:, None, None])]
@@ -169,14 +170,15 @@ def _slot_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Replace the model's own attention, with the arguments of transformers' AttentionInterface."""
+    """Compute attention in place of the model's own. transformers' AttentionInterface passes these arguments."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     return layout.attend(module.layer_idx, query, key, value, scaling)[None], None
 
 
 @torch.inference_mode()
 def use_slot_attention(model: Any, cache: SlotCache) -> None:
-    """Make `model` attend by the `layout` given to its forward. A trial checks that the log-probs stay the same.
+    """Make `model` attend by the `layout` given to its forward. The function checks in trial passes that the log-probs
+    stay the same.
 
     Raises ConfigError: the model has too few positions, or its layers do more than full attention over their sequence.
     """

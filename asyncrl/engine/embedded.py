@@ -6,8 +6,8 @@ pass.
 
 Exactness: a token's log-prob equals that of a plain forward pass over all tokens before it, under its recorded version.
 So a weight switch drops all keys and values. Running sequences are prefilled again under the new weights and continue;
-idle sessions are prefilled again at their next turn. If the new weights do not repeat their canary (see
-weights/canary.py), the engine returns to the old weights.
+idle sessions are prefilled again at their next turn. If the log-probs of the canary are wrong under the new weights
+(see weights/canary.py), the engine returns to the old weights.
 
 With `keep_cache` a session keeps its keys and values instead. Then a log-prob still belongs to the distribution that
 was sampled from, but this distribution also depends on versions older than the token's.
@@ -61,8 +61,8 @@ logger = logging.getLogger(__name__)
 class EmbeddedEngine:
     """An `Engine` (see base) over `model`. The engine owns the model and replaces its attention.
 
-    - `model` must have `config.dtype` already. If `config.dtype` is a dtype of integers, the engine rounds the model's
-      matrices instead.
+    - `model` must have `config.dtype` already, unless this is a dtype of integers. In that case the engine rounds the
+      model's matrices.
     - `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
     - `prefill_tokens` limits the prompt tokens of one pass.
     - `clock` gives the seconds of `stats`.
@@ -70,7 +70,7 @@ class EmbeddedEngine:
     Raises ConfigError for one of these reasons:
 
     - the model is too short for `max_length`, or its attention does not fit a slot cache
-    - published weights cannot be converted into the model's
+    - weights in the published format cannot be converted into the model's format
     - `config` wants routed experts, and the model has none that can be returned
     """
 
@@ -223,7 +223,7 @@ class EmbeddedEngine:
         return int(self._model.config.get_text_config().vocab_size)
 
     async def _between_passes(self, call: Callable[[], None]) -> None:
-        """Run `call` in the engine's thread. Raises its errors."""
+        """Run `call` in the engine's thread. Raises the errors of `call`."""
         self._check_open()
         done: Future[None] = Future()
 
@@ -317,14 +317,16 @@ class EmbeddedEngine:
 
     def _forget(self) -> None:
         """Empty the cache, except for kept slots."""
-        # A nan in a slot spoils later versions even if it is masked. So slots that may have one are wiped.
+        # A nan that stays in a slot would spoil results under later versions, even if its position is masked. So slots
+        # that may have a nan are wiped.
         kept = self._scheduler.forget(self._keep_cache)
         for index in self._unproven.keys() - kept:
             self._cache.wipe(index)
             del self._unproven[index]
 
     def _check_canary(self, check: CanaryCheck) -> None:
-        """Raises CanaryError: the canary differs. The canary's slot is empty, before and afterwards."""
+        """Raises CanaryError: the model's log-probs differ from the canary's. The canary's slot is empty, before and
+        afterwards."""
         by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
         self._unproven[self._canary_slot] = len(tokens)
         try:
@@ -380,9 +382,8 @@ class EmbeddedEngine:
     def _forward(
         self, work: Sequence[tuple[Slot, SlotChunk]], complete: Sequence[int]
     ) -> tuple[list[int], list[float], list[tuple[list[int], list[float]]]]:
-        """Compute one pass over `work`; return a token, its log-prob and the alternatives for each chunk in `complete`.
-
-        `complete` has the indices of the chunks that reach the ends of their sequences.
+        """Compute one pass over `work`. For each chunk in `complete`, return a sampled token, its log-prob and its
+        alternatives. `complete` has the indices of the chunks that reach the ends of their sequences.
         """
         layout = Layout(self._cache, [chunk for _, chunk in work])
         if self._routers is not None:

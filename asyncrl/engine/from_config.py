@@ -30,7 +30,8 @@ from asyncrl.weights.nccl import agree_with_servers
 from asyncrl.weights.routes import RouteSettings, routes_to_engines
 
 CLOSE_S = process.STOP_S - SERVER_STOP_S - 3.0
-"""Seconds for closing a fleet. They leave the actor time to end its own servers and to write its last metrics."""
+"""The maximum seconds that closing a fleet may take. They leave the actor time to end its own servers and to write its
+last metrics."""
 
 
 def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine:
@@ -80,7 +81,7 @@ def _servers_settings(
         each,
         run=locations.run_identity(run),
         name=process.worker_name("actor"),
-        # Links to the learner's folders must be on the same file system, so they are made next to them.
+        # Links to the learner's folders must be on the same file system, so the links are made next to these folders.
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         seed=run.seed,

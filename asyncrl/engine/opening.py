@@ -56,7 +56,7 @@ class ServerSettings:
 
     - `context`: the number of tokens that the server must accept
     - `load_s`: the time that the server may take to load a version
-    - `routes`: the settings of the routes of weights into the server
+    - `routes`: the settings of the routes by which weights reach the server
     """
 
     context: int
@@ -68,7 +68,7 @@ class ServerSettings:
 class ServersSettings:
     """The settings of a fleet's servers that are not in the section `engine`.
 
-    - `each`: the settings of each server
+    - `each`: the settings that each server gets
     - `run` and `name`: the run, and the name of the actor in it
     - `folders`: the directory into which the actor puts weights for its servers to load
     - `logs`: the directory of the servers' logs

@@ -18,8 +18,8 @@ class OwnWeights:
     """Replaces all weights of a model or none: all steps that may fail or take long come before the first change.
 
     The weights are the parameters and persistent buffers of a Hugging Face `model`. Updates have the format of
-    `WeightFormat`. With `largest_integer` the matrices of the layers are rounded now and with each update: see
-    `as_integers`. As in most quantized servers, embeddings, the output layer and routers are not rounded.
+    `WeightFormat`. With `largest_integer` the matrices of the layers are rounded at construction and with each update:
+    see `as_integers`. As in most quantized servers, embeddings, the output layer and routers are not rounded.
 
     Raises ConfigError: transformers cannot convert the weights.
     """

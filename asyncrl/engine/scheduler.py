@@ -105,7 +105,8 @@ class Scheduler:
     def __init__(self, slots: int, prefill_tokens: int, copy: Callable[[int, int, int], None]) -> None:
         self._prefill_tokens = prefill_tokens
         self._copy = copy
-        self._free = list(range(slots))  # This is a heap: attention covers all slots up to the highest in use.
+        # A heap gives the lowest free slot: attention covers all slots up to the highest in use.
+        self._free = list(range(slots))
         self._waiting: OrderedDict[str, Request] = OrderedDict()
         self._running: dict[str, Slot] = {}
         self._idle: OrderedDict[str, Slot] = OrderedDict()

@@ -17,8 +17,8 @@ from asyncrl.types import DIGEST_BYTES, NO_ROUTING, NO_VERSION, Grammar, Role, T
 class Branch:
     """One token sequence of at most `capacity` tokens.
 
-    `session` is its name for the engine. `reserved` is the number of tokens that the completion in flight may have, or
-    0 if no completion is in flight.
+    `session` is the name under which the engine knows it. `reserved` is the number of tokens that the completion in
+    flight may have, or 0 if no completion is in flight.
     """
 
     def __init__(self, session: str, capacity: int) -> None:

@@ -33,7 +33,8 @@ class Player(Protocol):
     """Leads the conversations of episodes."""
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Lead one conversation to its end. Returns rewards of its environment by name; may raise anything."""
+        """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. May
+        raise any exception."""
         ...
 
     def counters(self) -> Mapping[str, float]:
@@ -69,7 +70,7 @@ class EpisodeRunner:
 
         `begin` is called when the engine serves the ticket's version. The trajectory's `timings` are seconds by phase:
         `wait` for the version, `generate`, and the player's phases. Raises the player's exceptions; InvariantError: see
-        Recorder; RefusedError: no demonstrations can be recorded here, or see DemonstrationRecorder.
+        Recorder; RefusedError: this runner records no demonstrations, or see DemonstrationRecorder.
         """
         if ticket.task.demonstration:
             if self.demonstrate is None:

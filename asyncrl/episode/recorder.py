@@ -240,12 +240,13 @@ class Recorder:
         self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
-        """Give the last completion, which must end its branch, the score of a simulated user."""
+        """Record the score that a simulated user gave to the last completion, which must end its branch."""
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 
     def score_all(self, scores: Sequence[float | None]) -> None:
-        """Give each completion, in the order of recording, the score of an agent. None: no score.
+        """Record the scores that an agent gave to the completions, in the order in which these were recorded. None: no
+        score.
 
         Raises RefusedError: the numbers of scores and completions differ.
         """
@@ -357,7 +358,7 @@ class Recorder:
             return ended
 
     def _check_images(self, added: Sequence[PlacedImage]) -> None:
-        """Raises LimitError: with the images `added`, the episode would show more than a trajectory may."""
+        """Raises LimitError: with the images `added`, the episode would show more images than a trajectory may have."""
         shown = len(added) + sum(len(branch.images_within(len(branch))) for branch in self.branches)
         if added and shown > MAX_IMAGES:
             self.truncated = True
@@ -367,7 +368,7 @@ class Recorder:
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """The number of tokens that a completion after `seen` tokens may have.
 
-        Of these tokens, `new` are not in the episode yet. The completions of `in_flight` keep their reservations.
+        Of the `seen` tokens, `new` are not in the episode yet. The completions of `in_flight` keep their reservations.
         """
         limits = self._limits
         if self.turns_left <= len(in_flight):

@@ -21,7 +21,8 @@ ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LowRankUpdate:
-    """The update of a matrix [out, in] by an adapter: scale * up [out, rank] @ down [rank, in], sharded or not."""
+    """The update of a matrix [out, in] by an adapter: scale * up [out, rank] @ down [rank, in]. Both factors may be
+    sharded."""
 
     down: Tensor
     up: Tensor

@@ -146,7 +146,7 @@ def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.devic
 
 
 def longest_plain(config: Any) -> int:
-    """The length of the longest input whose positions are encoded as in shorter inputs, or sys.maxsize without such a
+    """The length of the longest input whose positions are encoded as in shorter inputs; sys.maxsize if there is no such
     limit.
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
@@ -167,7 +167,8 @@ def longest_plain(config: Any) -> int:
 
 
 def check_positions(config: Any, length: int) -> None:
-    """Raises ConfigError: an input of `length` tokens may encode positions differently from a shorter input."""
+    """Raises ConfigError: the positions of an input of `length` tokens may be encoded differently from those of a
+    shorter input."""
     if length > (longest := longest_plain(config)):
         raise ConfigError(
             "its rotary embeddings (longrope or dynamic) depend on the longest sequence of a pass"

@@ -1,6 +1,6 @@
 """Context parallelism: the ranks of a group divide the tokens of a forward pass into equal parts.
 
-Everything in a model except attention works on each token alone. Before attention, an exchange gives each rank all
+Everything in a model except attention works on each token separately. Before attention, an exchange gives each rank all
 tokens of its share of the heads, instead of all heads of its tokens. Afterwards the ranks exchange back (DeepSpeed
 Ulysses, https://arxiv.org/abs/2309.14509). If the heads cannot be divided equally, each rank gathers the keys and
 values of all tokens for its queries.
@@ -43,7 +43,7 @@ class ContextGroup(NamedTuple):
     """True if the ranks also divide the matrices of the layers."""
 
     def rows(self, tokens: int) -> slice:
-        """This rank's slice of a pass of `tokens` tokens, a multiple of `size`."""
+        """This rank's slice of a pass of `tokens` tokens; `tokens` is a multiple of `size`."""
         part = tokens // self.size
         return slice(self.rank * part, (self.rank + 1) * part)
 

@@ -31,15 +31,15 @@ UIDS = {
 }
 """The number by which cuDNN knows each tensor."""
 MOST_NUMBERS = 2**31 - 1
-"""The most elements of a tensor, since offsets in it are int32."""
+"""The maximum number of elements in a tensor, since offsets in it are int32."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """The case for which a kernel is prepared.
 
-    - `sequences`, `tokens`: the most sequences and tokens of a pass.
-    - `queries`, `keys`: the most queries and keys of one sequence.
+    - `sequences`, `tokens`: the maximum numbers of sequences and of tokens in a pass.
+    - `queries`, `keys`: the maximum numbers of queries and of keys in one sequence.
     - `window`: the number of latest tokens that each token sees (None: all).
     """
 

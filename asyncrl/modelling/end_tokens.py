@@ -32,7 +32,8 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
             f"{', '.join(map(repr, sorted(added)))}"
         )
     listed = _listed(model)
-    # A file that was not made for the tokenizer may have a default, such as 2, which is a word of the tokenizer.
+    # A file that was not made for this tokenizer may list a default id, such as 2, which is an ordinary word of this
+    # tokenizer.
     if words := sorted(set(listed) - set(added.values())):
         logger.warning(
             "%s of model.path=%s lists the end tokens %s, which are words of the tokenizer, so they do not end turns",

@@ -35,7 +35,7 @@ class ForwardFlops:
 
     @staticmethod
     def of(module: nn.Module, config: Any) -> ForwardFlops:
-        """Count the FLOPs of a module around the model of the Hugging Face `config`, sharded or not.
+        """Count the FLOPs of a module that contains the model of the Hugging Face `config`. The module may be sharded.
 
         A weight of a matrix costs 2 FLOPs for each token. Only the experts that a token uses count. Embeddings cost
         nothing, but a head that is tied to them counts.

@@ -117,7 +117,8 @@ def _moe_experts(model: nn.Module) -> Iterator[str]:
 
 
 def _moe_router(model: nn.Module) -> Iterator[str]:
-    """The parameters of modules with experts, except the experts': routers, and the gates of shared experts."""
+    """The parameters of modules with experts, without the parameters of the experts themselves: routers, and the gates
+    of shared experts."""
     return (name for name in _moe_all(model) if not _is_expert(name))
 
 

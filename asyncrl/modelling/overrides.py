@@ -129,7 +129,7 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
 
 
 def _check_entries(values: Mapping[str, Any], given: Mapping[str, Any], prefix: str, rope: bool) -> None:
-    """Raises ConfigError: `given` has an entry that `values` lacks. With `rope`, it may have any entry of rotary
+    """Raises ConfigError: `given` has an entry that `values` lacks. With `rope`, `given` may have any entry of rotary
     embeddings, since another type of embedding may need more entries."""
     known = [*map(str, values), *(RopeParameters.__annotations__ if rope else ())]
     for name, value in given.items():

@@ -1,4 +1,4 @@
-"""Causal attention over packed sequences, which replaces a Hugging Face model's attention as `PACKED`.
+"""Causal attention over packed sequences, which replaces a Hugging Face model's attention under the name `PACKED`.
 
 A mask over N packed tokens costs O(N^2). Here each sequence attends only to itself. On GPUs in half precision one
 kernel computes all sequences of a pass. In all other cases sequences are computed one by one.

@@ -13,7 +13,7 @@ from asyncrl.modelling.context import ContextGroup
 
 
 def power_of_two(number: int) -> int:
-    """The least power of two that is `number` or more."""
+    """The smallest power of two that is `number` or more."""
     return 1 << max(0, number - 1).bit_length()
 
 

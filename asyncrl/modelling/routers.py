@@ -1,7 +1,7 @@
 """Makes the routers of mixtures of experts compute in float32, for every dtype of the model.
 
 A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
-tokens to different experts with the same weights.
+tokens to different experts, although both have the same weights.
 
 In transformers, routers of DeepSeek-V3 and GLM-4.5 already compute in float32. In this file the routers of more
 families compute logits, softmax, the choice of experts and their weights in float32. The router's own weights are
@@ -24,7 +24,7 @@ experts."""
 
 @dataclass(frozen=True, slots=True)
 class RouterFamily:
-    """The routers of a family.
+    """The routers of a family of models.
 
     - `probabilities` turns logits [T, experts] into a distribution over the experts.
     - `routes` is the class that makes the routers compute in float32. None: they already do so in transformers.
@@ -35,7 +35,7 @@ class RouterFamily:
 
 
 def family_of(module: nn.Module) -> str:
-    """The family of a router of transformers; "" for any other module."""
+    """The family of a router that transformers defines; "" for any other module."""
     path = type(module).__module__.split(".")
     is_router = path[:2] == ["transformers", "models"] and type(module).__name__.lower().endswith("topkrouter")
     return path[2] if is_router else ""

@@ -1,8 +1,8 @@
 """The experts that an engine chose for each token of a mixture of experts, recorded for the learner.
 
-Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so with the same
-weights they send some tokens to different experts. This changes log-probs far more than rounding itself. Training with
-the engine's choice of experts avoids the difference.
+Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so they send
+some tokens to different experts, although both have the same weights. This changes log-probs far more than rounding
+itself. Training with the engine's choice of experts avoids the difference.
 """
 
 from __future__ import annotations
@@ -126,7 +126,8 @@ def routers_of(model: nn.Module, config: Any) -> list[nn.Module]:
 
 
 def weights_at(family: str) -> Weigh:
-    """A function from a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T, top_k].
+    """A function that maps a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T,
+    top_k].
 
     If the experts are the router's own choice, the result equals its forward pass bit for bit.
     """
@@ -135,7 +136,7 @@ def weights_at(family: str) -> Weigh:
 
 @dataclass(frozen=True)
 class _Family:
-    """The routers of a family.
+    """The routers of a family of models.
 
     - `router`: the name of their class
     - `weigh`: see `weights_at`

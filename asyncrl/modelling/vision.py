@@ -33,7 +33,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 
 Grid = tuple[int, int, int]
-"""The times, rows and columns of the patches of an image."""
+"""The numbers of times, rows and columns in the grid of an image's patches."""
 
 
 class ImagePatches(NamedTuple):

@@ -3,7 +3,8 @@
 This package keeps these promises (docs/security.md says on which machines each one holds):
 
 - A program cannot see runs, keys, other processes or the network (`child/namespaces.py`, `child/rights.py`).
-- Every process that a program starts ends with its call, or with its session (`child/watching.py`).
+- Every process that a program starts ends with the call, or with the session, in which the program runs
+  (`child/watching.py`).
 - Promise 4 of docs/concepts.md, a failure is never a zero: SandboxError is a fault of the machine. A program's own
   error, timeout or exceeded limit is a result (`sandbox.py`).
 

@@ -73,7 +73,7 @@ class Container:
     async def end(self) -> None:
         """End the container, and wait for its end."""
         assert self._started.stdin is not None
-        # The container's first process ends with its input.
+        # The container's first process ends when its input ends.
         self._started.stdin.close()
         try:
             with suppress(TimeoutError):
@@ -126,7 +126,8 @@ class ContainerSession:
 
 
 class ContainerSandbox:
-    """Starts containers of `image` with `program` (docker or podman) and additional `arguments` of its `run`."""
+    """Starts containers of `image` by the command `run` of `program` (docker or podman), with additional
+    `arguments`."""
 
     def __init__(self, program: str, image: str, arguments: Sequence[str] = ()) -> None:
         self._program = program

@@ -25,13 +25,13 @@ QUEUE_S = 60.0
 """Seconds that a request may take in addition to the program's own time, such as the wait at a busy server."""
 
 MAX_BYTES = 16 << 20
-"""The most bytes of one answer."""
+"""The maximum number of bytes in one answer."""
 
 _PATH = "/run_code"
 
 
 class FusionSandbox:
-    """Runs programs on the server at `url`, with or without `/run_code` at its end.
+    """Runs programs on the server at `url`, which may end with `/run_code`.
 
     `first_wait_s` is the pause after the first of `tries` attempts. Each further pause is twice as long as the last.
     """

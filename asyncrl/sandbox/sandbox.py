@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _PACKAGE = Path(__file__).parents[1]
 MAX_OUTPUT_BYTES = 1 << 20
-"""The most bytes of a program's output, and of each file that it writes."""
+"""The maximum number of bytes in a program's output, and in each file that the program writes."""
 _KILLED = 128 + signal.SIGKILL
 _CHECK_S = 60.0
 
@@ -149,7 +149,7 @@ async def run(
 
 
 def child_command(module: str) -> list[str]:
-    """The command that runs a `main` of child/, before its arguments."""
+    """The command that runs the `main` of a `module` of child/, without the arguments."""
     path = f"sys.path.insert(0, {str(_PACKAGE.parent)!r})"
     code = f"import sys; {path}; from asyncrl.sandbox.child.{module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", code]
@@ -196,7 +196,8 @@ def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResu
 
 
 def _visible() -> list[str]:
-    """The paths that Python and the system's programs need, and asyncrl's code, without runs, keys and home folders."""
+    """The paths that a program may see: those that Python and the system's programs need, and asyncrl's code. Runs,
+    keys and home folders are not among them."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
     python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
     return [each for each in (*_SYSTEM, *python, str(_PACKAGE)) if Path(each).exists()]

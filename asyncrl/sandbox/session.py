@@ -4,7 +4,7 @@ A session has the isolation and the limits of a program (`sandbox`), with a time
 all its processes are stopped. If one of them nevertheless runs, the session ends. The session and all its processes end
 when its caller ends for any reason.
 
-Starting Python takes too long for each episode. So `SessionServer` starts one Python process, which forks for each
+Starting Python for each episode would take too long. So `SessionServer` starts one Python process, which forks for each
 session. The sessions share the memory that they do not change.
 """
 
@@ -217,13 +217,14 @@ class SessionServer:
             self._stop()
 
     def _send(self, request: bytes, fds: Sequence[int]) -> None:
-        """Request a session with the files `fds` from the process, and close them here."""
+        """Request from the process a session with the files `fds`, and close this process's copies of them."""
         try:
             with self._lock:
                 try:
                     self._send_once(request, fds)
                 except OSError:
-                    # The process may have been killed, because memory was short or by a program of the same user.
+                    # The process may have been killed: by the kernel, because memory was short, or by a program of the
+                    # same user.
                     self._stop()
                     self._send_once(request, fds)
         except OSError as error:

@@ -1,7 +1,7 @@
 """`python -m asyncrl.scoring`: verify and score trajectories until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it finishes its leased trajectories first, within cluster.drain_s, and returns the remaining leases to the
-replay.
+On SIGUSR2 it first scores its leased trajectories, for at most cluster.drain_s. Then it returns all leases that remain
+to the replay, and ends.
 """
 
 from __future__ import annotations

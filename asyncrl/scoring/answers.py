@@ -67,8 +67,8 @@ def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
 
 
 def after_thoughts(text: str, begins_open: bool = False) -> str:
-    """The text after the last closed thought; empty if a thought is open. `begins_open`: a thought is open at the
-    beginning of the text."""
+    """The text after the last closed thought; empty if a thought is still open at the end. `begins_open`: a thought is
+    open at the beginning of the text."""
     closed = list(_CLOSING.finditer(text))
     if not closed:
         return "" if begins_open or _OPENING.search(text) else text

@@ -35,20 +35,21 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 START_TIMEOUT_S = 120.0
-"""The most seconds that a process may take to start and to import its modules."""
+"""The maximum seconds that a process may take to start and to import its modules."""
 
 GRACE_S = 2.0
-"""Seconds after the time limit in which the process may end itself; then the scorer kills it."""
+"""The seconds that the process has after its time limit to end itself. Then the scorer kills it."""
 
 MARK = "ASYNCRL_JUDGE"
-"""An environment variable of the processes. It prevents code that they import from starting further processes without
-end."""
+"""An environment variable of the processes. If code that they import opens a pool itself, the pool is refused because
+of this variable. Otherwise processes would start further processes without end."""
 
 _WATCH_S = 0.1
 """Seconds between two measurements of memory. The memory of a request that is answered sooner is never measured."""
 
 Answer = Callable[[Sequence[Message], float], Message]
-"""Answers the messages of one request by a deadline on the clock `time.monotonic`. An exception ends the process."""
+"""Answers the messages of one request. The second argument is the deadline for this, on the clock `time.monotonic`. An
+exception ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ class Limits:
 
     - `judge`: a name for the code in messages, for example "the rule"
     - `timeout_s`: the limit in seconds; `timeout_key`: its configuration key
-    - `memory_mb`: how far the memory of the process and its descendants may grow after the first request
+    - `memory_mb`: how far the memory of the process and its descendants may grow beyond its size before the first
+      request
     - `start_timeout_s`: the limit for the start of a process
     """
 

@@ -52,7 +52,7 @@ class ManagerScore:
 
 
 class GroupJudge(Protocol):
-    """Judges whole groups, with a future for each member of each group.
+    """Judges whole groups. Each member of a group gets a future with its scores.
 
     The members of a group fail together, with an AsyncrlError.
     """
@@ -64,8 +64,8 @@ class Managers:
     """The managers of `config.manager`, made with the policy's tokenizer, in one process.
 
     One call judges up to `batch_groups` groups. All groups of a call have the same manager settings, and all belong
-    either to training or to evaluations. If a call fails, each of its groups is judged again alone, so that only the
-    faulty group fails.
+    either to training or to evaluations. If a call fails, each of its groups is judged again in a separate call, so
+    that only the faulty group fails.
 
     Raises ConfigError: a manager cannot be made.
     """
@@ -133,12 +133,12 @@ class Managers:
 
 
 def managers_by_source(config: ScoringConfig) -> dict[str, Mapping[str, Any] | None]:
-    """The manager's settings by data source; the key "" is for all other sources."""
+    """The settings of the managers by data source; the key "" is for all other sources."""
     return {source: config.manager.of(source) for source in ("", *config.manager.sources)}
 
 
 def manager_name(config: ScoringConfig, data_source: str) -> str:
-    """The manager of a data source, as written in the configuration; empty without one."""
+    """The manager of a data source, as written in the configuration; empty if the source has no manager."""
     settings = config.manager.of(data_source)
     return "" if settings is None else str(settings["name"])
 

@@ -12,7 +12,7 @@ from asyncrl.text import cut
 from asyncrl.types import Labels, Task, Trajectory, process_score
 
 MAX_CHARS = 2000
-"""The most characters of a prompt or response in the log."""
+"""The maximum number of characters that the log shows of a prompt or of a response."""
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class EvaluationSamples:
         self._logged: Counter[str] = Counter()
 
     def show(self, task: Task, trajectory: Trajectory, labels: Labels) -> None:
-        """Log an episode of an evaluation, unless `count` episodes of its data source have been logged.
+        """Log an episode of an evaluation, unless `count` episodes of its data source have been logged already.
 
         The count starts again with each evaluated version.
         """

@@ -56,7 +56,8 @@ class KindUnavailableError(ScoringError):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoredEpisode:
-    """The labels of one lease. If they are final, they come with numbers for metrics and the alarm on reward hacking.
+    """The labels of one lease. `final` is true if no further scorer has to add scores. Then the labels come with
+    numbers for metrics and for the alarm on reward hacking.
 
     - `step_scores`: the scores float32[K] of all K steps before shaping
     - `repeated`: the share of repeated steps
@@ -71,8 +72,8 @@ class ScoredEpisode:
 
 
 class Scorer:
-    """Labels episodes. A lease fails if it names a kind of score for which this Scorer has None. Several threads may
-    share one Scorer: it calls models from one thread at a time."""
+    """Labels episodes. A lease fails if it names a kind of score that this Scorer cannot give, because the parameter
+    for it is None. Several threads may share one Scorer: it calls models from one thread at a time."""
 
     def __init__(
         self,
@@ -93,7 +94,8 @@ class Scorer:
         self._told_of_images = False
 
     def score(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, in order, as soon as it is ready. An error may be a KindUnavailableError.
+        """Yield the result of each lease in the order of `leases`, as soon as it and all results before it are ready.
+        An error may be a KindUnavailableError.
 
         Rules and managers run while the models do. If a group was leased whole, `leases` must have all of its
         leases.
@@ -108,7 +110,7 @@ class Scorer:
             yield _attempt(partial(self._label, lease, *scores))
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
-        """The managers' scores of the leases of whole groups, by the index of the lease."""
+        """The scores that managers give to the leases of whole groups, by the index of the lease."""
         groups: dict[str, list[int]] = {}
         for index, lease in enumerate(leases):
             if GROUP_KIND in lease.kinds:
@@ -137,7 +139,7 @@ class Scorer:
         score: Callable[[Sequence[Lease]], list[T]],
         leases: Sequence[Lease],
     ) -> dict[int, T | ScoringError]:
-        """A model's scores of the leases that name `kind`, by the index of the lease."""
+        """The scores that a model gives to the leases that name `kind`, by the index of the lease."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
 
         def checked(members: Sequence[Lease]) -> list[T]:
@@ -286,8 +288,8 @@ class Scorer:
 
 
 def _outcome(rules: float | None, scores: Mapping[str, float], steps: Scores, trajectory_id: str) -> float:
-    """The first score that exists: of the rules, the outcome model, the process model, or the mean of the steps.
-    Raises ScoringError: no score exists."""
+    """The score of the rules, or else of the outcome model, or else of the process model, or else the mean of the
+    steps. Raises ScoringError: no score exists."""
     mean = float(steps.mean()) if len(steps) else None
     for score in (rules, scores.get("outcome_model"), scores.get("process"), mean):
         if score is not None:

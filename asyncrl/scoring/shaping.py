@@ -53,7 +53,7 @@ def scale(scores: StepScores, config: ShapingConfig) -> Scores:
 
 
 def middle(config: ShapingConfig) -> float:
-    """The score of a step that is right with a probability of a half."""
+    """The score of a step whose probability of being right is a half."""
     is_logit = config.use_raw_logit and not config.prm_apply_sigmoid
     return 0.0 if config.use_logit_tanh or is_logit else 0.5
 
@@ -121,7 +121,8 @@ def earned(scores: Scores, steps: Sequence[StepText], length: int, config: Shapi
 
 
 def _costs(scores: Scores, kept: list[int], index: int, config: ShapingConfig) -> bool:
-    """True if one more step lowers the aggregate of the kept steps, or if algorithms read its score as a penalty."""
+    """True if step `index` lowers the aggregate of the kept steps, or if algorithms read the score of this step as a
+    penalty."""
     lowers = aggregate(scores[[*kept, index]], config.prm_aggregation) < aggregate(scores[kept], config.prm_aggregation)
     return bool(lowers or scores[index] < (config.clip_eta if "clip" in config.step_transforms else 0))
 

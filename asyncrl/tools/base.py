@@ -20,7 +20,8 @@ class StateLostError(Exception):
 
 
 class Service(Protocol):
-    """A resource that the tools of all episodes share, such as a server. An episode has one session with it."""
+    """A resource that the tools of all episodes share, such as a server. Each episode has one session with the
+    service."""
 
     name: str
 

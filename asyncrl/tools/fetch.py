@@ -57,7 +57,7 @@ class AllowedHosts:
 
 
 def _read_entry(entry: str) -> tuple[bool, str, int | None]:
-    """Read an entry: whether it begins with `*.`, its name, and its port. `None`: the default ports."""
+    """Read an entry: whether it begins with `*.`, the host's name, and the port. `None`: the default ports."""
     found = _ENTRY.fullmatch(entry)
     try:
         host = URL.build(scheme="http", host=found[2].strip("[]").rstrip(".")).raw_host if found else None

@@ -39,7 +39,7 @@ UNKNOWN = "bfloat16"
 """The assumed precision of an engine that does not report its precision."""
 
 MIN_SPREAD = 0.1
-"""The least spread that is assumed: the log-probs of a nearly uniform model hardly differ."""
+"""The smallest spread that is assumed: the log-probs of a nearly uniform model hardly differ."""
 
 STALE_SHARE = 0.1
 
@@ -74,9 +74,8 @@ class Canary(msgspec.Struct, frozen=True):
 
 
 def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int, ...]:
-    """Draw the first `length` tokens of the canary of the run with this seed.
-
-    The canary has one token of each of `LENGTH` equal parts of the vocabulary, in a random order.
+    """Draw the first `length` tokens of the canary, for a run with this seed. The canary has one token from each of
+    `LENGTH` equal parts of the vocabulary, in a random order.
     """
     # So the canary also finds a server with stale embeddings for a part of the vocabulary, for example on one GPU.
     drawn = {
@@ -121,7 +120,7 @@ class CanaryJudge:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The mean and the allowed difference of the last version, and the number of failed versions."""
+        """The mean difference and the allowed difference for the last version, and the number of failed versions."""
         return {
             "canary_difference": self.difference,
             "canary_allowed": self.allowed,
@@ -175,7 +174,7 @@ class CanaryJudge:
             self._last = (check, given)
 
     def refuse(self, check: CanaryCheck, by: str, reason: str, advice: str = "") -> CanaryError:
-        """Return the error for an engine that did not answer, with the `reason` and `advice` for the user."""
+        """Return the error for an engine that did not answer. The error has the `reason`, and `advice` for the user."""
         return self._failed(check, by, f"it did not answer the canary ({reason}){advice}")
 
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:

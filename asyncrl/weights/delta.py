@@ -47,7 +47,7 @@ SHARED_BYTES = 1 << 20
 many tensors."""
 
 GAPS = (1, 2, 4)
-"""Widths of a gap in bytes."""
+"""The possible widths of a gap, in bytes."""
 
 _BLOCK = 1 << 18
 _CODEC = "zstd"
@@ -165,7 +165,7 @@ def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
 
 def _find(old: Elements, new: Elements) -> tuple[deque[tuple[int, NDArray[np.uint32]]], int, int]:
     """Find the elements that differ. Returns their positions, block by block with the block's start, then their count,
-    and the widest gap between two of them. If they are too many for a patch, only the count is right.
+    and the widest gap between two consecutive ones. If they are too many for a patch, only the count is right.
     """
     found: deque[tuple[int, NDArray[np.uint32]]] = deque()
     count, widest, last = 0, 0, -1

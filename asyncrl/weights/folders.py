@@ -97,7 +97,7 @@ def read_folder(path: Path, version: int) -> Folder:
 
 
 def run_directory(parent: Path, run: RunIdentity) -> Path:
-    """Return the directory under `parent` for the versions of `run` alone."""
+    """Return the directory under `parent` that holds only the versions of `run`."""
     return parent / f"{quote(run.name, safe='')}-{quote(run.id, safe='')}"
 
 

@@ -23,7 +23,8 @@ from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 AT_ONCE = 2
-"""The most broadcasts that a rank has begun and not finished. Each may take this many times `timeout_s`."""
+"""The maximum number of broadcasts that a rank has begun and not finished. A broadcast may take this number times
+`timeout_s`."""
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def gpu_of(device: torch.device) -> str:
 
 
 def open_store(host: str, timeout_s: float) -> tuple[dist.TCPStore, int]:
-    """Open the learner's store on a free port of `host` alone. Returns the store and the port."""
+    """Open the learner's store on a free port. The store listens only at `host`. Returns the store and the port."""
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listening.bind((host, 0))
     listening.listen()
@@ -161,7 +162,8 @@ class WeightGroup:
                 self._group.abort()
         except RuntimeError as error:
             logger.warning("a weight group did not end well: %s", error)
-        # gloo closes its connections only when its last reference is dropped. The other ranks then notice the end.
+        # gloo closes a group's connections only when the last reference to the group is dropped. The other ranks then
+        # notice the end.
         self._group = None
 
 

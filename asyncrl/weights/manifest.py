@@ -24,7 +24,7 @@ from asyncrl.weights.canary import Canary
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
-"""A limit for a manifest with its deltas. A tensor takes 90 bytes, and a mixture has up to a hundred thousand
+"""The maximum size of a manifest with its deltas. A tensor takes 90 bytes, and a mixture has up to a hundred thousand
 tensors."""
 
 WHOLE = 0

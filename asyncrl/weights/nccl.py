@@ -19,7 +19,7 @@ def agree_with_servers(routes: RouteSettings, environment: MutableMapping[str, s
 
 
 def keep_to_loopback(routes: RouteSettings, actor: bool, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Let NCCL in this process listen on the loopback interface alone. `actor` is true in an actor's process, and false
+    """Let NCCL in this process listen only on the loopback interface. `actor` is true in an actor's process, and false
     in the learner's. NCCL has one interface for all groups of a process. If NCCL may send weights to other machines,
     this changes nothing, and the environment decides the interface.
     """

@@ -24,9 +24,10 @@ logger = logging.getLogger(__name__)
 
 
 class Preparation:
-    """Prepares versions and calls `offer` with each, and with the delta to it if there is one.
+    """Prepares versions and calls `offer` with each, and with the delta that leads to it if there is one.
 
-    `offer` may be called in any thread. A version is skipped if a newer one comes before its preparation begins.
+    `offer` is called in a thread of this object. A version is skipped if a newer one comes before its preparation
+    begins.
 
     `measured` describes the last version that was prepared: its bytes, the bytes of its delta, the share of elements
     that the delta changes (density), and the seconds of the preparation. `spans` records each preparation.

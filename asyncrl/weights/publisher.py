@@ -45,7 +45,7 @@ class Publisher:
     def publish(
         self, version: int, plan: Sequence[Bucket], buckets: Iterable[GatheredBucket], canary: Canary | None = None
     ) -> None:
-        """Offer `version`, whose tensors come in the `buckets` of `plan`, with its `canary`.
+        """Offer `version` with its `canary`. The tensors come in the `buckets` of `plan`.
 
         Raises WeightsError, before the first bucket is taken: a tensor is missing, unknown or misshapen.
         """

@@ -28,7 +28,7 @@ from asyncrl.weights.manifest import Manifest
 CANARY_FAILURES = 5
 """Failed canaries in a row that end the receiver: if whole weights fail, only a new process or a person can help."""
 AWAY_S = 1.0
-"""The most seconds to wait after no route reached the learner."""
+"""The maximum seconds to wait before the routes are tried again, if none of them reached the learner."""
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class OpenRoute(Protocol):
     """The engine's end of a route. Its methods raise UnavailableError, WireError or WeightsError."""
 
     name: str
-    """The name in `weights.to_engines`."""
+    """The route's name in `weights.to_engines`."""
 
     endpoint: str
     received: int

@@ -106,7 +106,7 @@ class Requests:
         )
 
     def _connected(self) -> tuple[zmq.asyncio.Socket, zmq.asyncio.Socket]:
-        """Return the connection, and the socket that reports its breaks."""
+        """Return the connection, and the socket that reports when the connection breaks."""
         if self._socket is None or self._breaks is None:
             self._socket = connect(self._context, self.endpoint, self._keys, max(MAX_CHUNK_BYTES, MAX_MANIFEST_BYTES))
             self._breaks = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)

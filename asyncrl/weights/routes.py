@@ -92,7 +92,7 @@ class ServerFacts:
 
     @property
     def spare_gpu(self) -> torch.device | None:
-        """The last GPU of this machine without a server. The learner has the first GPUs."""
+        """The last of this machine's GPUs that no server uses. The learner has the first GPUs."""
         free = set(range(self.visible)) - {*self.taken, *(self.gpus if self.here else ())}
         return torch.device("cuda", max(free)) if free else None
 

@@ -40,7 +40,7 @@ from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
-"""The most milliseconds by which an answer `nothing` is late, or a dead receiver is forgotten late. Weights are sent
+"""An answer `nothing` is sent, and a dead receiver is forgotten, at most this many milliseconds late. Weights are sent
 without this delay."""
 
 CALL_POLL_S = 0.01

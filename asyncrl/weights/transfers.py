@@ -45,8 +45,8 @@ from asyncrl.weights.manifest import Size, WeightSnapshot, places
 from asyncrl.wire import Message
 
 FEW_PARTS = 8
-"""The most arrays in which a chunk is sent. Sending up to this number of arrays costs less than copying them into
-one."""
+"""The maximum number of arrays in which a chunk is sent. Sending up to this number of arrays costs less than copying
+them into one."""
 POLL_S = 1.0
 JOINED_S = 2 * POLL_S
 

@@ -37,11 +37,11 @@ class ZmqRoute:
     """Pulls from the publisher by `requests`, with at most `credits` requests for chunks outstanding.
 
     With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. If a
-    version comes without deltas, a tensor travels only if its checksum differs from the last version or, without a last
-    version, from the files of `stored`. `received` counts bytes of weights.
+    version comes without deltas, a tensor travels only if its checksum differs from its checksum in the last version.
+    Without a last version, the files of `stored` count instead. `received` counts bytes of weights.
 
-    `newer_than` and `fetch` raise UnavailableError if the publisher is silent for too long, and WireError if it refuses
-    or its answer is malformed. After such an error, call `reset` before the next call.
+    `newer_than` and `fetch` raise UnavailableError if the publisher is silent for too long, and WireError if the
+    publisher refuses or its answer is malformed. After such an error, call `reset` before the next call.
     """
 
     name = "zmq"

@@ -141,7 +141,7 @@ class AgentPlayer:
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the start, and the means of the agent's metrics since the last call."""
-        # Each value is divided before they are added, since the sum of finite numbers may overflow.
+        # Each value is divided before the values are added, since the sum of finite numbers may overflow.
         means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return {**self._server.counters(), **self._of_agent(), **means}

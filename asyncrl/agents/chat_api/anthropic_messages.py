@@ -238,7 +238,7 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 
 
 def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The block without its text, with which a stream begins, and the pieces of its text."""
+    """The block with an empty text, which begins a stream, and the pieces of its text."""
     match block["type"]:
         case "tool_use":
             text = json.dumps(block["input"])

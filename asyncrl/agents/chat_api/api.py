@@ -28,7 +28,7 @@ MAX_COUNT = 128
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 5
 MOST_PIECES = 64
-"""The most events of a stream for one text."""
+"""The maximum number of events in which a stream sends one text."""
 
 Conversations = dict[str, tuple[Message, ...]]
 """The conversations that end with an episode's earlier answers, by the id of the answer. Requests may name these
@@ -45,7 +45,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "parallel_tool_calls": (True,),
 }
-"""Settings of sampling that have no effect here, each with the neutral values that are not counted."""
+"""Settings of sampling that have no effect here, each with its neutral values: a request with another value is
+counted."""
 
 _WORDS = re.compile(r"\s*\S+|\s+\Z")
 
@@ -202,6 +203,6 @@ def _as_tokens(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], chat: C
 
 
 def _token(token: int, logprob: float, chat: Chat) -> dict[str, Any]:
-    # The text of a token that is a part of a character is U+FFFD; its bytes are unknown.
+    # The text of a token that has only a part of a character is U+FFFD; the bytes of the token are unknown.
     text = chat.piece(token)
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

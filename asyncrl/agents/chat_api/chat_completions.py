@@ -89,7 +89,8 @@ class ChatCompletions(Api):
         }
 
     def events(self, request: PolicyRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield the events of each choice. Its first event has the log-probs and token ids of the whole choice."""
+        """Yield the events of each choice. The first event of a choice has the log-probs and token ids of the whole
+        choice."""
         common = {**answer, "object": "chat.completion.chunk"}
         usage, ids = common.pop("usage"), common.pop("prompt_token_ids", None)
         wanted = request.options["usage"]

@@ -60,7 +60,7 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 
 def _tell(path: Path, url: str, key: str) -> None:
-    """Write the address and key with which agents request episodes, in a folder that only this user may read."""
+    """Write the address and the key with which agents request episodes into a folder that only this user may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

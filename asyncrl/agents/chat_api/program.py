@@ -39,7 +39,7 @@ INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
 CHUNK = 1 << 16
 
 MAX_LINE = 1 << 20
-"""The most bytes of an answer's line."""
+"""The maximum number of bytes in the line of an answer."""
 
 LAST_STDERR = 4096
 """The number of bytes kept from the end of a program's standard error."""
@@ -50,7 +50,8 @@ SHOWN = 200
 _BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
-"""Seconds to read the output of a program that has ended. Processes that left its group may keep the output open."""
+"""The maximum seconds for which the actor still reads the output of a program that has ended. Processes that left its
+group may keep the output open."""
 
 ENDING_S = 5.0
 """Seconds in which a program that plays only one episode must end after its answer."""

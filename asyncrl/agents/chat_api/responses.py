@@ -300,7 +300,7 @@ def _output(completion: Completion, logprobs: list[dict[str, Any]]) -> list[dict
 
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item without its text, with which a stream begins."""
+    """The item with an empty text, which begins a stream."""
     empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     return {**item, **empty, "status": "in_progress"}
 

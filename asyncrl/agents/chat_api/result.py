@@ -36,7 +36,7 @@ tried again.
 
 MAX_METRICS = 32
 LONGEST_ERROR = 1000
-"""The most characters of an agent's reason for its failure."""
+"""The maximum number of characters in the reason that an agent gives for its failure."""
 
 METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 

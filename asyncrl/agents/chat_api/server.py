@@ -53,9 +53,10 @@ class Bounds:
     """Limits on clients.
 
     - `connections`: limits on all connections
-    - `at_once`: the most unanswered requests of one episode
-    - `body_s`, `body_bytes`: the most seconds to send a body, and the most bytes of it, for a client with a key
-    - `reading_s`: the most seconds that a client takes to read a completion
+    - `at_once`: the maximum number of requests of one episode that may be unanswered at once
+    - `body_s`, `body_bytes`: how many seconds a client with a key may take to send a body, and how many bytes the body
+      may have
+    - `reading_s`: how many seconds a client may take to read a completion
     """
 
     connections: ConnectionBounds = field(default_factory=ConnectionBounds)

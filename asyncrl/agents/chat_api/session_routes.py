@@ -12,7 +12,7 @@ from asyncrl.errors import RefusedError
 from asyncrl.network.http_server import shows_key
 
 MAX_AT_ONCE = 256
-"""The most unanswered requests of one session, including its completions."""
+"""The maximum number of requests of one session that may be unanswered at once. Requests for completions count, too."""
 
 MAX_BODY_BYTES = 1 << 20
 

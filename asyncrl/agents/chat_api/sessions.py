@@ -23,7 +23,7 @@ from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.types import Task
 
 MAX_WAIT_S = 60.0
-"""Seconds that a request for an episode waits at most. The agent may then send it again."""
+"""The maximum seconds that a request for an episode waits. Then the agent may send the request again."""
 
 STALE = 64
 """Ended sessions are removed from the queue once it is longer than 2 * (live sessions) + STALE."""

@@ -1,1 +1,2 @@
-"""Corrections of the data's age, one per file: weights on tokens, and rules that drop tokens or whole sequences."""
+"""Corrections for the age of the data, one per file: weights on tokens, and rules that drop tokens or whole
+sequences."""

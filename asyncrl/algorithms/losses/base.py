@@ -68,7 +68,8 @@ class Candidates:
     reduce: Reduce
 
     def covariance(self) -> tuple[Tensor, int]:
-        """(log pi - mean)(A - mean) float64[M] at the start of the step, and the policy tokens of the global batch.
+        """(log pi - mean)(A - mean) float64[M] at the start of the step, and the number of policy tokens in the global
+        batch.
 
         The means are over the global batch. Updates of tokens with a high covariance lower the entropy most.
         """

@@ -69,7 +69,7 @@ class HuberValue(Value):
 def value_loss(
     values: Tensor, tokens: Tokens, totals: Totals, value: Value, aggregation: Aggregation
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A micro-batch's part of the aggregate of the value losses over the global minibatch, and additive sums.
+    """A micro-batch's part of the value loss of the global minibatch, and additive sums.
 
     values float[N] with gradient; tokens.values and tokens.returns float[N] come from `Algorithm.prepare`. Tokens that
     corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no returns.

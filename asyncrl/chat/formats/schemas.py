@@ -31,7 +31,7 @@ _NUMERIC_FORMATS = ("int32", "int64", "float", "double")
 _NOTHING: Mapping[str, Any] = {"const": object()}
 """The schema `false`, which takes no value."""
 _MOST_REFERENCES = 256
-"""The most references that are followed; further ones are ignored."""
+"""The maximum number of references that are followed; further references are ignored."""
 
 Said = TypeVar("Said", bool, Kinds)
 

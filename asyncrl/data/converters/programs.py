@@ -47,7 +47,7 @@ def tasks(source: str, name: str = "apps") -> Iterator[Task | None]:
 
 
 def _pairs(tests: dict[str, Any]) -> list[tuple[Any, Any]]:
-    """Each input with its output. Raises ValueError or TypeError: they are not lists of equal length."""
+    """Each input with its output. Raises ValueError or TypeError: inputs and outputs are not lists of equal length."""
     sides = [tests.get(name) or [] for name in ("inputs", "outputs")]
     if not all(isinstance(side, list) for side in sides):
         raise TypeError("inputs and outputs must be lists")

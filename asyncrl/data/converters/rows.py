@@ -20,7 +20,7 @@ Row = dict[str, Any]
 
 
 def published_rows(source: str) -> Iterator[tuple[str, Row]]:
-    """The position and the values of each row, such as `a.jsonl: line 3`. Raises DataError.
+    """The position of each row, such as `a.jsonl: line 3`, and its values. Raises DataError.
 
     Files may be Parquet, JSON lines, JSON lists, or single JSON objects. `source` means the same as in `data.train`,
     but the folders within a folder are searched, too.

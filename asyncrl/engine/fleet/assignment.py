@@ -26,7 +26,7 @@ SLACK = 4
 class Assignment:
     """The endpoint of each session.
 
-    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. An endpoint gets
+    A session keeps its endpoint until the session is released, or the endpoint is lost or crowded. An endpoint can get
     crowded if it was ready, or had joined, before the other endpoints.
     """
 
@@ -77,11 +77,13 @@ class EvaluationLease:
         self.update: Update | None = None
 
     def pin(self, session: str, version: int) -> None:
-        """Serve `session` with `version` if this version is leased already, is the newest, or has not arrived yet."""
+        """Serve `session` with `version` if an endpoint is leased for this version already, or the version is the
+        newest or has not arrived yet."""
         self._pinned[session] = version
 
     def offer(self, update: Update) -> None:
-        """Take `update` for the lease if sessions are pinned to it, and no session is pinned to the present lease."""
+        """Take `update` for the lease if sessions are pinned to its version, and none to the present lease's
+        version."""
         pinned = self._pinned.values()
         if update.version in pinned and (self.update is None or self.update.version not in pinned):
             self.update, self.endpoint = update, None
@@ -112,7 +114,7 @@ class EvaluationLease:
 
 
 def _idlest(ready: Collection[Endpoint], version: int) -> Endpoint | None:
-    """The endpoint with the fewest requests among those of `version` or an older one. None if there is none, or if no
-    other endpoint is left for training."""
+    """The endpoint with the fewest requests among the `ready` endpoints that serve `version` or an older version. None
+    if no endpoint does, or if no other endpoint would be left for training."""
     fitting = [endpoint for endpoint in ready if endpoint.version <= version]
     return min(fitting, key=lambda endpoint: endpoint.in_flight) if fitting and len(ready) > 1 else None

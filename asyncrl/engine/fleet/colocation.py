@@ -6,8 +6,9 @@ Invariants:
 
 - A server's process is started only in our turn, which is the servers' turn. If the learner requests the GPUs
   meanwhile, it waits until the server has started.
-- In `ending`, each endpoint ends its requests, and its server frees weights and cache. The interrupted turns continue
-  later. A server that fails here, or takes longer than `RELEASE_S`, is killed, since it may still have memory.
+- In `ending`, each endpoint ends its requests, and its server frees weights and cache. The episodes' turns that this
+  interrupts continue in the servers' next turn on the GPUs. A server that fails here, or takes longer than `RELEASE_S`,
+  is killed, since it may still have memory.
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
   is killed, they keep it until they end.
 - After the learner's turn, a server's weights are lost. The server allocates memory for them, loads a whole version,
@@ -54,7 +55,7 @@ class ServerProcess(Protocol):
 
 
 class ServerTurns:
-    """The turns of an actor's servers. `changed` is called when a turn begins or must end."""
+    """The turns of an actor's servers on the shared GPUs. `changed` is called when such a turn begins or must end."""
 
     def __init__(
         self, lock: ServersLock, release_s: float = RELEASE_S, clock: Callable[[], float] = time.monotonic
@@ -107,7 +108,7 @@ class ServerTurns:
             asked, self._began = self._clock(), None
             self._set(False)
             await self._all_free()
-            # No await has come since the last check, so no process was started since.
+            # There was no await since the last check, so no process was started since.
             self.lock.give_back()
             self._counts["gpu_release_s"] += self._clock() - asked
 
@@ -122,7 +123,7 @@ class ServerTurns:
         while held := [each for each in self._servers.values() if each.running and not each.freed]:
             for server in held:
                 if not server.answering:
-                    since.pop(server.url, None)  # It is starting, for which another time limit holds.
+                    since.pop(server.url, None)  # The server is starting: another time limit holds.
                 elif self._clock() - since.setdefault(server.url, self._clock()) > self._release_s:
                     logger.error("%s has not freed its memory within %g s; it is ended", server.url, self._release_s)
                     server.end()
@@ -130,7 +131,7 @@ class ServerTurns:
 
 
 class ServerMemory:
-    """The memory of `server` on the GPUs that it uses only in `turns`."""
+    """The GPU memory of `server`, which uses its GPUs only in `turns`."""
 
     def __init__(self, server: FreeingServer, turns: ServerTurns) -> None:
         self._server = server

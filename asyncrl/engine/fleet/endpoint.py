@@ -66,7 +66,7 @@ class Endpoint:
     - `changed` is called at every change of state.
     - The policy's token ids are less than `vocabulary`.
     - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
-    - It records each stop by an update in `pauses`.
+    - It records in `pauses` each time that an update stops the server.
     - With `turns` the server shares its GPUs with the learner, and holds no GPU memory while `rests` is true.
     - `fault` is the reason why the server is lost, or "".
     """
@@ -259,7 +259,8 @@ class Endpoint:
         await memory.regain_weights()
 
     def _is_too_new(self, update: Update) -> bool:
-        """True if the server was leased to an older version meanwhile, so that it must not take the `update`."""
+        """True if the server was leased meanwhile to sessions that need an older version, so that it must not take the
+        `update`."""
         target = self._target(self)
         return target is not None and target.version < update.version
 

@@ -6,8 +6,8 @@ one request: see partial_turn.
 
 The fleet's `version` is the newest version that one of its servers has reached, and only servers that have reached it
 get requests. An update returns once the first server serves the new version. The remaining servers follow
-independently, so a slow or dead server delays no request. Meanwhile evaluations may have a leased server: see
-assignment.
+independently, so a slow or dead server delays no request. Meanwhile evaluations may keep a server with the older
+version, which is leased to them: see assignment.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Fleet:
     """An engine over the servers that `discover` names, each opened by `open_server`.
 
     - `expected` has names and shapes of the policy's tensors; the policy's token ids are less than `vocabulary`.
-    - `folders` has links to the learner's folders, and versions written here, for servers that load folders.
+    - `folders` holds versions for servers that load folders: links to the learner's folders, and versions that this
+      process writes.
     - With `turns` the servers share their GPUs with the learner.
-    - `spans` records each segment, and each stop of a server by a push.
+    - `spans` records each segment, and each time that a push stops a server.
     - With `routed`, generations have the experts of their tokens.
     - `marks` are the placeholders of images.
     """
@@ -152,7 +153,7 @@ class Fleet:
             if not self._turns:
                 self._idle.idle()
             if is_released := scope.when() is not None:
-                # An answer that came at the same moment has recorded data for the released session.
+                # An answer that came at the same moment may have recorded data for the released session.
                 self._forget(session)
         self._counts["tokens"] += len(generation.tokens)
         if self._routed is not None and turn.routed_from is not None and not is_released:
@@ -183,8 +184,9 @@ class Fleet:
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
         """Offer `version` to all servers (see `Engine`); return once a server has this version or a newer one.
 
-        A server that fails the `check` is lost until it passes a check. If all servers are lost, this raises
-        CanaryError. The servers keep trying, and the next call may have the same version or a newer one.
+        A server that fails the `check` of this version is lost until it passes the check of this or a newer version. If
+        all servers are lost, this raises CanaryError. The servers keep trying, and the next call may have the same
+        version or a newer one.
 
         `weights` are kept for servers that join later, and must not change; a folder may be removed once this returns.
         Raises UnavailableError: the folder has been removed already.
@@ -249,7 +251,8 @@ class Fleet:
         return EngineStats(self._counts["tokens"], *self._idle.read(), len(self._turns), counters)
 
     def _canary_counters(self) -> dict[str, float]:
-        """The canary's figures of the server with the largest difference, and the failures of all servers."""
+        """The results of the canary at the server with the largest difference, and the failed canaries of all servers
+        together."""
         judges = [endpoint.updater.canary for endpoint in self._endpoints.values()] or [CanaryJudge()]
         worst = max(judges, key=lambda judge: judge.difference)
         return {**worst.counters, "canary_failures": self._counts["canary_failures"]}
@@ -319,8 +322,8 @@ class Fleet:
                 raise EngineError(f"{failures} requests in a row failed, the last one because {reason}")
 
     def _count_routing(self, segment: Segment, prompt: int, server: InferenceServer) -> Segment:
-        """Count the experts in a segment whose request continued `prompt` tokens. Drop experts that were computed again
-        after sampling."""
+        """Count the experts in a segment whose request continued `prompt` tokens. Drop the experts of tokens that were
+        computed again after they had been sampled."""
         if segment.routing_fault:
             self._counts["routed_refused"] += 1
             self._refusals.say(f"{server.url}: {segment.routing_fault}")
@@ -383,9 +386,10 @@ class Fleet:
         task.add_done_callback(self._leaving.pop)
 
     def _rests(self) -> bool:
-        """True in the learner's turn on the GPUs, and after it until the version that the learner published has
-        arrived."""
-        # The actor fetches the learner's version only once a server has the version before it.
+        """True in the learner's turn on the GPUs, and afterwards while the servers wait for the version that the
+        learner published in it."""
+        # If the newest version that has arrived is on no server yet, the servers do not rest: the actor fetches the
+        # next version only once a server has this one.
         if self._shared is None:
             return False
         newest = self._newest.version if self._newest is not None else NO_VERSION

@@ -44,7 +44,8 @@ class Folders:
 
     - `write_config` adds the model's configuration to a version that this process writes.
     - The newest versions are kept, and the versions that a server is loading.
-    - A server may take `load_s` to load a version. A directory counts as abandoned after twice that time.
+    - A server may take `load_s` to load a version. A directory counts as abandoned if its time stamp was not updated
+      for twice that time.
 
     Raises OSError: the directory cannot be made.
     """

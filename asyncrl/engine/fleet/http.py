@@ -13,8 +13,8 @@ from asyncrl.errors import EngineError
 
 CONNECT_S = 10.0
 KEEP_ALIVE_S = 2.0
-"""Seconds after which an idle connection is closed. Servers close idle connections later (uvicorn after 5 s). If a
-server closed a connection first, a request sent at that moment would fail."""
+"""Seconds after which this client closes an idle connection. Servers close idle connections later (uvicorn after 5 s).
+If a server closed a connection first, a request sent at that moment would fail."""
 
 _HEADERS = {"Content-Type": "application/json"}
 _NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)

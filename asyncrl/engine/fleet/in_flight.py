@@ -55,7 +55,8 @@ class RequestsInFlight:
         return await self._idle.wait_for(lambda: not self._scopes, seconds)
 
     async def abort_all(self) -> None:
-        """Let the server end all requests, with their tokens so far. Raises ServerFaultError: some do not end."""
+        """Let the server end all requests and answer each with its tokens so far. Raises ServerFaultError: some do not
+        end."""
         for _ in range(int(ABORT_S / ABORT_RETRY_S)):
             if not self._scopes:
                 return
@@ -65,7 +66,7 @@ class RequestsInFlight:
         raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
 
     def interrupt(self) -> None:
-        """End all requests here, without the server."""
+        """End all requests in this process, without a message to the server."""
         for scope in self._scopes:
             interrupt(scope)
 

@@ -61,7 +61,8 @@ class PartialTurn:
 
     @property
     def sampling(self) -> Sampling:
-        """The sampling of the next request, with the number of remaining tokens or of one segment as its limit."""
+        """The sampling of the next request. It is limited to the tokens that the turn may still sample, or to one
+        segment if that is shorter."""
         whole = self._limit == self._sampling.max_new_tokens
         return self._sampling if whole else replace(self._sampling, max_new_tokens=self._limit)
 

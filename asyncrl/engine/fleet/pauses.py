@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class PushPauses:
-    """Measures each stop of a server by a push, from the call to stop until the server may sample again.
+    """Measures how long each push stops a server: from the call to stop until the server may sample again.
 
     `clock` must be the clock of `spans`, in seconds; `spans` records each stop. The preparation of the update and a
     drain are not part of a stop. A server's first version and failed updates are not counted.
@@ -26,7 +26,8 @@ class PushPauses:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The number of stops of all servers, their total seconds, and the seconds of the last and the longest stop."""
+        """The number of times that pushes stopped servers, the total seconds of these stops, and the seconds of the
+        last and of the longest one."""
         return {
             "push_pauses": self._count,
             "push_pause_s": self._total_s,

@@ -1,4 +1,4 @@
-"""Counts recomputed tokens, whose keys and values this server or another one has computed before.
+"""Counts recomputed tokens: those whose keys and values a server of the fleet has computed before.
 
 The turns of a session, and the requests of a turn, continue the same tokens. A server has their keys and values cached
 until an update flushes them or the server is lost. Then it computes them again. A different server always has to
@@ -14,7 +14,8 @@ from asyncrl.engine.fleet.server import Segment
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    """The server at `url` has computed the first `tokens` tokens of a session, with the weights `label`."""
+    """The server at `url` has computed the first `tokens` tokens of a session, with the weights that have this
+    `label`."""
 
     url: str
     label: str
@@ -28,7 +29,7 @@ class ComputedPrefixes:
         self._sessions: dict[str, _Computed] = {}
 
     def again(self, session: str, url: str, prompt: int, segment: Segment, retracts: bool, flushes: bool) -> int:
-        """Count the tokens that the server at `url` computed again for a request of `prompt` tokens, answered by
+        """Count the tokens that the server at `url` computed again for a request of `prompt` tokens, whose answer is
         `segment`. `retracts`: after an update during a request, the server computes the sampled tokens again.
         `flushes`: it also computes the prompt again, after an update during a request or between two requests.
         """

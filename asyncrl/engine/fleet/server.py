@@ -73,7 +73,7 @@ def as_segment(
     stop: Sequence[int],
     reason: str,
 ) -> Segment:
-    """Make the segment of a request with `sampling`, which the server ended for `reason`.
+    """Make the segment of a request that had `sampling`. The server ended the request for `reason`.
 
     If the last token is in `stop`, `finish` is stop for any `reason`: the reason may be an abort even if the request
     ended by itself in the same step. Servers also stop at end tokens that the model's files name. If such a token is
@@ -125,7 +125,7 @@ class InferenceServer(Protocol):
 
     @property
     def route(self) -> str:
-        """The name of the route of weights into the server, for messages."""
+        """The name of the route by which weights reach the server, for messages."""
 
     @property
     def spans(self) -> bool:
@@ -174,7 +174,7 @@ class InferenceServer(Protocol):
         """
 
     async def abort(self, rid: str | None = None) -> None:
-        """End the request `rid`, or all requests. The server answers each with its tokens so far."""
+        """End the request `rid`; None: end all requests. The server answers each with its tokens so far."""
 
     async def pause(self, mode: str) -> None:
         """Stop between two decoding steps, in `mode` in_place or retract. Called only if `spans` is true.

@@ -134,7 +134,8 @@ def on_device(tensors: Tensors, device: torch.device) -> Tensors:
 
 
 def copy_from_host(sources: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> None:
-    """Copy each source, on the CPU, to the contiguous target of the same shape and dtype, all on one device."""
+    """Copy each source, which is on the CPU, to its target: a contiguous tensor of the same shape and dtype. All
+    targets are on one device."""
     device = targets[0].device
 
     def pinned() -> torch.Tensor:
@@ -152,9 +153,8 @@ def copy_through(
     targets: Sequence[torch.Tensor],
     buffer_bytes: int = BUFFER_BYTES,
 ) -> None:
-    """Copy each source, on the CPU, to the contiguous target of the same shape and dtype.
-
-    `BUFFERS` threads copy, each through its own buffer, uint8[buffer_bytes].
+    """Copy each source, which is on the CPU, to its target: a contiguous tensor of the same shape and dtype. `BUFFERS`
+    threads copy, each through its own buffer, uint8[buffer_bytes].
     """
     given = [bytes_of(source.contiguous()) for source in sources]
     taken = [target.view(-1).view(torch.uint8) for target in targets]

@@ -5,8 +5,8 @@
     after requests: abort and load ──► flush ──► canary, new requests ──► answers are used
 
 A server that can tell which version sampled which token is paused, and its requests continue after the update. Any
-other server must have no requests. Some servers queue an update after their requests: they get the update with the
-abort, and load it while answers are still arriving.
+other server must have no requests during its update. Some servers queue an update after their requests: they get the
+update with the abort, and load it while answers are still arriving.
 
 An update has succeeded once the server repeats the version's canary (see weights/canary.py). A paused server cannot
 answer the canary, so it first resumes its requests. An idle server gets new requests together with the canary. Answers
@@ -38,7 +38,8 @@ class ServerUpdater:
 
     - `requests` are the requests that the server has not answered yet.
     - `memory` is given if the server shares its GPUs with the learner.
-    - The updater counts `canary_failures` in `counts`, and records each stop in `pauses`.
+    - The updater counts `canary_failures` in `counts`, and records in `pauses` each time that an update stops the
+      server.
     - `canary` has judged the newest version.
     - `refused` has the last version whose canary the server has failed, with the number of failures.
     """

@@ -37,7 +37,7 @@ would stay when the weights of the vision tower change, so the cache gets a size
 OVERRIDES_FLAG = "--json-model-override-args"
 POLL_S = 0.25
 STOP_S = 1.0
-"""Seconds after a SIGTERM at which a server that is still alive is killed."""
+"""The seconds between a SIGTERM and the kill of a server that is still alive."""
 ENDED_POLL_S = 0.02
 KILLED_S = 30.0
 """The longest wait in seconds for killed processes to end: a process that hangs in the kernel may never end."""
@@ -79,7 +79,7 @@ class LaunchedServer:
     """The server at `url` that `command` starts, with its output in `log`.
 
     The server must answer within `start_s`. After its first successful start, `max_failures` starts in a row may fail.
-    With `turns` it is started only within the servers' turns.
+    With `turns` it is started only within the servers' turns on the shared GPUs.
     """
 
     def __init__(

@@ -30,7 +30,7 @@ package = find_spec("sglang")
 if package is None or not PathFinder.find_spec("sglang.launch_server", package.submodule_search_locations or []):
     sys.exit("it has no package sglang")
 """
-"""A program that finds the server's module without importing SGLang, which takes 10 s."""
+"""A program that finds the server's module without an import of SGLang, since the import takes 10 s."""
 
 
 def sglang_version(python: str) -> tuple[str, str]:

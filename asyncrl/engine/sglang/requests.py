@@ -172,7 +172,7 @@ def read_segment(
     routing: RoutingRequest | None = None,
     shown: int | None = None,
 ) -> Segment:
-    """Read the segment in an answer of `/generate` to a request with `sampling` that requested `routing`.
+    """Read the segment in an answer of `/generate` to a request that had `sampling` and requested `routing`.
 
     Experts that do not fit the model are left out, since tokens without experts can be trained, too. A prompt with
     images has `shown` tokens, including the images' tokens.

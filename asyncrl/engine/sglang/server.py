@@ -1,4 +1,4 @@
-"""Calls one SGLang server, of a release before or since 0.5.22.
+"""Calls one SGLang server, whose release may be older than 0.5.22.
 
 Since SGLang 0.5.22, an update has a begin and an end call, and answers show which version sampled which token. Earlier
 servers have neither, and crash if they are flushed while they have requests, so no request may continue through an
@@ -138,7 +138,8 @@ class SglangServer:
         if self.spans:
             with suppress(ServerRefusedError):
                 await self._post("/end_weight_update")
-        # A flush collects garbage. This takes 0.4 s unless the objects made at the server's start are frozen.
+        # A flush makes the server collect garbage. This takes 0.4 s unless the objects made at the server's start are
+        # frozen.
         with suppress(ServerRefusedError, ServerFaultError):
             await self._post("/freeze_gc")
 
@@ -206,7 +207,8 @@ class SglangServer:
             logger.info("weights go into %s by %s%s", self.url, names, self._left_out and f" ({self._left_out})")
 
     async def _by_a_route(self, act: Callable[[ServerRoute], Awaitable[None]]) -> None:
-        """Act by the best remaining route. A route that the server refuses is left out until the server joins again."""
+        """Call `act` with the best remaining route. A route that the server refuses is left out until the server joins
+        again."""
         while self._routes:
             name, route = next(iter(self._routes.items()))
             try:

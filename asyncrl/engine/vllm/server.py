@@ -145,8 +145,8 @@ class VllmServer:
         return read_logprobs(await self._http.call("POST", "/v1/completions", body, self._load_s), tokens, start)
 
     async def abort(self, rid: str | None = None) -> None:
-        """End requests (see `InferenceServer`). A single request ends by its connection, which the caller has
-        closed."""
+        """End requests (see `InferenceServer`). A single request needs no call: it ends with its connection, which the
+        caller has closed."""
         if rid is None:
             await self._post("/pause?mode=abort&clear_cache=false")
             await self.resume()

@@ -61,7 +61,8 @@ LEASE_S = 120.0
 """The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
 recover from a partition of half a minute."""
 LATE_S = 10.0
-"""How much longer than the lease a role counts as running after its connection is lost: a busy host may end it late."""
+"""After its connection is lost, a role counts as running for this much longer than its lease: a busy host may end it
+late."""
 ALIVE_S = 1.0
 CHECK_S = 120.0
 """A host must answer the first check within this time. It may have to load torch from a cold disk."""

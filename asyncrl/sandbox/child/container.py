@@ -59,7 +59,7 @@ def guard() -> tuple[int, int]:
 
 
 def unguard() -> None:
-    """Give the child that becomes the program the signals of a usual process again."""
+    """Restore the signals of a usual process, in the child that becomes the program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -89,7 +89,7 @@ def watch(
     if is_session:
         poll.register(ended, select.POLLIN)
     pause: Any = None
-    # A session starts before its first request.
+    # In a session, this first deadline is for its start, which comes before its first request.
     began = time.monotonic()
     deadline = began + request.get("wall_s", 60.0)
     while True:

@@ -88,7 +88,7 @@ def unescape(path: bytes) -> str:
 
 
 def mount_proc(folder: str) -> None:
-    """Mount procfs for the namespace, with only its processes if the kernel supports that."""
+    """Mount procfs for the namespace. If the kernel supports it, this procfs shows only the namespace's processes."""
     try:
         mount("proc", folder, "proc", MS_NOSUID | MS_NODEV, "subset=pid")
     except OSError:

@@ -18,13 +18,13 @@ LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
 """Seconds between two looks until all processes have stopped, and the longest interval after that."""
 
 MOST_RUNS = 5
-"""Until all processes have stopped: the most looks that may find running ones, since stopping takes a while on a busy
-machine. After that: the most looks that may find ended processes, since a process may be woken, run and end between two
-looks.
+"""The maximum number of looks that may find running processes until all have stopped, since stopping takes a while on a
+busy machine. Afterwards it is the maximum number of looks that may find ended processes, since a process may be woken,
+run and end between two looks.
 """
 
 MOST_ROUNDS = 100
-"""The most rounds in which a signal is sent to newly forked processes.
+"""The maximum number of rounds in which a signal is sent to newly forked processes.
 
 If processes fork faster than this, the next look notices that they have run.
 """

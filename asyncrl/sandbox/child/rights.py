@@ -20,7 +20,8 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x50000 | errno.EPERM
 CALLS = {"x86_64": (0xC000003E, 41, 29), "aarch64": (0xC00000B7, 198, 194)}
-"""The number of each machine in a filter of system calls, and the numbers of `socket` and `shmget` on it."""
+"""The numbers that a filter of system calls needs for each type of machine: of the type itself, of `socket` and of
+`shmget`."""
 IO_URING_SETUP, X32_CALLS = 425, 0x40000000
 FAMILIES = (1, 2, 10, 16)
 """The families of sockets that namespaces separate: Unix, IPv4, IPv6, netlink."""

@@ -35,7 +35,7 @@ _ALIASES = {"np": "numpy", "pd": "pandas"}
 def main(fd: int, tests: str) -> None:
     """Runs the tests against the program at the socket `fd`, prints the verdict, and ends the process."""
     with suppress(AttributeError):
-        # Without namespaces the program runs as the same user: it must not read this process.
+        # Without namespaces the program runs as the same user: it must not read this process's memory.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     sys.set_int_max_str_digits(0)
     verdict = VerdictOutput()
@@ -165,7 +165,7 @@ class Program:
             self._verdict.give(FAILED)
 
     def _request(self, request: Any) -> Any:
-        """The answer. A malformed or too long answer ends the tests."""
+        """The answer to a request. An answer that is malformed or too long ends the tests."""
         with self._one_at_a_time:
             with suppress(OSError):
                 self._socket.sendall(json.dumps(request).encode() + b"\n")

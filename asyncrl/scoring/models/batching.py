@@ -21,7 +21,7 @@ def micro_batches(
     lengths: Sequence[int], max_tokens: int, pass_cost: int, max_inputs: int | None = None
 ) -> list[list[int]]:
     """Divide all indices into batches of at most `max_tokens` tokens, including padding, and of at most `max_inputs`
-    inputs (None: no limit). An input longer than `max_tokens` is a batch alone.
+    inputs (None: no limit). An input longer than `max_tokens` is a batch of its own.
 
     The inputs are sorted by length, and the sorted list is cut in the cheapest way. A batch costs its tokens, including
     padding, plus `pass_cost`.

@@ -59,7 +59,7 @@ class CausalReader:
 
     @property
     def rows(self) -> int:
-        """The number of tokens of the backbone's embedding."""
+        """The number of token ids in the backbone's embedding."""
         return embedding_rows(self._backbone)
 
     @torch.inference_mode()

@@ -73,7 +73,7 @@ class Checkpoint:
             return AutoTokenizer.from_pretrained(folder, trust_remote_code=self._config.trust_remote_code)
 
     def model(self, auto_class: str) -> Any:
-        """The model for inference, loaded by the transformers class of that name."""
+        """The model for inference, loaded by the class of transformers that `auto_class` names."""
         import transformers
 
         gpus = [f"cuda:{number}" for number in range(self._config.gpus)] if self._config.gpus > 1 else [self._device]

@@ -67,7 +67,7 @@ class Encoder:
 
 
 def longest_input(model: Any) -> int:
-    """The most tokens that the model was made for; sys.maxsize if its configuration has no such limit."""
+    """The maximum number of tokens that the model was made for; sys.maxsize if its configuration has no such limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for name, module in model.named_modules():
         # RoBERTa and similar models number positions from padding_idx + 1.
@@ -77,7 +77,7 @@ def longest_input(model: Any) -> int:
 
 
 def embedding_rows(model: Any) -> int:
-    """The number of tokens of the model's embedding."""
+    """The number of token ids in the model's embedding."""
     return int(model.get_input_embeddings().weight.shape[0])
 
 
@@ -120,9 +120,9 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
 
 
 def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence[int]], list[int]]]:
-    """The id of the marker that ends a step, and a function for all other text. The function replaces the marker's id
-    by the ids of its characters, so that a marker in the text ends no step. Raises ConfigError: the tokenizer lacks the
-    marker.
+    """The id of the marker that ends a step, and a function for the ids of all other text. The function replaces the
+    marker's id by the ids of the marker's characters, so that a marker in the text ends no step. Raises ConfigError:
+    the tokenizer lacks the marker.
     """
     marker = single_token(tokenizer, text, key)
     spelled = [token for character in text.strip() or text for token in words(tokenizer, character)]

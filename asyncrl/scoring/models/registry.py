@@ -1,8 +1,8 @@
 """Loads models by family: a built-in family, or the dotted path of your own class.
 
 A built-in family is a module with a dataclass `Params`, whose options are the keys of the section's `params`, and
-`load(config, params, key)`. Your own class is called with its section of the configuration, and is a `RewardModel`.
-A family's module, and with it torch, is imported only when the configuration names the family.
+`load(config, params, key)`. Your own class is called with its section of the configuration, and must return a
+`RewardModel`. A family's module, and with it torch, is imported only when the configuration names the family.
 """
 
 from __future__ import annotations

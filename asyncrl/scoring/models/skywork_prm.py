@@ -1,9 +1,11 @@
 """Skywork-o1-Open-PRM: a causal model with a value head, which is read at the newline after each step.
 
-The folder is the published checkpoint: a causal model with its tokenizer, and among its weights `v_head.summary.weight`
-[1, H] and `v_head.summary.bias` [1] on the final hidden states. The input is bos, the problem and a newline, then each
-line and a newline. Lines are tokenised one by one, as in github.com/SkyworkAI/skywork-o1-prm-inference, where each line
-is a step. A step of several lines is read at its last newline.
+The folder is the published checkpoint: a causal model with its tokenizer. Its weights include the head on the final
+hidden states: `v_head.summary.weight` [1, H] and `v_head.summary.bias` [1].
+
+The input is bos, the problem and a newline, then each line and a newline. Lines are tokenised one by one, as in
+github.com/SkyworkAI/skywork-o1-prm-inference, where each line is a step. A step of several lines is read at its last
+newline.
 """
 
 from __future__ import annotations

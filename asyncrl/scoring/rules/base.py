@@ -27,7 +27,7 @@ class Rule(Protocol):
     `reason` explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is
     scored again, and never gets zero for the failure.
 
-    The pool passes these keyword parameters if the rule takes them. All further parameters are options of the rule.
+    The pool passes the keyword parameters below if the rule takes them. All further parameters are options of the rule.
 
     - `deadline`: the time (of `time.monotonic`) by which the rule must return
     - `full_answer`: the answer with its thoughts

@@ -33,7 +33,7 @@ ANSWER_MEMORY = 512 << 20
 
 _TRUTH_S = 60.0
 _TRUTH_SHARE, _ANSWER_SHARE = 0.75, 0.25
-"""The most processor time for the ground truth and for the answer, as shares of the time until the deadline."""
+"""The maximum processor time for the ground truth and for the answer, as shares of the time until the deadline."""
 
 _CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGILL)
 """The signals that end a process whose stack or memory an expression has used up."""

@@ -1,6 +1,6 @@
 """The number after the last `####`, the mark of GSM8K's solutions, is the ground truth's number.
 
-Numbers are read as `exact_number` does.
+Numbers are read as `exact_number` reads them.
 """
 
 from __future__ import annotations

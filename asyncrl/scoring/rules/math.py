@@ -72,15 +72,16 @@ def _equal(truth: list[Any], answer: str) -> float:
 
 
 def _plain(text: str, closed: bool) -> str:
-    """The text with its numbers as math-verify reads them. `closed`: the text is only the answer, so a space between
-    digits separates thousands."""
+    """The text, with its numbers in the form that math-verify reads. `closed`: the text is only the answer, so a space
+    between digits separates thousands."""
     for pattern, plain in _PLAIN:
         text = pattern.sub(plain, text)
     return (_SPACED if closed else _GROUPED).sub(lambda match: _NO_DIGITS.sub("", match[0]), text)
 
 
 def _final(answer: str) -> str:
-    """The last boxes of the answer; without a box, the content of its answer tag or the answer."""
+    """The last boxes of the answer. Without a box it is the content of the answer tag, and without a tag the whole
+    answer."""
     inside = tagged(answer)
     found = boxes(inside)
     if not found:

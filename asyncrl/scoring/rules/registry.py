@@ -46,7 +46,7 @@ KINDS = {
 
 _MANAGER = ("tokenizer", "num_examine")
 _OFFERED = ("deadline", "full_answer", "confined", "sandbox")
-"""Further parameters, which the pool passes to a rule that takes them by name; see Rule."""
+"""Further parameters. The pool passes each of them to a rule that has a parameter of this name; see Rule."""
 
 LoadTokenizer = Callable[[], Any]
 

@@ -12,7 +12,7 @@ from asyncrl.scoring.rules.multiple_choice import option
 from asyncrl.scoring.rules.text import boxes, tagged
 
 LONGEST = 64
-"""The most characters of a vote. A longer answer is cut, and a digest of it is put at the end."""
+"""The maximum number of characters in a vote. A longer answer is cut, and a digest of it is put at the end."""
 
 
 def read_plainly(answer: str) -> str:

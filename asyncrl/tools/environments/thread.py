@@ -1,7 +1,8 @@
 """Runs the synchronous methods of one episode one after another, in a thread of their own.
 
 An environment may hold an object that belongs to one thread, such as a connection of sqlite3. A call that takes too
-long cannot be stopped: its thread is abandoned, and ends when the call returns. It never keeps the process alive.
+long cannot be stopped: its thread is abandoned, and ends when the call returns. An abandoned thread never keeps the
+process alive.
 """
 
 from __future__ import annotations

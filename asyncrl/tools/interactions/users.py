@@ -103,7 +103,7 @@ class Interactions:
 
 
 class _Calls:
-    """Calls users' methods within their time limit, and reports those that fail."""
+    """Calls users' methods within their time limit, and reports the calls that fail."""
 
     def __init__(self, timeout_s: float, counts: InteractionCounts, error_logger: ErrorLogger) -> None:
         self.counts = counts

@@ -4,8 +4,8 @@ A server that keeps state has a session for each episode, which begins with the 
 lost after it has answered a call, the episode fails, since another session would answer from another state. A `shared`
 server has one session for all episodes, which is reopened when it is lost.
 
-After a failure the next start is delayed, and longer after each further failure, until a call is answered. Only a few
-sessions start at once, since a program may take seconds of processor time to start.
+After a failure the next start is delayed. The delay grows with each further failure, and ends once a call is answered.
+Only a few sessions start at once, since a program may take seconds of processor time to start.
 """
 
 from __future__ import annotations

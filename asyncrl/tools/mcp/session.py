@@ -38,7 +38,7 @@ CLOSE_S = 5.0
 """Seconds that a connection may take to close. Then its task is cancelled, which kills a program at once."""
 
 MAX_PAGES = 100
-"""The most pages of a list of tools. All pages together may have MAX_MESSAGE_BYTES characters."""
+"""The maximum number of pages in a list of tools. All pages together may have MAX_MESSAGE_BYTES characters."""
 
 CLOSED = (CONNECTION_CLOSED, "Connection closed")
 """The error of the package `mcp` for a closed connection. Servers use the code for errors of their own, too."""

@@ -24,8 +24,9 @@ class McpServer:
     - `command`: the program and its arguments; empty if there is a `url`.
     - `tools`: the tools that the policy gets, by the server's own names; empty for all. `prefix` is put in front of
       these names.
-    - `shared`: true if one session serves all episodes. `sessions`: the most episodes that have a session at once.
-    - `start_s`, `timeout_s`: the most seconds of a start and of a call.
+    - `shared`: true if one session serves all episodes. `sessions`: the maximum number of episodes that have a session
+      at once.
+    - `start_s`, `timeout_s`: the maximum seconds of a start, and of a call.
     """
 
     name: str
@@ -43,7 +44,7 @@ class McpServer:
 
     @property
     def setting(self) -> str:
-        """The key of the configuration, for messages."""
+        """The configuration key of this server, for messages."""
         return f"actor.mcp_servers.{self.name}"
 
     def filled(self, pairs: Pairs, variables: Mapping[str, str]) -> dict[str, str]:

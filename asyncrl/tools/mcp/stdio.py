@@ -43,10 +43,10 @@ UNREADABLE = "the result is not a message of MCP"
 """A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
-"""The most messages that answer no request, and lines that are not messages, since the last request."""
+"""The maximum number of lines after the last request that answer no request. Lines that are no messages count, too."""
 
 MAX_LINE_BYTES = 1 << 30
-"""The most bytes of one line. A program that writes a longer one is ended."""
+"""The maximum number of bytes in one line. A program that writes a longer line is ended."""
 
 GRACE_S = 1.0
 """Seconds that a program may take to end after its input was closed, before it is killed."""

@@ -19,7 +19,7 @@ from asyncrl.tools.mcp.settings import McpServer, read_servers
 from asyncrl.tools.results import Content
 
 MAX_TOOLS = 128
-"""The most tools of one server: the policy reads all of them in each prompt."""
+"""The maximum number of tools of one server: the policy reads all of them in each prompt."""
 
 MAX_NAME = 64
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")

@@ -43,8 +43,8 @@ SHIPPED = Path(__file__).with_name("facts.jsonl")
 
 DEFAULT_PLACE = "~/.cache/asyncrl/search"
 FORM = 1
-"""The version of the index format. It must change together with the form of the files, and with the passages that a
-query finds."""
+"""The version of the index format. It must change whenever the form of the files changes, or the passages that a query
+finds."""
 
 ROWS_AT_ONCE = 1 << 14
 _PASSAGES = "passages.arrow"

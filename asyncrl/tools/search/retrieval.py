@@ -4,8 +4,8 @@
     200 {"result": [[{"document": {"contents": "TITLE\\nTEXT"}, "score": 0.5}, ...], ...]}, one list for each query
 
 Queries that wait while all connections are in use are sent together, so a slow server gets few large requests, and a
-fast one many small ones. If a server refuses several queries together, each of them is sent alone, so that one invalid
-query does not fail the others.
+fast one many small ones. If a server refuses several queries together, each of them is sent again separately, so that
+one invalid query does not fail the others.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 CONNECTIONS = 4
 QUERIES_AT_ONCE = 64
 OVERLOADED = (429, 503)
-"""The HTTP statuses of an overloaded server. Its queries are not sent again one by one, which would add to its load."""
+"""The HTTP statuses of an overloaded server. Queries that it refuses are not sent again one by one, which would add to
+its load."""
 
 MAX_BYTES = 64 << 20
-"""The most bytes of one answer."""
+"""The maximum number of bytes in one answer."""
 
 
 @dataclass(slots=True)
@@ -130,7 +131,8 @@ async def _bounded(response: aiohttp.ClientResponse) -> bytes:
 
 
 def read_result(answer: Any, queries: int, topk: int) -> list[list[TitledPassage]]:
-    """Read the passages for each query, with or without scores. Raises ValueError: the answer is malformed."""
+    """Read the passages for each query from an answer, which may also have scores. Raises ValueError: the answer is
+    malformed."""
     result = answer.get("result") if isinstance(answer, Mapping) else None
     if not isinstance(result, list) or len(result) != queries:
         raise ValueError(f"it has no `result` with a list for each of {queries} queries")

@@ -33,7 +33,8 @@ FULL = ("context_length_exceeded", "turn_limit")
 
 HASH_SEED = "PYTHONHASHSEED"
 WAIT_S = 24 * 3600
-"""Seconds to wait for the policy's endpoint. They are many, since the actor ends an episode that takes too long."""
+"""The maximum seconds that a request waits for an answer of the policy's endpoint. They are many, since the actor ends
+an episode that takes too long."""
 
 
 class GameError(Exception):

@@ -30,7 +30,7 @@ FIELD = "verifiers"
 
 MODEL = "policy"
 MAX_METRICS = 32
-"""The most metrics of an episode. Further metrics are left out, and `metrics_left_out` counts them."""
+"""The maximum number of metrics of an episode. Further metrics are left out, and `metrics_left_out` counts them."""
 
 NO_MORE_TURNS = "actor.max_turns"
 """A part of the endpoint's refusal after the last turn. verifiers itself only knows refusals of long conversations."""
@@ -211,7 +211,7 @@ class TasksetEnvironment:
         environment = self._environment
         await self._stack.enter_async_context(environment.serving())
         elsewhere = environment._shared_tools
-        environment._interception = None  # Each rollout makes its own, which it needs if there is a tunnel.
+        environment._interception = None  # Each rollout makes its own interception for a tunnel.
         if not environment._requires_tunnel(elsewhere):
             secrets = tuple(each.state_secret for each in elsewhere.values() if each.state_secret)
             own = OwnInterception(state_service_secrets=secrets)

@@ -1,8 +1,8 @@
 """A harness for verifiers 0.4 that runs conversations, and the tools of a task's toolsets, in the calling process.
 
 verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This
-harness behaves as the harness `null`, with the same tool names and the same limit of a tool's result. It is a plugin,
-whose id is the name of this module. It needs verifiers 0.4, and does not need asyncrl.
+harness behaves like verifiers' harness `null`, with the same tool names and the same limit of a tool's result. It is a
+plugin, whose id is the name of this module. It needs verifiers 0.4, and does not need asyncrl.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["InProcessChat"]
 class LocalTools:
     """The tools of an environment in this process. `make` makes the toolsets of one rollout; all rollouts use `shared`.
 
-    `known` keeps the descriptions of the tools of each class of toolsets.
+    `known` keeps the descriptions of tools, by the class of their toolset.
     """
 
     # Describing the tools again for each rollout would take milliseconds, and memory that is never freed.
@@ -50,7 +50,8 @@ ENDS = ("context_length_exceeded", "turn_limit")
 
 
 class ToolServer:
-    """Offers a toolset like verifiers' server, but in this process. `trace` is the rollout that calls a tool."""
+    """Offers a toolset in this process, as verifiers' server offers it in a separate one. `trace` is the rollout that
+    calls a tool."""
 
     def __init__(self, toolset: Toolset[Any, Any]) -> None:
         self.trace: Trace | None = None

@@ -24,12 +24,12 @@ from asyncrl.weights.threads import in_own_thread
 
 CONTROL_S = 30.0
 END_S = 5.0
-"""Seconds for the end call of a failed update."""
+"""The maximum seconds for the call that ends a failed update."""
 
 
 @dataclass(slots=True)
 class ServerEnd:
-    """One server as the routes into it see it.
+    """One server, with the data that the routes into it need.
 
     - `load_s`: the seconds that a call of an update may take
     - `spans`, known once the server has joined: true if updates have begin and end calls (see server.py)
@@ -44,7 +44,7 @@ class ServerEnd:
 
     @property
     def address(self) -> tuple[str, int]:
-        """The host and the port."""
+        """The server's host and port."""
         url = urlsplit(self.url)
         return url.hostname or "", url.port or (443 if url.scheme == "https" else 80)
 

@@ -129,7 +129,7 @@ class DistributedServerRoute(BucketServerRoute):
         return _Joined(name, store, forming.result())
 
     async def _together(self, post: Coroutine[Any, Any, None], ours: asyncio.Future[Any]) -> None:
-        """Wait for both ends of one exchange. The first error ends the wait; of two errors, the server's is raised."""
+        """Wait for both sides of one exchange. The first error ends the wait; of two errors, the server's is raised."""
         both = (asyncio.ensure_future(post), ours)
         try:
             done, _ = await asyncio.wait(both, timeout=self.end.load_s, return_when=asyncio.FIRST_EXCEPTION)

@@ -41,7 +41,7 @@ COUNTER = slice(11, 13)
 """The position of the counter of processes that use the buffer: a file and an offset."""
 
 LEAST_BUCKET_BYTES = 64 << 20
-"""The least size of buckets. Smaller buckets need so many requests that other routes are as fast."""
+"""The minimum size of buckets. Smaller buckets need so many requests that other routes are as fast."""
 TIGHT_PART = 4
 """Buckets may always take 1 / TIGHT_PART of the free memory, even if this leaves less than the reserve."""
 
@@ -94,7 +94,7 @@ class IpcServerRoute(BucketServerRoute):
         return source
 
     def _room(self) -> int:
-        """The bytes of the GPU that are free, or reserved by this process."""
+        """The bytes of GPU memory that are free, or that this process has reserved."""
         return torch.cuda.mem_get_info(self.device)[0] + torch.cuda.memory_reserved(self.device)
 
     async def send(self, update: Update) -> None:
@@ -110,7 +110,7 @@ class IpcServerRoute(BucketServerRoute):
 
 
 def _together(buckets: Sequence[Bucket]) -> int:
-    """The most bytes that two consecutive buckets take together. A tensor may be larger than the size of buckets."""
+    """The maximum bytes that two consecutive buckets take together. A tensor may be larger than the size of buckets."""
     return max(map(sum, pairwise([0, *(bucket.nbytes for bucket in buckets)])))
 
 
@@ -148,7 +148,8 @@ def _by_uuid(reduced: Reduced) -> Reduced:
 
 
 def handles_of(bucket: Bucket, buffers: list[Reduced]) -> list[str]:
-    """The pickle for each rank: the rank's handle and the bucket's layout. All `buffers` are of the same memory."""
+    """The pickle for each rank: the rank's handle and the bucket's layout. All `buffers` are handles of the same
+    memory."""
     layout = [
         SimpleNamespace(
             name=entry.name,

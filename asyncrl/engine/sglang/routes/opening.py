@@ -16,7 +16,7 @@ GPU_BUCKET_BYTES = 512 << 20
 much."""
 
 GPU_RESERVE_BYTES = 4 << 30
-"""The memory of a server's GPU that `auto` leaves free for its activations."""
+"""The memory of a server's GPU that `auto` leaves free for the server's activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ServerRouteSettings:
 def open_server_routes(
     end: ServerEnd, facts: ServerFacts, settings: ServerRouteSettings
 ) -> tuple[dict[str, ServerRoute], str]:
-    """The routes to try by name, best first, and the reasons against the remaining routes."""
+    """The routes to try, best first and by their names, and the reasons against the remaining routes."""
     chosen = choose(INTO_SERVERS, settings.wanted, facts)
     return {route.name: OPENERS[route.name](end, facts, settings) for route in chosen.routes}, chosen.left_out
 
