@@ -95,7 +95,6 @@ export function open(main, page) {
   load();
   return {
     update: draw,
-    recolour() {},
     close() {
       closed = true;
       clearTimeout(timer);
