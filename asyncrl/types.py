@@ -206,7 +206,8 @@ class ToolCall(NamedTuple):
 class Turn(NamedTuple):
     """The token span [start, end) of one turn. An assistant turn covers exactly the tokens that the policy sampled.
 
-    `grammar` is the kind of the turn's grammar, "" without a grammar. `score` is a simulated user's score of the turn.
+    `grammar` is the kind of the turn's grammar, "" without a grammar. `score` is the turn's reward from a simulated
+    user, an environment or an agent.
     """
 
     start: int
@@ -366,7 +367,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
 
     @property
     def turn_scores(self) -> list[float]:
-        """A simulated user's scores of assistant turns, in order."""
+        """The rewards of assistant turns that have one, in order. See `Turn.score`."""
         return [turn.score for turn in self.turns if turn.score is not None]
 
     @property
@@ -526,7 +527,7 @@ class Labels:
     - `reward`: the shaped scalar that baselines compare
     - `outcome`: the verifier's unshaped score
     - `step_scores` float32[K] and `step_ends` int32[K]: each step's score, and the exclusive end of its token span;
-      empty if no process model scored the trajectory
+      empty if nothing scored the steps or turns of the trajectory
     - `extra`: named scores
     - `vote`: the short answer, which is the same text for attempts with the same answer; empty if there is no answer
     - `reasons`: explanations by scorers

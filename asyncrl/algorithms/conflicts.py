@@ -34,7 +34,8 @@ def missing_data(advantage: Advantage, *, step_scores: bool, group_size: int, de
         implicit = ", or implicit.train=true" if advantage.name == "prime" else ""
         yield (
             f"{setting} needs step scores: set scoring.prm.path to a process reward model, scoring.prm.family to a "
-            f"class of yours (my_module.MyScorer){implicit}, or actor.interactions to simulated users that score turns"
+            "class of yours (my_module.MyScorer), scoring.steps to a function of yours (my_module.my_function)"
+            f"{implicit}, or use simulated users, an environment or an agent that reward turns (docs/scoring.md)"
         )
     if group_size == 1 and advantage.needs_group:
         yield f"{setting} compares the members of a group: set learner.group_size above 1"

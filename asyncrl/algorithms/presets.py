@@ -36,8 +36,8 @@ def _further(chosen: Mapping[str, Any]) -> Iterator[str]:
     if advantage.needs_critic:
         yield f"has a critic (`critic.path`), its loss {part_text(chosen['value'])}"
     if advantage.needs_steps:
-        learned = " or `implicit.train=true`" if advantage.name == "prime" else ""
-        yield f"needs step scores: `scoring.prm.path`{learned}"
+        learned = ", `implicit.train=true`" if advantage.name == "prime" else ""
+        yield f"needs step scores, such as by `scoring.prm.path`, `scoring.steps`{learned}"
     if chosen["reward"]:
         yield f"reward {part_text(chosen['reward'])}"
     if chosen["proximal"] != AlgorithmConfig().proximal:

@@ -86,8 +86,9 @@ def changed_keys(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[st
     seen = [key for key in keys if masked_value(key, before[key]) != masked_value(key, after[key])]
     refused = {key: OPTIONS[key].fixed for key in seen if OPTIONS[key].fixed}
     if _kinds(before) != _kinds(after):
-        models = [key for key in keys if key in ("scoring.prm.path", "scoring.outcome_model.path")]
-        refused |= dict.fromkeys(models, "stored episodes wait for the kinds of scores that the run began with")
+        givers = ("scoring.steps", "scoring.prm.path", "scoring.outcome_model.path")
+        given = [key for key in keys if key in givers]
+        refused |= dict.fromkeys(given, "stored episodes wait for the kinds of scores that the run began with")
     if refused:
         lines = (
             f"{shown(key, after[key])}: it was {shown_value(key, before[key])}; {why}" for key, why in refused.items()

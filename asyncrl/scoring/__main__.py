@@ -87,6 +87,7 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
     from asyncrl.scoring.models.registry import load_outcome_model, load_prm
     from asyncrl.scoring.samples import EvaluationSamples
     from asyncrl.scoring.scorer import Scorer
+    from asyncrl.scoring.step_rewards import StepRewards
     from asyncrl.scoring.verifier import Verifier
     from asyncrl.scoring.worker import ScoringWorker
 
@@ -100,7 +101,8 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
         else None
     )
     managers = stack.enter_context(closing(Managers(scoring, config.model))) if GROUP_KIND in kinds else None
-    scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers)
+    step_rewards = stack.enter_context(closing(StepRewards(scoring))) if "steps" in kinds else None
+    scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, managers, step_rewards)
     workers, keys, run = [], client_keys(config.network.keys), locations.run_identity(config.run)
     reports = stack.enter_context(open_reports(config, name))
     spans = reports.spans

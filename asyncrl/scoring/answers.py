@@ -66,6 +66,12 @@ def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
     return decode(trajectory.tokens[start:].tolist(), tokenizer, skip_special=True)
 
 
+def texts_of_steps(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
+    """The text of each step, without special tokens."""
+    tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
+    return [decode(each, tokenizer, skip_special=True) for each in tokens]
+
+
 def after_thoughts(text: str, begins_open: bool = False) -> str:
     """The text after the last closed thought; empty if a thought is still open at the end. `begins_open`: a thought is
     open at the beginning of the text."""

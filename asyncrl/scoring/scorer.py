@@ -26,14 +26,15 @@ from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring import shaping
-from asyncrl.scoring.answers import answer_texts, response_text
+from asyncrl.scoring.answers import answer_texts, response_text, texts_of_steps
 from asyncrl.scoring.managers import GroupJudge, ManagerScore, manager_name
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel
 from asyncrl.scoring.rules import votes
 from asyncrl.scoring.rules.base import RuleInput, RuleScores
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Scores
-from asyncrl.scoring.transcript import Decoder, Passage, Transcript, decode, transcripts
+from asyncrl.scoring.step_rewards import StepInput, StepRewards
+from asyncrl.scoring.transcript import Decoder, Passage, Transcript, transcripts
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.text import reason_of
 from asyncrl.types import MAX_REASONS, Labels, Lease, Reason, Trajectory
@@ -83,6 +84,7 @@ class Scorer:
         prm: ProcessRewardModel | None = None,
         outcome_model: OutcomeModel | None = None,
         managers: GroupJudge | None = None,
+        step_rewards: StepRewards | None = None,
     ) -> None:
         self._config = config
         self._tokenizer = tokenizer
@@ -90,6 +92,7 @@ class Scorer:
         self._prm = prm
         self._outcome_model = outcome_model
         self._managers = managers
+        self._step_rewards = step_rewards
         self._models_lock = threading.Lock()
         self._told_of_images = False
 
@@ -97,16 +100,16 @@ class Scorer:
         """Yield the result of each lease in the order of `leases`, as soon as it and all results before it are ready.
         An error may be a KindUnavailableError.
 
-        Rules and managers run while the models do. If a group was leased whole, `leases` must have all of its
-        leases.
+        Rules, managers and the function of step rewards run while the models do. If a group was leased whole, `leases`
+        must have all of its leases.
         """
         judged = self._judge(leases)
-        chosen = {index: lease for index, lease in enumerate(leases) if "rules" in lease.kinds}
-        rules = {index: _attempt(partial(self._submit, lease)) for index, lease in chosen.items()}
+        rules = _submitted("rules", self._submit, leases)
+        rewarded = _submitted("steps", self._submit_steps, leases)
         outcomes = self._score_with("outcome_model", self._outcome_model, self._outcome_scores, leases)
         steps = self._score_with("prm", self._prm, self._step_scores, leases)
         for index, lease in enumerate(leases):
-            scores = rules.get(index), outcomes.get(index), steps.get(index), judged.get(index)
+            scores = rules.get(index), outcomes.get(index), steps.get(index), rewarded.get(index), judged.get(index)
             yield _attempt(partial(self._label, lease, *scores))
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
@@ -131,6 +134,12 @@ class Scorer:
         response = response_text(trajectory, tokenizer)
         given = RuleInput(lease.task, trajectory, answer, response, full_answer=full_answer)
         return _served(self._rules, "rules").submit(given)
+
+    def _submit_steps(self, lease: Lease) -> Future[Scores]:
+        trajectory, tokenizer = lease.trajectory, self._tokenizer
+        answers = answer_texts(trajectory, tokenizer, self._config.strip_thoughts)
+        given = StepInput(lease.task, trajectory, texts_of_steps(trajectory, tokenizer), *answers)
+        return _served(self._step_rewards, "steps").submit(given)
 
     def _score_with(
         self,
@@ -187,6 +196,7 @@ class Scorer:
         rules: Future[RuleScores] | ScoringError | None,
         outcome: float | ScoringError | None,
         steps: Scores | ScoringError | None,
+        rewarded: Future[Scores] | ScoringError | None,
         judged: Future[ManagerScore] | ScoringError | None,
     ) -> ScoredEpisode:
         """Raises ScoringError: one of the lease's kinds gave no score."""
@@ -212,6 +222,8 @@ class Scorer:
             scores = _given(steps)
             if not len(scores):
                 raise ScoringError("the episode has no steps to score")
+        if rewarded is not None:
+            scores = _given(rewarded).result()
         if lease.final:
             return self._finish(lease, numbers, scores, vote, reasons)
         ends = _ends(lease) if len(scores) else _NO_ENDS
@@ -227,16 +239,15 @@ class Scorer:
         vote: str,
         reasons: Sequence[Reason],
     ) -> ScoredEpisode:
-        """The final labels, from the numbers of all kinds. `step_scores` has the scores of all steps, or is empty if no
-        model scored them."""
+        """The final labels, from the numbers of all kinds. `step_scores` has the scores of all steps, or is empty if
+        nothing scored them."""
         config, trajectory, shadow = self._config.shaping, lease.trajectory, self._config.shadow
-        tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
-        texts = [decode(each, self._tokenizer, skip_special=True) for each in tokens]
-        steps = shaping.step_texts(trajectory, texts)
-        counted, kept = step_scores, list[int]()
+        steps = shaping.step_texts(trajectory, texts_of_steps(trajectory, self._tokenizer))
+        counted, kept = step_scores, list(range(len(step_scores)))
         models = {name: score for name, score in numbers.items() if name == "outcome_model"}
         if len(step_scores):
-            counted, kept = shaping.earned(step_scores, steps, trajectory.sampled_tokens, config)
+            if self._config.steps is None:  # A function decides itself what a repeated or a late step earns.
+                counted, kept = shaping.earned(step_scores, steps, trajectory.sampled_tokens, config)
             if config.prm_aggregation != "per_step":
                 models["process"] = shaping.aggregate(counted, config.prm_aggregation)
         scores = {} if shadow else dict(models)
@@ -270,7 +281,8 @@ class Scorer:
         return votes.vote(None, votes.read_plainly, answer)
 
     def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
-        if accuracy is None or not len(step_scores):
+        # The numbers of a function have no middle, above which an answer counts as right.
+        if accuracy is None or not len(step_scores) or self._config.steps is not None:
             return None
         config = self._config.shaping
         return (shaping.aggregate(step_scores, config.prm_aggregation) >= shaping.middle(config)) == bool(accuracy)
@@ -280,6 +292,7 @@ class Scorer:
         before = [lease.partial.scorer] if lease.partial else []
         names = {
             "rules": rule_names(self._config, lease.task.data_source),
+            "steps": self._config.steps or "",
             "outcome_model": self._outcome_model.name if self._outcome_model else "",
             "prm": self._prm.name if self._prm else "",
             GROUP_KIND: manager_name(self._config, lease.task.data_source),
@@ -302,7 +315,7 @@ def _ends(lease: Lease) -> NDArray[np.int32]:
 
 
 def _of_turns(trajectory: Trajectory) -> tuple[Scores, NDArray[np.int32]]:
-    """The scores float32[k] that a simulated user gave to turns, and the ends int32[k] of these turns."""
+    """The rewards float32[k] of turns that have one, and the ends int32[k] of these turns."""
     ends = [turn.end for turn in trajectory.turns if turn.score is not None]
     return np.array(trajectory.turn_scores, np.float32), np.array(ends, np.int32)
 
@@ -317,6 +330,14 @@ def _given(result: T | ScoringError) -> T:
     if isinstance(result, ScoringError):
         raise result
     return result
+
+
+def _submitted(
+    kind: str, submit: Callable[[Lease], Future[T]], leases: Sequence[Lease]
+) -> dict[int, Future[T] | ScoringError]:
+    """The futures of the leases that name `kind`, by the index of the lease."""
+    chosen = {index: lease for index, lease in enumerate(leases) if kind in lease.kinds}
+    return {index: _attempt(partial(submit, lease)) for index, lease in chosen.items()}
 
 
 def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:

@@ -133,7 +133,7 @@ def aggregate(scores: Scores, how: str) -> float:
 
 
 def environment(trajectory: Trajectory, config: ShapingConfig) -> float:
-    """The sum of the tools' rewards, plus one number for the simulated user's scores of turns, such as their mean."""
+    """The sum of the tools' rewards, plus one number for the rewards of turns, such as their mean."""
     scores = trajectory.turn_scores
     of_user = _TURN_SCORES[config.turn_scores](scores) if scores else 0.0
     return float(sum(trajectory.rewards.values()) + of_user)

@@ -26,7 +26,7 @@ from asyncrl.wire import Message
 
 logger = logging.getLogger(__name__)
 
-_BACKSTOP = 8
+BACKSTOP = 8
 """A process of the verifier limits its own memory to this multiple of `rule_memory_mb`, in case the scorer has ended or
 reacts too late."""
 
@@ -93,7 +93,7 @@ def _load(settings: Mapping[str, Any]) -> Answer:
     config = ScoringConfig(rule=settings["rule"], rules=settings["rules"])
     sandbox = open_sandbox(SandboxConfig(**settings["sandbox"]))
     rules = load_rules(config, lambda: policy_tokenizer(settings), sandbox)
-    limit_memory(_BACKSTOP * settings["rule_memory_mb"] << 20)
+    limit_memory(BACKSTOP * settings["rule_memory_mb"] << 20)
     error_logger = ErrorLogger(logger)
     return lambda messages, deadline: _score(rules, messages, deadline, sandbox, error_logger)
 

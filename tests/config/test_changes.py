@@ -21,6 +21,7 @@ def values(**changes: object) -> dict[str, object]:
         ({"model__path": "other"}, "checkpoints and stored log-probs"),
         ({"algorithm__advantage__name": "gae"}, "may need other models"),
         ({"scoring__prm__path": "prm"}, "kinds of scores that the run began with"),
+        ({"scoring__steps": "my.steps"}, "scoring.steps=my.steps.*kinds of scores that the run began with"),
         ({"learner__publish_every": 2}, "versions count"),
         ({"model__freeze": ["embeddings"]}, "optimizer moments of the trained parameters only"),
         ({"model__lora__rank": 8}, "the checkpoints hold only these adapters"),

@@ -77,6 +77,7 @@ SERVED = {"engine.kind": "sglang"}
 AWAY = {"engine.kind": "sglang", "engine.urls": ["http://127.0.0.1:1", "http://10.0.0.2:30000"]}
 KEYS = {"network.host": "0.0.0.0", "network.keys": "k"}
 TURNS = {"cluster.colocated": True, "engine.kind": "sglang", "replay.max_lag": 0}
+STEPS = {"scoring.steps": "my.steps"}
 MANAGER, ONE_MANAGER = {"scoring.manager.name": "naive"}, {"scoring.manager.sources": {"a": {"name": "naive"}}}
 PRM, TANH = {"scoring.prm.path": "prm"}, {"scoring.shaping.use_logit_tanh": True}
 FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.environment_weight": 1.0}
@@ -105,7 +106,7 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"learner.publish_every": 4, "learner.checkpoint_every": 10}, "publish_every=4: .*multiple of the second"),
         ({"actor.max_tokens": 9000}, "engine.max_length"),
         ({"learner.eval_every": 5}, "data.eval"),
-        ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path"),
+        ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path.*or scoring.steps to a function of yours"),
         ({**AWAY, "weights.into_servers": "gloo"}, r"engine\.urls=.*10\.0\.0\.2.*gloo and NCCL have no keys"),
         ({**KEYS, "weights.to_engines": "distributed"}, r"network\.host=.*gloo and NCCL have no keys"),
         ({"engine.kind": "vllm"}, "set exactly one of engine.urls"),
@@ -142,6 +143,17 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
             "outcomes are not part of the reward; compare the reward",
         ),
         ({"scoring.serve": ["prm"]}, "configured kinds: rules"),
+        ({**STEPS, **PRM}, "scoring.steps=my.steps with scoring.prm.path=prm: both give step scores; keep one of them"),
+        (
+            {**STEPS, "scoring.prm.family": "my.Model"},
+            "scoring.prm.family=my.Model: both give step scores",
+        ),
+        ({**STEPS, **TANH}, "used as they are; set scoring.shaping.use_logit_tanh=false"),
+        (
+            {**STEPS, "scoring.shaping.max_resp_len": 9},
+            "max_resp_len changes only .*set scoring.shaping.max_resp_len=1024",
+        ),
+        ({**STEPS, "scoring.needs": {"a": ["steps"]}}, r"no kind of score of a \(steps\) has a weight"),
         ({"scoring.prm.params": {"beta": 1}}, "the parameters need a model"),
         ({"scoring.shadow": True, "scoring.shaping.outcome_weight": 0.0}, "give the outcome a weight"),
         ({**PRM, "scoring.shadow": True, "scoring.needs": {"a": ["prm"]}}, "add rules to its kinds"),

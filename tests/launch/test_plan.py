@@ -158,9 +158,10 @@ WORDS = ["model.path=m", "data.train=x"]
 NO_SCORE = "algorithm reads the scores {}, which nothing in scoring gives"
 NO_STEPS = (
     "algorithm.advantage=process_grpo needs step scores: set scoring.prm.path to a process reward model, "
-    "scoring.prm.family to a class of yours"
+    "scoring.prm.family to a class of yours (my_module.MyScorer), scoring.steps to a function of yours"
 )
 UNREAD = "scoring.prm.family=my.Steps: nothing reads its step scores. Give them a weight in the reward"
+UNREAD_FUNCTION = "scoring.steps=my.steps: nothing reads its step scores. Give them a weight in the reward"
 UNREAD_STEPS = (
     "scoring.shaping.prm_aggregation=per_step: algorithm.advantage=grpo does not read the steps that scoring.prm.path"
 )
@@ -172,7 +173,7 @@ UNREAD_STEPS = (
         ("algorithm.loss=pppo", r"algorithm\.loss=pppo: did you mean ppo\?"),
         ("algorithm.correction=[truncate,opsmm]", r"algorithm\.correction=opsmm: did you mean opsm\?"),
         ("algorithm.loss.params.clip=1", r"algorithm\.loss ppo has no parameter 'clip'"),
-        ("algorithm=process_grpo", NO_STEPS),
+        ("algorithm=process_grpo", re.escape(NO_STEPS)),
         ("algorithm.stream=[{name: ce, params: {score: rule/exact_nmber}}]", NO_SCORE.format("rule/exact_nmber")),
         ("algorithm.reward=[best_of_n]", NO_SCORE.format("process")),
     ],
@@ -193,6 +194,7 @@ def test_an_algorithm_that_cannot_be_is_refused_by_the_plan_and_by_a_start_befor
     ("words", "reason"),
     [
         (["scoring.prm.family=my.Steps"], UNREAD),
+        (["scoring.steps=my.steps"], UNREAD_FUNCTION),
         (["scoring.prm.path=prm", "scoring.shaping.prm_aggregation=per_step"], UNREAD_STEPS),
     ],
 )
@@ -214,6 +216,30 @@ def test_step_scores_that_nothing_reads_are_refused_with_the_ways_to_use_them(wo
 )
 def test_step_scores_that_something_reads_are_taken(words: list[str]) -> None:
     check_algorithm(read([*WORDS, "scoring.prm.path=prm", *words], names_missing_data=False))
+    check_algorithm(read([*WORDS, "scoring.steps=my.steps", *words], names_missing_data=False))
+
+
+GAMES = "tests.tools.environments.games"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["actor.agent=my.agent"],
+        ["actor.agent_command=[agent]"],
+        ["actor.interactions={user: my.User}"],
+        [f"actor.environment={GAMES}.Steps"],
+        [f"actor.environments={{a: {GAMES}.Quiet, b: {GAMES}.Steps}}"],
+    ],
+)
+def test_an_algorithm_may_read_rewards_of_turns(words: list[str]) -> None:
+    check_algorithm(read([*WORDS, "algorithm=process_grpo", *words], names_missing_data=False))
+
+
+def test_an_environment_that_rewards_no_calls_gives_no_step_scores() -> None:
+    words = ["algorithm=process_grpo", f"actor.environment={GAMES}.Counter"]
+    with pytest.raises(ConfigError, match=re.escape(NO_STEPS)):
+        check_algorithm(read([*WORDS, *words], names_missing_data=False))
 
 
 def test_a_plan_takes_an_algorithm_that_reads_step_scores_with_what_gives_them() -> None:
@@ -222,5 +248,5 @@ def test_a_plan_takes_an_algorithm_that_reads_step_scores_with_what_gives_them()
     config.scoring.prm.path = "prm"
     show_plan(config, "--plan=2")
     config.scoring.shadow = True
-    with pytest.raises(ConfigError, match=NO_STEPS):
+    with pytest.raises(ConfigError, match=re.escape(NO_STEPS)):
         show_plan(config, "--plan=2")

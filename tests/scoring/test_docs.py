@@ -3,17 +3,19 @@
 import importlib
 import re
 from contextlib import closing
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from asyncrl.config.schema import ScoringConfig, ScoringModelConfig
+from asyncrl.scoring.answers import texts_of_steps
 from asyncrl.scoring.models.registry import OUTCOME_FAMILIES, PRM_FAMILIES
+from asyncrl.scoring.step_rewards import StepFunction, StepInput
 from asyncrl.scoring.transcript import Passage
 from asyncrl.scoring.verifier import Verifier
-from tests.scoring.fakes import rule_input
+from tests.scoring.fakes import CharTokenizer, lines, rule_input
 
 PAGE = (Path(__file__).parents[2] / "docs" / "scoring.md").read_text()
 
@@ -43,6 +45,14 @@ def page(tmp_path, monkeypatch):
         (tmp_path / name).write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     return PAGE
+
+
+def test_the_function_of_steps_on_the_page_rewards_each_intermediate_result_once(page):
+    (name,) = set(re.findall(r"scoring\.steps=(my_steps\.\w+)", page))
+    task, trajectory = lines("first 12", "again 12", "then 30", "so 42")
+    task = replace(task, extra_info={"results": ["12", "30", "42"]})
+    given = StepInput(task, trajectory, texts_of_steps(trajectory, CharTokenizer()), "", "")
+    assert StepFunction(name)(given) == [1.0, -0.1, 1.0, 1.0]
 
 
 @pytest.mark.slow

@@ -61,7 +61,7 @@ def test_the_process_managers_pay_step_scores_with_bonuses_for_right_answers(pre
 
 @pytest.mark.parametrize("name", ["qwen_prm", "skywork_prm", "pure"])
 def test_a_process_manager_must_be_told_its_model(preset, name):
-    with pytest.raises(ConfigError, match=r"scoring\.prm\.path=null: step scores need a process reward model"):
+    with pytest.raises(ConfigError, match=r"scoring\.prm\.path=null: nothing gives step scores; name a process"):
         preset(f"scoring={name}")
 
 

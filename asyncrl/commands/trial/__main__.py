@@ -1,5 +1,6 @@
 """`asyncrl try TASKS --index 3 [--answers FILE] [KEY=VALUE ...]`: plays one episode and shows each turn as it happens,
-then the rule's score. Use it to try a new environment, tool, simulated user or rule before a run.
+then the rule's score and the rewards of scoring.steps. Use it to try a new environment, tool, simulated user, rule or
+step reward before a run.
 
 TASKS means the same as data.train. The policy is the model of model.path in the embedded engine, or the SGLang server
 of engine.urls (engine.kind=sglang), which keeps its weights. With --answers a script replaces the policy: each line of
@@ -48,9 +49,10 @@ from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.sandbox.sandboxes import open_sandbox
-from asyncrl.scoring.answers import answer_texts, response_text
+from asyncrl.scoring.answers import answer_texts, response_text, texts_of_steps
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
+from asyncrl.scoring.step_rewards import StepFunction, StepInput
 from asyncrl.text import reason_of
 from asyncrl.tools.offered import Offer
 from asyncrl.types import Purpose, Task, Ticket, Trajectory
@@ -118,13 +120,19 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         rules = load_rules(
             config.scoring, lambda: tokenizer, sandbox
         )  # This comes before the episode, so that a wrong rule is refused early.
+        step_function = StepFunction(config.scoring.steps) if config.scoring.steps is not None else None
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
         if trajectory is None:
             return False
         answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
         response = response_text(trajectory, tokenizer)
         given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox)
-        return _score(rules, given, transcript)
+        if not _score(rules, given, transcript):
+            return False
+        if step_function is None:
+            return True
+        texts = texts_of_steps(trajectory, tokenizer)
+        return _reward_steps(step_function, StepInput(task, trajectory, texts, answer, full_answer), transcript)
 
 
 def _tools(actor: ActorConfig, task: Task) -> list[str]:
@@ -196,6 +204,17 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
         transcript.failure(f"the rule failed: {reason_of(error)}{_place_of(error)}")
         return False
     transcript.scores(scores, given.answer, given.task.truth_text)
+    return True
+
+
+def _reward_steps(function: StepFunction, given: StepInput, transcript: Transcript) -> bool:
+    """Reward the steps of the episode. Return False if the function failed."""
+    try:
+        rewards = function(given)
+    except ScoringError as error:
+        transcript.failure(str(error))
+        return False
+    transcript.step_rewards(rewards)
     return True
 
 

@@ -65,6 +65,10 @@ class Transcript:
         for name, text in scores.reasons:
             self._line(f"reason of {name}", text)
 
+    def step_rewards(self, rewards: Sequence[float]) -> None:
+        """Show the rewards of the steps, in order."""
+        self._line("steps", ", ".join(f"{reward:g}" for reward in rewards))
+
     def failure(self, what: str) -> None:
         """Show why the episode or a rule failed."""
         self._console.print(Rule(style="dim"))

@@ -8,7 +8,18 @@ from collections.abc import Iterator, Mapping
 from asyncrl.config.option import options
 from asyncrl.config.schema import AlgorithmConfig, FilterConfig, ScoringConfig, ShapingConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, MANAGER_KEYS, ManagerConfig, configured
+from asyncrl.config.secrets import shown
 
+OF_MODELS = (
+    "prm_apply_sigmoid",
+    "use_logit_tanh",
+    "use_raw_logit",
+    "stop_at_answer",
+    "answer_pattern",
+    "max_step_tokens",
+    "max_resp_len",
+)
+"""Keys of `scoring.shaping` that scale or limit only the scores of a process reward model."""
 DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
@@ -67,11 +78,13 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
     for key, model in (("scoring.prm", scoring.prm), ("scoring.outcome_model", scoring.outcome_model)):
         if model.params and not model.is_configured:
             yield f"{key}.params {key}.path: the parameters need a model; give its folder, hub name or URL"
-    if shaping.process_weight and not scoring.prm.is_configured:
+    if shaping.process_weight and scoring.step_scorer is None:
         yield (
-            "scoring.shaping.process_weight scoring.prm.path: step scores need a process reward model; name one, or "
-            "set scoring.prm.family to a class of yours (my_module.MyScorer)"
+            "scoring.shaping.process_weight scoring.prm.path: nothing gives step scores; name a process reward model, "
+            "or set scoring.prm.family to a class of yours (my_module.MyScorer), or scoring.steps to a function of "
+            "yours (my_module.my_function)"
         )
+    yield from _step_function(scoring)
     if scoring.shadow and not (shaping.outcome_weight or shaping.environment_weight or shaping.prm_acc_bonus_weight):
         yield (
             "scoring.shadow scoring.shaping.outcome_weight: no score would be left to train on; give the outcome a "
@@ -97,13 +110,30 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
         yield f"scoring.shaping.answer_pattern: Python cannot read this regular expression: {error}"
 
 
+def _step_function(scoring: ScoringConfig) -> Iterator[str]:
+    """Error lines for options that contradict `scoring.steps`, or that would have no effect on its numbers."""
+    if scoring.steps is None:
+        return
+    if scoring.prm.is_configured:
+        model = "scoring.prm.family" if scoring.prm.path is None else "scoring.prm.path"
+        yield f"scoring.steps {model}: both give step scores; keep one of them"
+    defaults = ShapingConfig()
+    for name in OF_MODELS:
+        key, default = f"scoring.shaping.{name}", getattr(defaults, name)
+        if getattr(scoring.shaping, name) != default:
+            yield (
+                f"scoring.steps {key}: {name} changes only the scores of a process reward model, and the numbers of "
+                f"scoring.steps are used as they are; set {shown(key, default)}"
+            )
+
+
 def _weightless(scoring: ScoringConfig) -> Iterator[str]:
     """An error line for each data source whose reward would always be zero."""
     shaping = scoring.shaping
     counts = {
         "rules": shaping.outcome_weight or shaping.prm_acc_bonus_weight,
         "outcome_model": shaping.outcome_model_weight,
-        "prm": shaping.process_weight or shaping.prm_aggregation == "per_step",
+        **dict.fromkeys(("steps", "prm"), shaping.process_weight or shaping.prm_aggregation == "per_step"),
         GROUP_KIND: shaping.outcome_weight or shaping.prm_acc_bonus_weight,
     }
     for source, kinds in {"any source": configured(scoring), **scoring.needs}.items():

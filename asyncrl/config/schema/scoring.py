@@ -13,7 +13,7 @@ from asyncrl.config.option import option
 
 GROUP_KIND = "manager"
 """The kind that scores whole groups. It comes last, so that no member can fail after its group was scored."""
-KINDS = ("rules", "outcome_model", "prm", GROUP_KIND)
+KINDS = ("rules", "steps", "outcome_model", "prm", GROUP_KIND)
 """The kinds of scoring, in the order in which a trajectory passes through them."""
 
 
@@ -28,11 +28,11 @@ class ShapingConfig:
     outcome_model_weight: float = option(1.0, "weight of the outcome model's score in the reward", "[0, inf)")
     process_weight: float = option(0.0, "weight of the aggregated step scores in the reward", "[0, inf)")
     environment_weight: float = option(
-        0.0, "weight in the reward of the sum of the tools' rewards and a simulated user's scores"
+        0.0, "weight in the reward of the sum of the tools' rewards and the rewards of turns"
     )
     turn_scores: str = option(
         "sum",
-        "how a simulated user's scores of turns become one number",
+        "how the rewards of turns, of a simulated user, an environment or an agent, become one number",
         choices=("sum", "last", "mean", "max"),
     )
     prm_apply_sigmoid: bool = option(False, "a step's score is the sigmoid of its logit, not the model's probability")
@@ -189,9 +189,18 @@ class ScoringConfig:
         True,
         "rules read only the text after the last closed thought; if a thought is not closed, they read an empty text",
     )
-    rule_processes: int = option(1, "processes in which one scorer runs rules", "[1, inf)")
-    rule_memory_mb: int = option(4096, "megabytes that one verification may take", "[1, inf)")
-    timeout_s: float = option(10.0, "seconds that one verification may take", "(0, inf)")
+    steps: str | None = option(
+        None,
+        "dotted path of a function that gives each step of an episode a number, its step score (docs/scoring.md); "
+        "null: no function",
+    )
+    rule_processes: int = option(
+        1, "processes in which one scorer runs rules, and as many for the function scoring.steps", "[1, inf)"
+    )
+    rule_memory_mb: int = option(
+        4096, "megabytes that one verification, or one call of scoring.steps, may take", "[1, inf)"
+    )
+    timeout_s: float = option(10.0, "seconds that one verification or call of scoring.steps may take", "(0, inf)")
     needs: dict[str, list[str]] = option(
         {},
         "kinds of scoring by data source; a source that is not listed gets all configured kinds, except that a "
@@ -208,18 +217,29 @@ class ScoringConfig:
     eval_samples: int = option(
         1, "episodes of each evaluation and data source that a scorer logs with their scores", "[0, inf)"
     )
-    shadow: bool = option(False, "record the scores of the models, but train without them")
+    shadow: bool = option(False, "record the scores of the models and of scoring.steps, but train without them")
     prm: ScoringModelConfig = field(default_factory=ScoringModelConfig)
     outcome_model: OutcomeModelConfig = field(default_factory=OutcomeModelConfig)
     manager: ManagerConfig = field(default_factory=ManagerConfig)
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     guards: GuardConfig = field(default_factory=GuardConfig)
 
+    @property
+    def step_scorer(self) -> str | None:
+        """The option that names what gives step scores, as messages show it. None if there is none."""
+        if self.steps is not None:
+            return f"scoring.steps={self.steps}"
+        if not self.prm.is_configured:
+            return None
+        return "scoring.prm.path" if self.prm.path is not None else f"scoring.prm.family={self.prm.family}"
+
 
 def configured(config: ScoringConfig) -> tuple[str, ...]:
-    """The configured kinds of scoring: rules always, and the models and managers that the configuration names."""
+    """The configured kinds of scoring: rules always, and the function, models and managers that the configuration
+    names."""
     named = {
         "rules": True,
+        "steps": config.steps is not None,
         "outcome_model": config.outcome_model.is_configured,
         "prm": config.prm.is_configured,
         GROUP_KIND: any(map(config.manager.of, ("", *config.manager.sources))),
@@ -246,7 +266,7 @@ def may_give(config: ScoringConfig, score: str) -> bool:
             **dict.fromkeys(("rules", "accuracy", "environment"), True),
             "manager": has_manager,
             "outcome_model": config.outcome_model.is_configured and not config.shadow,
-            "process": config.prm.is_configured and not config.shadow and shaping.prm_aggregation != "per_step",
+            "process": config.step_scorer is not None and not config.shadow and shaping.prm_aggregation != "per_step",
             "overlong": shaping.overlong_penalty > 0,
             "length_bonus": shaping.length_bonus_weight > 0,
             "incorrect_answer": shaping.enable_anti_hack and shaping.incorrect_answer_penalty < 0,

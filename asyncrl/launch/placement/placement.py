@@ -72,6 +72,7 @@ class Demand:
     scorer_gpus: int
     """The number of GPUs that one scorer uses."""
     rule_processes: int
+    """The processes in which one scorer runs rules and the function of step rewards."""
     shards: int
     replay_port: int
     weights_port: int
@@ -88,7 +89,7 @@ def place(config: TrainConfig, hosts: Sequence[Host], roles: Collection[str] = R
         config.engine,
         config.learner,
         scorer_gpus=_scorer_gpus(config.scoring),
-        rule_processes=config.scoring.rule_processes,
+        rule_processes=config.scoring.rule_processes * (1 if config.scoring.steps is None else 2),
         shards=config.replay.shards,
         replay_port=config.network.replay_port,
         weights_port=config.network.weights_port,

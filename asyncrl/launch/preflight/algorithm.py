@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 def check_algorithm(config: TrainConfig) -> None:
     """Raises ConfigError, with a line for each problem. No part is called."""
     from asyncrl.algorithms.from_config import check, composition_of
+    from asyncrl.tools.environments.classes import may_reward_turns
 
+    parts = composition_of(config.algorithm)
     check(
         config.algorithm,
-        step_scores=(config.scoring.prm.is_configured and not config.scoring.shadow)
+        step_scores=(config.scoring.step_scorer is not None and not config.scoring.shadow)
         or config.implicit.train
-        or bool(config.actor.interactions),
+        or (parts.advantage.needs_steps and may_reward_turns(config.actor)),
         group_size=config.learner.group_size,
         demonstrations=config.data.demonstration is not None,
     )
-    parts = composition_of(config.algorithm)
     read = parts.label_needs.scores
     if unknown := [name for name in read if not may_give(config.scoring, name)]:
         raise ConfigError(
@@ -39,19 +40,19 @@ def check_algorithm(config: TrainConfig) -> None:
 
 def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
     """The refusal of step scores that would cost time and change nothing."""
-    shaping, reads = scoring.shaping, parts.may_read_steps or "process" in parts.label_needs.scores
-    if reads or scoring.shadow or not scoring.prm.is_configured:
+    shaping, scorer = scoring.shaping, scoring.step_scorer
+    reads = parts.may_read_steps or "process" in parts.label_needs.scores
+    if reads or scoring.shadow or scorer is None:
         return
-    model = f"scoring.prm.family={scoring.prm.family}" if scoring.prm.path is None else "scoring.prm.path"
     if shaping.prm_aggregation == "per_step":
         yield (
             f"scoring.shaping.prm_aggregation=per_step: algorithm.advantage={parts.advantage.name} does not read the "
-            f"steps that {model} scores: choose an algorithm that does, such as algorithm=process_grpo, or another "
+            f"steps that {scorer} scores: choose an algorithm that does, such as algorithm=process_grpo, or another "
             "prm_aggregation and a scoring.shaping.process_weight"
         )
     elif not shaping.process_weight:
         yield (
-            f"{model}: nothing reads its step scores. Give them a weight in the reward "
+            f"{scorer}: nothing reads its step scores. Give them a weight in the reward "
             "(scoring.shaping.process_weight), choose an algorithm that reads steps (algorithm=process_grpo), or only "
             "watch them (scoring.shadow=true)"
         )

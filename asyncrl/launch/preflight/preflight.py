@@ -246,10 +246,13 @@ def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:
     from asyncrl.scoring.managers import check_managers
     from asyncrl.scoring.models.registry import check_models
     from asyncrl.scoring.rules.registry import load_rules
+    from asyncrl.scoring.step_rewards import StepFunction
 
     load_rules(scoring, sandbox=open_sandbox(sandbox))
     check_managers(scoring)
     check_models(scoring.prm, scoring.outcome_model)
+    if scoring.steps is not None:
+        StepFunction(scoring.steps)
 
 
 def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:

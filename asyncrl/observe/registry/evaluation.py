@@ -10,7 +10,7 @@ _MEASURED = (
     gauge("eval/outcome", "outcome", "mean outcome of the held-out tasks: the score of the first rule"),
     gauge("eval/accuracy", "share", "held-out tasks with an outcome of 1 or more"),
     gauge("eval/reward", "reward", "mean reward of the held-out tasks"),
-    gauge("eval/process", "process score", "mean process score of the attempts that a process model scored"),
+    gauge("eval/process", "process score", "mean process score of the attempts whose steps were scored"),
     gauge("eval/length", "tokens", "mean number of policy tokens of an attempt"),
     gauge(
         "eval/pass@K",

@@ -1,7 +1,8 @@
 """Loads the classes of `actor.environment` and `actor.environments`, and describes the tools that they offer.
 
 The contract is the same as for TRL's `environment_factory`: `reset` begins an episode, `get_reward` may score it, and
-every other public method is a tool, described by its type hints and its Google docstring.
+every other public method is a tool, described by its type hints and its Google docstring. Only the optional method
+`get_call_reward`, which may reward each call, is not part of TRL's contract.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from asyncrl.errors import ConfigError, ToolError
 from asyncrl.text import reason_of
 from asyncrl.types import Task
 
-LIFE = ("reset", "get_reward")
+CALL_REWARD = "get_call_reward"
+LIFE = ("reset", "get_reward", CALL_REWARD)
 """The public methods that are not tools."""
 
 Function = Mapping[str, Any]
@@ -30,13 +32,14 @@ Function = Mapping[str, Any]
 class EnvironmentClass:
     """A class of environments. `name` is the name of its reward, and `functions` are the schemas of its tools by name.
 
-    `rewards` is true if it has `get_reward`.
+    `rewards` is true if it has `get_reward`, and `call_rewards` if it has `get_call_reward`.
     """
 
     name: str
     make: Callable[[], Any]
     functions: Mapping[str, Function]
     rewards: bool
+    call_rewards: bool = False
 
 
 def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
@@ -60,6 +63,21 @@ def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> Environment
     return classes[name]
 
 
+def may_reward_turns(actor: ActorConfig) -> bool:
+    """True if turns may have rewards: of a simulated user, an agent, or an environment with `get_call_reward`.
+
+    Raises ConfigError: the class of an environment cannot be imported.
+    """
+    paths = {f"actor.environments: {name}={path}": path for name, path in actor.environments.items()}
+    if actor.environment is not None:
+        paths[f"actor.environment={actor.environment}"] = actor.environment
+    return (
+        bool(actor.interactions)
+        or actor.played_by is not None
+        or any(hasattr(imported(path, setting), CALL_REWARD) for setting, path in paths.items())
+    )
+
+
 def _load(name: str, path: str, setting: str) -> EnvironmentClass:
     cls = imported(path, setting, "the dotted path of a class, such as my_environments.Guess")
     if not isinstance(cls, type):
@@ -72,7 +90,8 @@ def _load(name: str, path: str, setting: str) -> EnvironmentClass:
         raise ConfigError(
             f"{setting} must be made without arguments: {error}; `reset` gets the task's row as keywords"
         ) from error
-    return EnvironmentClass(name, cls, _functions(cls, setting), callable(getattr(cls, "get_reward", None)))
+    rewards, call_rewards = (callable(getattr(cls, method, None)) for method in ("get_reward", CALL_REWARD))
+    return EnvironmentClass(name, cls, _functions(cls, setting), rewards, call_rewards)
 
 
 def _functions(cls: type, setting: str) -> dict[str, Function]:

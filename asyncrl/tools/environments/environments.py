@@ -1,11 +1,11 @@
 """Opens an environment of the actor for each episode, and calls its methods.
 
 Each episode has its own object. `reset` gets the task's row, and returns text or images that are added to the prompt.
-Calls run one after another, even within one turn.
+Calls run one after another, even within one turn. `get_call_reward` may reward each of them.
 
-If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `get_reward`
-raises, if `reset` keeps raising, or if a call takes too long, the environment has failed: the episode fails, and its
-ticket is retried. After a call that took too long the state of the object is unknown.
+If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `get_reward` or
+`get_call_reward` raises, if `reset` keeps raising, or if a call takes too long, the environment has failed: the episode
+fails, and its ticket is retried. After a call that took too long the state of the object is unknown.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from asyncrl.plain import copied
 from asyncrl.text import reason_of
 from asyncrl.tools.base import ToolRefusal
 from asyncrl.tools.contained import contained
-from asyncrl.tools.environments.classes import EnvironmentClass, Function, class_of
+from asyncrl.tools.environments.classes import CALL_REWARD, EnvironmentClass, Function, class_of
 from asyncrl.tools.environments.thread import EpisodeThread
 from asyncrl.tools.finishing import finish
 from asyncrl.tools.results import Content, cut_content, joined, read_content
@@ -175,6 +175,11 @@ def _observation(result: Any) -> Content | None:
     return content
 
 
+def _call_reward(result: Any) -> float | None:
+    """Read the result of `get_call_reward`. Raises as `_reward`."""
+    return None if result is None else _reward(result)
+
+
 def _reward(result: Any) -> float:
     """Read the result of `get_reward`. Raises TypeError; OverflowError: it is too large for a float."""
     if not isinstance(result, Real) or not math.isfinite(result):
@@ -198,6 +203,7 @@ class OpenEnvironment:
         self._lost = False
         self._thread = EpisodeThread(f"environment-{ticket.id}", self._thread_ended)
         self._given_up = False
+        self._call_rewards: list[float] = []
         self.functions = _offered(cls, ticket.task)
         self.shown = [{"type": "function", "function": function} for function in self.functions.values()]
 
@@ -214,10 +220,19 @@ class OpenEnvironment:
         return tuple(messages) if not self._observation else _with_content_added(messages, self._observation)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
-        """Run the calls one after another. Returns their results. Raises ToolError: a call took too long."""
+        """Run the calls one after another. Returns their results.
+
+        Raises ToolError: a call took too long, or its reward failed.
+        """
         self._environments.tool_counts.calls += len(calls)
+        self._call_rewards = []
         max_chars = self._environments.limits.max_chars
         return [cut_content(await self._answer(call), max_chars) for call in calls]
+
+    @property
+    def turn_reward(self) -> float | None:
+        """The sum of the rewards of the calls of the last turn. None: no call has a reward."""
+        return sum(self._call_rewards) if self._call_rewards else None
 
     async def rewards(self) -> dict[str, float]:
         """The result of `get_reward` by the environment's name; empty without this method. Raises ToolError."""
@@ -247,7 +262,8 @@ class OpenEnvironment:
             with self._environments.spans.span(f"tool {call.name}", episode=self._ticket.id):
                 method = partial(getattr(self._object, call.name), **copied(dict(call.arguments)))
                 content: Content = await self._call(call.name, method, _shown)
-                return content
+            await self._reward_call()
+            return content
         except ToolError:
             raise
         except ToolRefusal as refusal:
@@ -256,6 +272,12 @@ class OpenEnvironment:
         except Exception as error:  # noqa: BLE001 - the policy reads it
             self._environments.raised(f"tool {call.name} of {self._what} raised {reason_of(error)}", error)
             return f"Error: {_message_of(error)}"
+
+    async def _reward_call(self) -> None:
+        """Note the reward of a call that has returned. Raises ToolError."""
+        if self._cls.call_rewards:
+            reward = await self._within_limits(CALL_REWARD, getattr(self._object, CALL_REWARD), _call_reward)
+            self._call_rewards += [] if reward is None else [reward]
 
     async def _within_limits(self, name: str, method: Callable[[], Any], read: Read = _unchanged) -> Any:
         """Call a method. Raises ToolError if it raises, returns a value that cannot be read, or takes too long."""

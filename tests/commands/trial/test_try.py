@@ -79,6 +79,33 @@ def test_a_script_plays_an_environment_without_a_model_and_every_turn_is_shown(
     assert re.search(".*".join(parts), shown, re.DOTALL), shown
 
 
+STEP_REWARDS = """
+def found(task, trajectory, texts):
+    return [float("50" in text) for text in texts]
+
+
+def too_few(task):
+    return [1.0]
+"""
+
+
+def test_the_rewards_of_steps_and_of_calls_are_shown(
+    guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (guess / "my_steps.py").write_text(STEP_REWARDS)
+    monkeypatch.delitem(sys.modules, "my_steps", raising=False)
+    with (guess / "my_environments.py").open("a") as file:
+        file.write("\n    def get_call_reward(self):\n        return self.guesses[-1] / 100\n")
+    answers = script(guess / "answers.jsonl", calling(50), calling(500), calling(40), "42!")
+    words = (guess / "tasks.jsonl", "--answers", answers, *OF_GUESS)
+    status, printed, errors = run(monkeypatch, capsys, *words, "scoring.steps=my_steps.found")
+    assert status == 0, errors
+    assert re.search(r"turns +0\.5, none, 0\.4, none\n.*steps +1, 1, 0, 0\n", printed, re.DOTALL), printed
+    status, printed, _ = run(monkeypatch, capsys, *words, "scoring.steps=my_steps.too_few")
+    assert status == 1
+    assert re.search(r"scoring.steps=my_steps.too_few .*my_steps.py, line 6. returned 1 numbers for 4 steps", printed)
+
+
 def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
     guess: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -49,6 +49,28 @@ class Counter:
         Counter.closed.append(self)
 
 
+class Steps(Counter):
+    """Rewards each call with the number that it added. `read` has no reward."""
+
+    gain: Any = None
+
+    def add(self, number: int, times: int = 1) -> int:
+        """Adds a number.
+
+        Args:
+            number: what to add
+            times: how often
+        """
+        before = self.total
+        total = super().add(number, times)
+        self.gain = total - before if number < 100 else "much"
+        return total
+
+    async def get_call_reward(self) -> Any:
+        gain, self.gain = self.gain, None
+        return gain
+
+
 class Quiet:
     """Has neither tools nor a reward."""
 

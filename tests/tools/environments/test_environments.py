@@ -51,8 +51,8 @@ def results(text: str) -> list[str]:
 
 
 def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    code = next(block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "class Guess" in block)
-    (tmp_path / "my_environments.py").write_text(code)
+    codes = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if "def guess" in block]
+    (tmp_path / "my_environments.py").write_text("\n".join(codes))
     monkeypatch.syspath_prepend(tmp_path)
     classes = environment_classes(ActorConfig(environment="my_environments.Guess"))
     script = [*(call("guess", f'{{"number": {n}}}') for n in (50, 200, 42)), "It is 42."]
@@ -61,6 +61,10 @@ def test_the_example_on_the_page_works(tmp_path: Path, monkeypatch: pytest.Monke
     assert trajectory.rewards == {"Guess": 1.0}
     assert results(text) == ["lower", "Error: the number lies between 1 and 100", "found"]
     assert "Find it.\nThe number lies between 1 and 100.<|im_end|>" in text
+    classes = environment_classes(ActorConfig(environment="my_environments.Close"))
+    trajectory, _ = asyncio.run(play(Environments(classes, ToolLimits()), *script, **task))
+    assert trajectory.turn_scores == pytest.approx([0.92, -0.58, 1.0])
+    assert trajectory.rewards == {}
 
 
 async def test_every_episode_has_its_own_object_whose_synchronous_methods_run_in_one_thread() -> None:
@@ -90,6 +94,28 @@ async def test_the_policy_reads_what_a_method_raises_and_the_episode_goes_on() -
     counts = environments.counters()
     assert [counts[name] for name in ("tool_calls", "tool_malformed", "tool_unknown")] == [4, 1, 1]
     assert (counts["environment_errors"], counts["environment_failures"]) == (1, 0)
+
+
+async def test_an_environment_may_reward_each_call_and_a_turn_has_the_sum_of_its_calls() -> None:
+    said = [
+        call("add", '{"number": 2}') + call("read") + call("add", '{"number": 3, "times": 2}'),
+        call("read"),
+        call("add", '{"number": -1}') + call("add", '{"number": "x"}') + call("fly"),
+        call("add", '{"number": 0}'),
+        "Done.",
+    ]
+    trajectory, text = await play(opened("Steps"), *said)
+    assert [turn.score for turn in trajectory.turns if turn.role == "assistant"] == [8.0, None, None, 0.0, None]
+    assert trajectory.turn_scores == [8.0, 0.0]
+    assert trajectory.rewards == {"Steps": 8.0}
+    assert '"name": "get_call_reward"' not in text
+
+
+async def test_a_reward_of_a_call_that_is_no_finite_number_fails_the_episode() -> None:
+    environments = opened("Steps")
+    with pytest.raises(ToolError, match="get_call_reward of environment Steps failed: TypeError: it returned 'much'"):
+        await play(environments, call("add", '{"number": 100}'), "Done.")
+    assert environments.counts.failures == 1
 
 
 async def test_what_would_end_the_program_or_a_generator_is_an_error_that_the_policy_reads() -> None:

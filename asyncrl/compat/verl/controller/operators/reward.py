@@ -22,6 +22,7 @@ from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
 from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
+from asyncrl.scoring.step_rewards import StepRewards
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Labels, Lease, Task, Trajectory
 
@@ -82,7 +83,8 @@ class RewardWorker(Worker):
         prm = load_prm(scoring.prm) if "prm" in kinds else None
         outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
         verifier = self._stack.enter_context(closing(Verifier(scoring, model))) if "rules" in kinds else None
-        self._scorer = Scorer(scoring, tokenizer, verifier, prm, outcome)
+        steps = self._stack.enter_context(closing(StepRewards(scoring))) if "steps" in kinds else None
+        self._scorer = Scorer(scoring, tokenizer, verifier, prm, outcome, step_rewards=steps)
 
     @register(dispatch_mode=shared_out(by_trajectory, joined_scores))
     def compute_reward(self, data: DataProto) -> ScoredPart:
