@@ -34,12 +34,23 @@ help:
 	@echo "make docs     write the generated pages of docs/ anew"
 	@echo "make clean    remove the virtual environment and every run"
 
+# pip's own bars show how much of a file is left.
+PIP := $(BIN)/pip install --disable-pip-version-check --constraint constraints.txt
+
 install: $(VENV)/installed
 
-$(VENV)/installed: constraints.txt pyproject.toml
+# What the demo and every command need, without linters, tests and sinks.
+$(VENV)/package: constraints.txt pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "== 1 of 2: torch and the packages that it needs (3 GB with CUDA, 300 MB without)"
+	$(PIP) torch
+	@echo "== 2 of 2: asyncrl and the packages that it needs (200 MB)"
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed: $(VENV)/package
+	@echo "== the optional packages, the tests and the checks (400 MB)"
+	$(PIP) --editable '.[dev]'
 	@touch $@
 
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
@@ -109,10 +120,10 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/python -m tests.plain_english
 
-demo: install
+demo: $(VENV)/package
 	$(BIN)/asyncrl demo run.name=$(RUN) $(ARGS)
 
-demo-sglang: install
+demo-sglang: $(VENV)/package
 	@test -n "$(SGLANG_PYTHON)" || { echo "name a Python that has sglang: make demo-sglang SGLANG_PYTHON=PATH"; exit 2; }
 	$(BIN)/asyncrl demo run.name=$(RUN)-sglang engine=sglang_cpu engine.python=$(SGLANG_PYTHON) $(ARGS)
 
@@ -120,6 +131,7 @@ docs: install
 	$(BIN)/python -m asyncrl.config.docs docs/configuration.md
 	$(BIN)/python -m asyncrl.algorithms.docs docs/algorithms.md
 	$(BIN)/python -m asyncrl.compat.verl.configuration.page docs/verl.md
+	$(BIN)/python -m asyncrl.compat.trl.page docs/trl.md
 	$(BIN)/python -m asyncrl.observe.registry.page docs/metrics.md
 
 clean:

@@ -22,6 +22,9 @@ from asyncrl.errors import RefusedError
 FEED, AGAIN, EVALUATION = "t", "r", "e"
 """The first letters of group ids."""
 
+TRIAL_GROUP = f"{FEED}999999999"
+"""The group of the episodes that only the checks of a start play. No feed counts so far."""
+
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 
 

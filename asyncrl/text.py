@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import sysconfig
+import traceback
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from asyncrl.masking import masked_text
+
+_VARIES = re.compile(r"(?<!line )(?<!\d)\d+|'[^']*'|\"[^\"]*\"")
+"""Numbers and quoted values of a reason, such as an id or a missing key. The number of a line of code stays."""
+_LINE = re.compile(r"\([^()]+, line \d+\)")
+_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_NOT_OWN = (str(Path(__file__).parent), *_LIBRARIES, "<frozen", "<string>")
+"""The beginnings of the names of files that are not a user's: asyncrl, Python and its installed packages."""
 
 
 def encodable(value: Any) -> Any:
@@ -62,12 +74,60 @@ def cut(text: str, max_chars: int) -> str:
     return str(encodable(text))
 
 
+def shortened(text: str, max_chars: int) -> str:
+    """The text as one line of at most `max_chars` characters: line breaks become spaces, and the end is cut off."""
+    line = " ".join(text.split())
+    return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
+
+
 def reason_of(error: BaseException) -> str:
+    """The type and message of an exception, and the line of the user's code that raised it, with secrets masked. Never
+    raises."""
+    line, (first, newline, rest) = own_line(error), message_of(error).partition("\n")
+    return f"{first} ({line}){newline}{rest}" if line else f"{first}{newline}{rest}"
+
+
+def message_of(error: BaseException) -> str:
     """The type and message of an exception, with secrets masked. Never raises, even if `__str__` does."""
     try:
         return masked_text(f"{type(error).__name__}: {error}")
     except Exception as second:  # noqa: BLE001 - reported as part of the reason
         return f"{type(error).__name__}, whose message cannot be read ({type(second).__name__})"
+
+
+def own_line(error: BaseException) -> str:
+    """The innermost line of the user's own code in the traceback of an error, such as `my_tools.py, line 12`.
+
+    Empty if no file of the traceback is the user's.
+    """
+    if isinstance(error, SyntaxError) and error.filename:
+        places = [(error.filename, error.lineno)]
+    else:
+        places = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
+    own = [(file, number) for file, number in places if is_own(file)]
+    return line_of(*own[-1]) if own else ""
+
+
+def kind_of(reason: str) -> str:
+    """The reason without what differs between failures of one kind: its numbers and quoted values."""
+    return _VARIES.sub("#", reason)
+
+
+def names_own_line(reason: str) -> bool:
+    """True if `reason_of` found a line of the user's own code for this reason."""
+    return _LINE.search(reason) is not None
+
+
+def is_own(file: str) -> bool:
+    """True if the source file is a user's: it belongs neither to asyncrl nor to Python or an installed package."""
+    return not file.startswith(_NOT_OWN) and "dist-packages" not in file
+
+
+def line_of(file: str, number: int | None) -> str:
+    """A line of a file as messages name it. The path is relative if the file is in the working directory."""
+    with suppress(OSError, ValueError):  # The working directory may have been removed.
+        file = str(Path(file).relative_to(Path.cwd()))
+    return f"{file}, line {number}"
 
 
 def duration(seconds: float) -> str:

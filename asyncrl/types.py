@@ -93,6 +93,10 @@ class RunIdentity:
         return f"{self.name!r} (id {self.id or 'not known'})"
 
 
+TEXT_PROMPT = "text_prompt"
+"""A field of a task's `extra_info`. It is true if the file has the prompt as text, which became a user message."""
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     """One row of the data.

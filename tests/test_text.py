@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncrl import wire
 from asyncrl.config import load
-from asyncrl.text import cut, encodable, json_text, reason_of
+from asyncrl.errors import WireError
+from asyncrl.text import cut, encodable, json_text, own_line, reason_of
 
 ANY_TEXT = st.text(st.characters(codec=None, categories=None), max_size=30)
 PLAIN = st.recursive(
@@ -58,6 +61,27 @@ def test_an_exception_that_cannot_tell_its_message_still_is_a_reason() -> None:
 
     assert reason_of(ValueError("x")) == "ValueError: x"
     assert "Silent" in reason_of(Silent())
+
+
+def test_a_reason_names_the_innermost_line_of_the_users_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    module = tmp_path / "my_rewards.py"
+    module.write_text("import json\n\ndef score(text):\n    return json.loads(text)\n")
+    monkeypatch.chdir(tmp_path)
+    code: dict[str, Any] = {}
+    exec(compile(module.read_text(), str(module), "exec"), code)
+    with pytest.raises(ValueError) as raised:  # noqa: PT011 - the text of the json module is not ours
+        code["score"]("{")
+    assert reason_of(raised.value).endswith(" (my_rewards.py, line 4)")
+    with pytest.raises(SyntaxError) as malformed:
+        compile("x =", str(module), "exec")
+    assert reason_of(malformed.value).endswith(" (my_rewards.py, line 1)")
+
+
+def test_an_error_of_asyncrls_own_code_has_no_line(tmp_path: Path):
+    with pytest.raises(WireError) as raised:
+        wire.decode([b"no message"])
+    raised.value.with_traceback(raised.tb.tb_next)  # The first frame is this test's.
+    assert own_line(raised.value) == ""
 
 
 def test_a_log_line_is_bounded_however_long_the_text_in_it(capsys: pytest.CaptureFixture[str]) -> None:

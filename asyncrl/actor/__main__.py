@@ -21,6 +21,7 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.errors import TooManyFailuresError
 from asyncrl.machine import process
 from asyncrl.machine.activity import BEAT_S, Activity, heartbeat
+from asyncrl.machine.blocked_loop import watched_loop
 from asyncrl.replay.client import RENEWALS_PER_LEASE, ReplayClient
 from asyncrl.replay.leaving import leave
 
@@ -55,9 +56,9 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
     from asyncrl.weights.from_config import open_routes
     from asyncrl.weights.receiver import Receiver
 
-    actor = config.actor
+    actor, at_once = config.actor, config.actor.at_once(config.learner.batch_size)
     # Tools that block run in these threads. With a thread for each episode, no episode waits for another one's tool.
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(actor.concurrency))
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(at_once))
     keys, life = client_keys(config.network.keys), process.incarnation()
     async with AsyncExitStack() as stack:
         reports = stack.enter_context(open_reports(config, process.worker_name("actor")))
@@ -79,10 +80,11 @@ async def _run(config: TrainConfig, stop: threading.Event, drain: threading.Even
         endpoints = locations.replay_endpoints(config.network, config.replay.shards)
         # The actor has one worker for each shard of the replay, so an unreachable shard blocks only its share of the
         # episodes.
-        share, renew_s = max(1, actor.concurrency // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
+        share, renew_s = max(1, at_once // len(endpoints)), config.replay.lease_s / RENEWALS_PER_LEASE
         settings = (share, measured, actor.episode_timeout_s, renew_s, spans, runner.outgoing)
         workers = [RolloutWorker(runner.run, connect(each), connect(each), *settings) for each in endpoints]
         process.freeze_heap()
+        stack.enter_context(watched_loop(activity))
         await first_to_end(
             *(worker.run(_as_asyncio(stop)) for worker in workers),
             measured.run(lambda: sum(worker.active for worker in workers)),

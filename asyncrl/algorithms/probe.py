@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -24,7 +23,7 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.rewards.base import Reward
 from asyncrl.config.schema import AlgorithmConfig
 from asyncrl.errors import ConfigError, InvariantError
-from asyncrl.text import reason_of
+from asyncrl.text import line_of, own_line, reason_of
 
 _Result = tuple[str, Any, int | None, torch.dtype | None]
 """The name of the call, its result, the expected length (None: a scalar), and the expected dtype (None: any)."""
@@ -67,18 +66,18 @@ def _problem(part: Part, count: int) -> str | None:
     try:
         results = _results(part, _episodes(count, part.reads), _tokens(count))
         # Stop at the first wrong result: later calls may fail only because of it.
-        reason, place = next(filter(None, (_wrong(*result) for result in results)), None), _defined(part)
+        reason, place = next(filter(None, (_wrong(*result) for result in results)), None), f" ({_defined(part)})"
     except Exception as error:  # noqa: BLE001 - errors of the user's code are what the probe looks for
         if isinstance(error, InvariantError) and not isinstance(error, MissingScoreError):
             return None  # The part refuses these made-up data. Only a run has real data.
-        reason, place = reason_of(error), _raised(part, error)
+        reason, place = reason_of(error), "" if own_line(error) else f" ({_defined(part)})"
         if isinstance(error, KeyError):
             reason += ": a score that a part reads must be named in its `reads`"
     if reason is None:
         return None
     return (
         f"algorithm.{part.kind}={type(part).__module__}.{type(part).__qualname__} does not work with {count} short "
-        f"episodes: {reason} ({place}); {_RETURNS[part.kind]} (S sequences, M policy tokens: docs/algorithms.md, "
+        f"episodes: {reason}{place}; {_RETURNS[part.kind]} (S sequences, M policy tokens: docs/algorithms.md, "
         "'A part of yours')"
     )
 
@@ -191,11 +190,4 @@ def _tokens(count: int) -> Tokens:
 
 
 def _defined(part: Part) -> str:
-    return f"{inspect.getfile(type(part))}:{inspect.getsourcelines(type(part))[1]}"
-
-
-def _raised(part: Part, error: Exception) -> str:
-    """The last line of the part's file in the traceback, or else the first line of its class."""
-    file = inspect.getfile(type(part))
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    return f"{file}:{lines[-1]}" if lines else _defined(part)
+    return line_of(inspect.getfile(type(part)), inspect.getsourcelines(type(part))[1])

@@ -47,7 +47,7 @@ def describe(run: Run) -> RunDescription:
     configured = Sizes(
         engines=1,
         engine_gpus=engine.server.tp_size if engine.launch else 1,
-        concurrency=config.actor.concurrency,
+        concurrency=config.actor.at_once(learner.batch_size),
         learner_gpus=config.cluster.ranks * learner.nodes,
         scorers=1,
         batch_size=learner.batch_size,

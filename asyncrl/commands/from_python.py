@@ -163,7 +163,7 @@ def evaluate(
     target: str | Path,
     values: Mapping[str, Any] | None = None,
     *words: str,
-    data: str | Path,
+    data: str | Path | None = None,
     n: int = 8,
     step: int | None = None,
     threshold: float = 1.0,
@@ -171,7 +171,8 @@ def evaluate(
 ) -> EvaluationView:
     """Evaluate a run or a model on `data` as `asyncrl evaluate` does: `n` attempts at each task, greedy if `n` is 1.
 
-    `target` is the folder or name of a run, or the folder or hub name of a model. `step` names the checkpoint of a run;
+    `target` is the folder or name of a run, or the folder or hub name of a model. Without `data` the tasks are those of
+    the run's data.eval. `step` names the checkpoint of a run;
     by default the newest. An attempt is right if its outcome is at least `threshold`. `values` and `words` change keys,
     as for `train`. A second call with the same arguments resumes, or reads the finished evaluation.
 
@@ -182,7 +183,7 @@ def evaluate(
 
     given = [*(as_word(key, value) for key, value in (values or {}).items()), *words]
     folder = None if config_dir is None else Path(config_dir)
-    request = evaluation.requested(str(target), str(data), n, step, given, folder)
+    request = evaluation.requested(str(target), None if data is None else str(data), n, step, given, folder)
     log_to_stderr()
     return EvaluationView(*interruptible(partial(evaluation.evaluate, request, step, threshold)))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -98,6 +100,9 @@ COMMANDS: Mapping[str, Command] = {
     "from-verl": Command(
         "asyncrl.compat.verl.configuration.command", "translate a configuration of verl into keys of asyncrl"
     ),
+    "from-trl": Command(
+        "asyncrl.compat.trl.command", "translate a script or a configuration of TRL's GRPO into keys of asyncrl"
+    ),
     "completion": Command(
         "asyncrl.config.completion", "print the completion script of a shell", False, ("bash", "zsh")
     ),
@@ -111,6 +116,7 @@ OPTIONS_HELP = """options:
   KEY=VALUE         set a key, such as learner.steps=100 or actor.tools=[calculator,python]
   GROUP=NAME        choose a file of a group, such as algorithm=dapo
   GROUP=FILE.yaml   choose a file of your own, such as experiment=./mine.yaml
+  FILE.yaml         the same as experiment=FILE.yaml
   --cfg job         print the configuration that would run
   --config-dir DIR  find files of groups in DIR too, such as DIR/experiment/NAME.yaml
   --help [SECTION]  print this text, or the keys of a section
@@ -118,6 +124,9 @@ OPTIONS_HELP = """options:
 PLAN_HELP = """  --plan            print which process would run where, and start nothing
   --plan=N          the same for N hosts with cluster.gpus and cluster.cpus each; contacts no host
   --plan=pools      the same with a host for each node of cluster.pools; contacts no host
+"""
+DEMO_HELP = """  --json            also print the results as a last line of JSON
+  --model-only DIR  only make the policy that the demo trains, as a Hugging Face folder
 """
 
 
@@ -138,6 +147,17 @@ def command_name() -> str:
     return f"asyncrl {program.parent.name}" if program.name == "__main__.py" else program.name
 
 
+def runnable(program: Path | None = None) -> str:
+    """The first word of a command that a user can paste into a shell: `asyncrl` if the shell finds it, else the path of
+    this process's own `asyncrl`. `program` is that file, by default next to this Python."""
+    program = program or Path(sys.executable).with_name("asyncrl")
+    found = shutil.which("asyncrl")
+    if not program.exists() or (found is not None and Path(found).resolve() == program.resolve()):
+        return "asyncrl"
+    inside = program.is_relative_to(Path.cwd())
+    return shlex.quote(str(program.relative_to(Path.cwd()) if inside else program))
+
+
 def show_role_help(arguments: Sequence[str]) -> int:
     """Print the help of a role, or of the sections in `arguments`. Return the exit status, which is 2 for an unknown
     section."""
@@ -153,12 +173,13 @@ def show_role_help(arguments: Sequence[str]) -> int:
 
 
 def _role_help(name: str, by_name: Mapping[str, Any]) -> Iterator[str]:
-    meaning = COMMANDS[name.split()[-1]].meaning if name.split()[-1] in COMMANDS else ""
-    plans = name.split()[-1] in ("train", "demo")
+    command = name.split()[-1]
+    meaning = COMMANDS[command].meaning if command in COMMANDS else ""
+    plans, demo = command in ("train", "demo"), DEMO_HELP if command == "demo" else ""
     plan = " [--plan[=N|pools]]" if plans else ""
     yield f"usage: {name} [KEY=VALUE ...]{plan} [--cfg job] [--config-dir DIR] [--help [SECTION]]\n\n"
     yield f"{meaning[:1].upper()}{meaning[1:]}.\n\n" if meaning else ""
-    yield OPTIONS_HELP + (PLAN_HELP if plans else "") + "\ngroups:\n"
+    yield OPTIONS_HELP + (PLAN_HELP if plans else "") + demo + "\ngroups:\n"
     yield from (f"  {group:<11} {', '.join(choices(group))}\n" for group in GROUPS)
     yield "\nsections:\n"
     yield from (f"  {section:<22} {summary(type(declared))}\n" for section, declared in by_name.items())

@@ -18,7 +18,7 @@ from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, MissingMandatoryValue, OmegaConf
 
 from asyncrl.config.files import GROUPS, config_dir
-from asyncrl.config.group_files import FAILURES, GroupFiles, reason
+from asyncrl.config.group_files import ENDINGS, FAILURES, GroupFiles, reason
 from asyncrl.config.keys import OPTIONS
 from asyncrl.config.option import REQUIRED
 from asyncrl.config.refusals import missing_data, refusals
@@ -38,20 +38,24 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
     mistake.
     """
     config, wrong = _composed(words, folder)
+    # The file of an experiment that cannot be used may set all that is missing.
+    is_whole = not any(key == "experiment" or key.endswith(ENDINGS) for key in wrong)
+    unset: dict[str, str] = {}
     if wrong or not _is_whole(config):
         for key, option in OPTIONS.items():
             if key not in wrong and (line := _unset(config, key)):
-                wrong[key] = line
-            if key in wrong:
+                unset[key] = line
+            if key in wrong or key in unset:
                 OmegaConf.update(config, key, option.default, merge=False)
         for key in OmegaConf.missing_keys(config):
             OmegaConf.update(config, key, [] if get_origin(OPTIONS[key].type) is list else "")
     typed = OmegaConf.to_object(config)
     assert isinstance(typed, TrainConfig)
-    if lines := [*wrong.values(), *refusals(typed, wrong)]:
+    bad = wrong | unset
+    if lines := [*(bad if is_whole else wrong).values(), *refusals(typed, bad, combinations=is_whole)]:
         # If nothing else is wrong, the preflight reports missing files, together with other missing things.
         missing = missing_data(typed.data, typed.algorithm.sft.path) if names_missing_data else {}
-        lines += (line for key, line in missing.items() if key not in wrong)
+        lines += (line for key, line in missing.items() if key not in bad)
         raise ConfigError("\n".join(lines))
     return typed
 
@@ -79,6 +83,9 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
         for word in words:
             key = word.lstrip("+").partition("=")[0]
             try:
+                if key.endswith(ENDINGS):  # `asyncrl train first.yaml`
+                    chosen["experiment"] = files.choose("experiment", word)
+                    continue
                 value = parsed(word).value()
                 if key in GROUPS:
                     chosen[key] = files.choose(key, value)

@@ -21,7 +21,7 @@ command line.
   `"data.train='my file.parquet'"`.
 * `GROUP=NAME` chooses a file of a group: `algorithm=dapo`, `engine=sglang`, `scoring=pure` and `experiment=demo` choose
   files of `configs/`. `GROUP=FILE.yaml` chooses a file of your own by its path: `experiment=./mine.yaml`
-  ([first_run.md](first_run.md)).
+  ([first_run.md](first_run.md)), or `mine.yaml` alone.
 * A name alone means a part with its default parameters: `algorithm.loss=gspo`. One text means a list of one:
   `actor.tools=python`.
 * `--cfg job` prints the configuration that would run, without secrets. `--help` lists groups and sections,

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from asyncrl.config.files import GROUPS, choices
-from asyncrl.config.keys import did_you_mean
+from asyncrl.config.keys import did_you_mean, nearest
 from asyncrl.config.option import as_yaml
 from asyncrl.config.setting import set_value, typed_defaults
 from asyncrl.errors import ConfigError
@@ -29,6 +29,7 @@ from asyncrl.errors import ConfigError
 FAILURES = (HydraException, OmegaConfBaseException, yaml.YAMLError, OSError, ValueError, RecursionError)
 """The errors that Hydra, OmegaConf and YAML raise for words and files that they cannot use."""
 
+ENDINGS = (".yaml", ".yml")
 OWN_KEYS = "_self_"
 PACKAGE = re.compile(r"#\s*@package\s+(\S+)")
 
@@ -74,15 +75,19 @@ class GroupFiles:
             )
         known, shipped = choices(group, self._folder), choices(group)
         name = as_yaml(given)
-        if name.endswith((".yaml", ".yml")):
+        if name.endswith(ENDINGS):
             path = base / Path(name).expanduser()
             if not path.is_file():
                 near = did_you_mean(path.name, [each.name for each in path.parent.glob("*.y*ml")])
                 raise ConfigError(f"{group}={name}: there is no file {path.absolute()}{near}")
             return self._stored(group, path)
         if name not in known:
-            hint = did_you_mean(name, known) or f"; use one of {', '.join(known)}, or the path of a .yaml file"
-            if name in {each.stem for each in base.glob("*.yaml")}:
+            beside = {each.stem: f"./{each.name}" for each in base.glob("*.yaml")}
+            near = nearest(name, [*known, *beside])
+            hint = f"; use one of {', '.join(known)}, or the path of a .yaml file"
+            if near:
+                hint = f"; did you mean {near if near in known else beside[near]}?"
+            if name in beside:
                 hint = f"; for the file {name}.yaml write {group}=./{name}.yaml"
             raise ConfigError(f"{group}={name}: there is no such file{hint}")
         if name not in shipped:

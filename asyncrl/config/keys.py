@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import is_dataclass, replace
+from pathlib import Path
 from typing import Any, get_origin
 
 from asyncrl.config.option import Option, options
@@ -45,6 +46,22 @@ def option_of(key: str) -> Option | None:
         parent = parent.rpartition(".")[0]
     option = OPTIONS.get(parent)
     return option if option and (parent == key or get_origin(option.type) is dict) else None
+
+
+def near_path(path: str) -> str:
+    """A text such as `; did you mean data/train.jsonl?` for a path that does not exist. Empty if its folder has nothing
+    of a similar name."""
+    try:
+        known = {each.stem: str(each) for each in Path(path).parent.iterdir()}
+    except OSError:
+        return ""
+    near = nearest(Path(path).stem, known)
+    return f"; did you mean {known[near]}?" if near else ""
+
+
+def nearest(word: str, known: Collection[str]) -> str:
+    """The known word that is most similar to an unknown one. Empty if none is similar."""
+    return next(iter(difflib.get_close_matches(word, known, 1)), "")
 
 
 def did_you_mean(word: str, known: Collection[str]) -> str:

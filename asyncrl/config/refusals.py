@@ -8,7 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from asyncrl.config.checks.conflicts import conflicts
-from asyncrl.config.keys import sections
+from asyncrl.config.keys import near_path, sections
 from asyncrl.config.option import as_yaml, options
 from asyncrl.config.schema import DataConfig, TrainConfig
 from asyncrl.config.secrets import shown
@@ -18,11 +18,11 @@ ELSEWHERE = ("hf://", "hub:", "reasoning-gym:")
 """The prefixes of sources of tasks that are not files on this machine."""
 
 
-def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
+def refusals(config: TrainConfig, known_bad: Collection[str] = (), combinations: bool = True) -> list[str]:
     """One line for each value or combination that is not allowed.
 
-    Combinations are not checked if one of their values is refused by itself, or if a key is in `known_bad`, the keys
-    that were refused before.
+    Combinations are not checked if one of their values is refused by itself, if a key is in `known_bad`, the keys that
+    were refused before, or if `combinations` is false.
     """
     config, bad, lines = copy.deepcopy(config), set(known_bad), []
     for prefix, section in sections(config):
@@ -38,7 +38,7 @@ def refusals(config: TrainConfig, known_bad: Collection[str] = ()) -> list[str]:
                 bad.add(key)
             if key in bad:
                 setattr(section, option.name, option.default)
-    for conflict in conflicts(config):
+    for conflict in conflicts(config) if combinations else ():
         keys, _, fix = conflict.partition(": ")
         if bad.isdisjoint(keys.split()):
             lines.append(f"{' with '.join(shown(key, attrgetter(key)(config)) for key in keys.split())}: {fix}")
@@ -50,7 +50,7 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
     algorithm.sft.path."""
     sources = {"data.train": data.train, "data.eval": data.eval or [], "algorithm.sft.path": demonstrations or []}
     return {
-        key: f"{key}={source}: there is no such file; see docs/data.md"
+        key: f"{key}={source}: there is no such file{near_path(source) or '; see docs/data.md'}"
         for key, named in sources.items()
         for source in named
         if not may_exist(source)

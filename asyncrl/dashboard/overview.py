@@ -17,7 +17,9 @@ from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
+from asyncrl.runs.elapsed import elapsed_s
 from asyncrl.runs.lines import finite
+from asyncrl.runs.pace import PACE_STEPS, pace
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.stalls import Wait
@@ -82,12 +84,41 @@ def overview(run: Run) -> dict[str, Any]:
         "folder": str(run.folder),
         "configuration": masked(_choices(settings, is_fine_tuning(run))) if settings else {},
         "steps": settings.steps if settings else None,
+        **progress_of(run, settings.steps if settings else None),
         "max_lag": settings.replay.max_lag if settings else None,
         "dead": sum(finite(row.get("dead")) or 0 for row in replays),
         "roles": plain(run.processes()),
         "warnings": [*_warnings(run), *failing],
         "problems": problems,
     }
+
+
+def progress_of(run: Run, steps: int | None) -> dict[str, Any]:
+    """The progress and the speed of a run, as its console and its summary show them. `None`: unknown.
+
+    - `done`: the steps that are done; `step_s`: the seconds of a step, and `left_s` of the remaining ones;
+    - `elapsed_s`: the seconds for which the run has run;
+    - `tokens_per_s`: sampled tokens a second: now while the run is running, else the mean over the run.
+    """
+    found, running = pace(run.newest_rows("learner", PACE_STEPS), steps), run.is_running()
+    return {
+        "done": found.done,
+        "step_s": found.step_s,
+        "left_s": found.left_s if running else None,
+        "elapsed_s": elapsed_s(run),
+        "tokens_per_s": _sampled_now(run) if running else _sampled_mean(run),
+    }
+
+
+def _sampled_now(run: Run) -> float | None:
+    newest = [run.newest_values(role).get("tokens_per_s") for role in run.roles("actor-*") if role in run.processes()]
+    rates = [rate for each in newest if (rate := finite(each)) is not None]
+    return sum(rates) if rates else None
+
+
+def _sampled_mean(run: Run) -> float | None:
+    speed = run.summary().get("speed")
+    return finite(speed.get("tokens_per_s")) if isinstance(speed, dict) else None
 
 
 def _with_faults(found: Mapping[str, Any], faults: Mapping[str, Wait]) -> dict[str, Any]:

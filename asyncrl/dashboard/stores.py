@@ -7,7 +7,6 @@ this file.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ from msgspec import structs
 from asyncrl.dashboard.plain import plain
 from asyncrl.errors import RefusedError
 from asyncrl.replay.stored import StoredRun
+from asyncrl.runs.failures import group_failures
 from asyncrl.runs.inspect.table import describe_dead_letters
 from asyncrl.runs.run import Run
 
@@ -45,16 +45,15 @@ class ReplayStores:
 
 def dead_letters(stored: StoredRun) -> dict[str, Any]:
     """Dead letters as plain values, the newest first, at most `MOST_LETTERS` of `total`; `reasons` counts all of them
-    by their reason, the most frequent first."""
+    by their kind of reason, the most frequent first."""
     letters = stored.dead_letters()
     newest = sorted(letters, key=lambda each: each[1].order, reverse=True)[:MOST_LETTERS]
-    reasons = Counter((letter.scoring, letter.reason) for _, letter in letters)
     return {
         "total": len(letters),
         "letters": plain(describe_dead_letters(newest)),
         "reasons": [
-            {"scoring": scoring, "reason": reason, "count": count}
-            for (scoring, reason), count in reasons.most_common(MOST_LETTERS)
+            {"scoring": group.scoring, "reason": group.reason, "count": len(group.ids)}
+            for group in group_failures(letters)[:MOST_LETTERS]
         ],
     }
 

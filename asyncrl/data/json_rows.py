@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from asyncrl.data.layout import RowLayout, value_at
+from asyncrl.data.recognised import lacking, recognised
 from asyncrl.data.sendable import check_depth
 from asyncrl.errors import DataError, WireError
 
@@ -46,7 +47,8 @@ class WantedRows:
         for number, row in enumerate(json_rows(self._path), first):
             names.update(row)
             missing -= {path for path in missing if value_at(row, path) is not None}
-            given = self._layout.row(row, self._path.stem)
+            layout = self._layout_of(row)
+            given = layout.row(row, self._path.stem)
             values = {name: given[name] for name in self._wanted if name in given}
             self.columns.update(values)
             try:
@@ -55,8 +57,14 @@ class WantedRows:
                 raise DataError(f"{self._path}: {unit} {number} cannot be sent: {error}; mend or drop it") from error
             yield values
         self._layout.check(str(self._path), names, lambda path: path not in missing)
-        if lacking := [name for name in self._required if name not in self.columns]:
-            raise DataError(f"{self._path} has no column {', '.join(lacking)}; it has {', '.join(sorted(names))}")
+        if missing_columns := [name for name in self._required if name not in self.columns]:
+            raise lacking(str(self._path), missing_columns, names, self._layout)
+
+    def _layout_of(self, row: Mapping[str, Any]) -> RowLayout:
+        def has_text(name: str) -> bool:
+            return isinstance(row.get(name), str)
+
+        return recognised(self._layout, str(self._path), row.keys(), self._wanted, has_text)
 
 
 def has_lines(path: Path) -> bool:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from asyncrl.errors import DataError
+from asyncrl.types import TEXT_PROMPT
 
 TRUTH = "ground_truth"
 _WHOLE = ("prompt", "data_source", "tools", "environment")
@@ -60,7 +61,7 @@ class RowLayout:
         made = {each: value for each, value in values.items() if each not in given}
         made |= {each: given[each] for each in _WHOLE if each in given}
         if isinstance(made.get("prompt"), str):
-            made["prompt"] = [{"role": "user", "content": made["prompt"]}]
+            made["prompt"], given = [{"role": "user", "content": made["prompt"]}], {**given, TEXT_PROMPT: True}
         if TRUTH in given:
             made["reward_model"] = {TRUTH: given[TRUTH]}
         made.setdefault("data_source", name)
@@ -84,6 +85,8 @@ class RowLayout:
         made |= {each: values[each] for each in _WHOLE if each in values}
         if "prompt" in values:
             made["prompt"] = _messages(values["prompt"], place)
+            if made["prompt"] is not values["prompt"]:
+                values[TEXT_PROMPT] = pa.repeat(True, batch.num_rows)
         if TRUTH in values:
             made["reward_model"] = pa.StructArray.from_arrays([values[TRUTH]], [TRUTH])
         if "data_source" not in made:

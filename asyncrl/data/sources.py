@@ -18,9 +18,10 @@ from asyncrl.data.converters import reasoning_gym
 from asyncrl.data.json_rows import JSON_SUFFIXES, WantedRows, has_lines
 from asyncrl.data.layout import AS_THEY_ARE, RowLayout
 from asyncrl.data.query import SourceQuery
+from asyncrl.data.recognised import lacking, of_schema
 from asyncrl.data.row_tasks import UNUSABLE, unusable
 from asyncrl.data.rows import ROWS_AT_ONCE, arrow_values
-from asyncrl.data.tables import NAMED, check_columns, find_files, in_parts, table_of_datasets
+from asyncrl.data.tables import NAMED, check_columns, find_files, in_parts, schema_of, table_of_datasets
 from asyncrl.data.writing import row_of
 from asyncrl.errors import DataError
 from asyncrl.text import reason_of
@@ -69,9 +70,10 @@ def parts(
             yield from _numbered(str(path), has_lines(path), in_parts(WantedRows(path, required, optional, layout)))
         else:
             wanted = (*required, *optional)
-            given = _batches(path, layout.read(wanted))
-            tables = (layout.applied(table, str(path), path.stem) for table in given)
-            yield from _of_tables(str(path), tables, required, wanted)
+            found = of_schema(layout, str(path), schema_of(path), wanted)
+            given = _batches(path, found.read(wanted))
+            tables = (found.applied(table, str(path), path.stem) for table in given)
+            yield from _of_tables(str(path), tables, required, wanted, found)
 
 
 def of_tasks(source: str, tasks: Iterable[Task]) -> Iterator[RowPart]:
@@ -87,14 +89,12 @@ def _numbered(path: str, lines: bool, given: Iterable[Sequence[Mapping[str, Any]
 
 
 def _of_tables(
-    path: str, tables: Iterable[pa.Table], required: Sequence[str], wanted: Sequence[str]
+    path: str, tables: Iterable[pa.Table], required: Sequence[str], wanted: Sequence[str], layout: RowLayout
 ) -> Iterator[RowPart]:
     first = 0
     for table in tables:
         if missing := [name for name in required if name not in table.column_names]:
-            raise DataError(
-                f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(table.column_names))}"
-            )
+            raise lacking(path, missing, table.column_names, layout)
         known = table.select([name for name in wanted if name in table.column_names])
         yield RowPart(path, False, first, list(_values(known, path, first)))
         first += len(table)
@@ -138,10 +138,11 @@ def _of_hub(source: str, required: Sequence[str], optional: Sequence[str], layou
     _check_name(source, query.name)
     rows = _loaded(source, query)
     wanted = (*required, *optional)
-    columns = [each for each in layout.read(wanted) if each in rows.column_names]
+    found = of_schema(layout, source, rows.features.arrow_schema, wanted)
+    columns = [each for each in found.read(wanted) if each in rows.column_names]
     given = rows.select_columns(columns).with_format("arrow").iter(ROWS_AT_ONCE)
-    tables = (layout.applied(table, source, query.name) for table in given)
-    yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted)
+    tables = (found.applied(table, source, query.name) for table in given)
+    yield from _of_tables(f"{query.name}/{query.values['split']}", tables, required, wanted, found)
 
 
 def _check_name(source: str, name: str) -> None:

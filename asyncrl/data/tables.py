@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from asyncrl.data.json_rows import JSON_SUFFIXES, WantedRows, has_lines
 from asyncrl.data.layout import AS_THEY_ARE, RowLayout
+from asyncrl.data.recognised import lacking, of_schema
 from asyncrl.data.rows import PACKED, ROWS_AT_ONCE, Rows, TableFile, packed, parts_of
 from asyncrl.errors import DataError
 
@@ -136,12 +137,23 @@ def _read(
         rows = WantedRows(path, required, optional, layout)
         packs = [packed(part) for part in in_parts(rows)]
         return pa.table({PACKED: pa.chunked_array(packs, pa.large_binary())}), rows.columns
+    schema = schema_of(path)
+    layout = of_schema(layout, str(path), schema, wanted)
     table = layout.applied(_table(path, layout.read(wanted)), str(path), path.stem)
     if missing := [name for name in required if name not in table.column_names]:
-        names = table.column_names if path.is_dir() else pq.read_schema(path).names
-        raise DataError(f"{path} has no column {', '.join(missing)}; it has {', '.join(sorted(names))}")
+        raise lacking(str(path), missing, schema.names, layout)
     table = table.select([name for name in wanted if name in table.column_names])
     return table.replace_schema_metadata(None), table.column_names
+
+
+def schema_of(path: Path) -> pa.Schema:
+    """The columns of a Parquet file, or of a folder of `datasets`, with their types. Raises DataError."""
+    if path.is_dir():
+        return table_of_datasets(path).schema
+    try:
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowInvalid) as error:
+        raise DataError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def _table(path: Path, columns: Sequence[str]) -> pa.Table:

@@ -57,6 +57,9 @@ from asyncrl.weights.threads import in_own_thread
 
 logger = logging.getLogger(__name__)
 
+SLOT_TOKENS = 4096
+"""The length of a slot where neither `engine.max_length` nor the longest episode sets it."""
+
 
 class EmbeddedEngine:
     """An `Engine` (see base) over `model`. The engine owns the model and replaces its attention.
@@ -90,14 +93,14 @@ class EmbeddedEngine:
         largest = LARGEST_INTEGER.get(config.dtype or "")
         self._weights = OwnWeights(model, largest)
         self._precision = _precision(config.dtype, model)
-        self._max_length = config.max_length
+        self._max_length = config.max_length or SLOT_TOKENS
         self._seed = seed
         self._version = initial_version
         shape = model.config.get_text_config()
         self._keep_cache = keep_cache
         # The canary needs an empty slot: slot 0 if a switch empties the cache, and an extra slot if it does not.
         self._canary_slot = config.slots if keep_cache else 0
-        self._cache = SlotCache(shape, config.slots + keep_cache, config.max_length, model.dtype, model.device)
+        self._cache = SlotCache(shape, config.slots + keep_cache, self._max_length, model.dtype, model.device)
         use_slot_attention(model, self._cache)
         self._routers = RouterWatch(model) if config.return_routed_experts else None
         self._canary = CanaryJudge()

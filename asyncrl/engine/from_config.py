@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from asyncrl.config import locations
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig, WeightsConfig
 from asyncrl.engine.fleet.server import InferenceServer
@@ -43,6 +45,8 @@ def open_engine(config: TrainConfig, spans: Spans | None = None) -> OpenedEngine
         longest = actor.max_total_tokens if several else actor.max_tokens
         _check_routing(model, longest, config.network.max_message_mb << 20)
     if engine.kind == "embedded":
+        # A slot has room for a whole episode.
+        engine = replace(engine, max_length=engine.max_length or actor.max_tokens)
         return open_embedded(model, engine, config.run.seed, keep_cache=weights.mode == "in_place")
     fleet = FleetSettings(
         engine.attempts,

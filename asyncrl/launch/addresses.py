@@ -19,7 +19,7 @@ from asyncrl.config.bind import is_loopback
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import LearnerConfig, NetworkConfig, RunConfig, TrainConfig
 from asyncrl.machine.files import write_whole
-from asyncrl.machine.ports import free_ports
+from asyncrl.machine.ports import LOOPBACK, free_ports, is_free
 from asyncrl.network.keys import check_keys, make_keys
 
 log = logging.getLogger("asyncrl.train")
@@ -63,6 +63,19 @@ class RunAddresses:
         free."""
         self.network.replay_port = self.network.replay_port or free_ports(self.shards)
         self.network.weights_port = self.network.weights_port or free_ports(1)
+
+    def leave_taken_ports(self) -> None:
+        """Leave both ports open if they are the default ones, only this machine can reach them, and another program
+        has one of them."""
+        network, usual = self.network, NetworkConfig()
+        if (network.replay_port, network.weights_port) != (usual.replay_port, usual.weights_port):
+            return
+        if not (is_loopback(network.replay_address) and is_loopback(network.learner_address)):
+            return
+        ports = [*range(network.replay_port, network.replay_port + self.shards), network.weights_port]
+        if self.learner.nodes == 1 and not all(is_free(LOOPBACK, port) for port in ports):
+            log.info("another program has the default ports %s, so the run takes free ones", ports)
+            network.replay_port = network.weights_port = 0
 
     def close_to_others(self) -> None:
         """Make keys for a run that other machines can reach, unless keys are configured or the run may do without

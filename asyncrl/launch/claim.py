@@ -12,7 +12,7 @@ from asyncrl.config import locations
 from asyncrl.config.changes import changed_keys, values_of
 from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning, steps_in_newest_checkpoint
 from asyncrl.config.refusals import missing_data
-from asyncrl.config.schema import DataConfig, TrainConfig
+from asyncrl.config.schema import DataConfig, LearnerConfig, TrainConfig
 from asyncrl.config.secrets import shown, shown_value
 from asyncrl.data.opening import RunTasks
 from asyncrl.errors import ConfigError
@@ -103,3 +103,20 @@ def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
             *(run_dir, done, wanted, done),
         )
     return past
+
+
+def is_finished(learner: LearnerConfig, values: Mapping[str, Any], run_dir: Path) -> bool:
+    """True, with a message, if the run has ended with exactly the steps that the learner shall do, and its model is
+    there. Without `learner.steps` it is unknown. Raises ConfigError: the folder holds a run with other values."""
+    run, steps = Run(run_dir), learner.steps
+    if steps is None or run.end() != "done" or steps_in_newest_checkpoint(run_dir) != steps:
+        return False
+    if learner.export and not (run_dir / "model").is_dir():
+        return False
+    changes_of(values, run_dir)
+    log.info(
+        "%s is done: it has trained all of its %d steps. To train it further, set learner.steps to more; to train "
+        "again from the start, choose another run.name",
+        *(run_dir, steps),
+    )
+    return True

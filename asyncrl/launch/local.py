@@ -15,14 +15,15 @@ from pathlib import Path
 from asyncrl.config import locations
 from asyncrl.config.changes import values_of
 from asyncrl.config.checks.conflicts import conflicts
+from asyncrl.config.commands import runnable
 from asyncrl.config.exits import EXIT_STOPPED
-from asyncrl.config.locations import CONFIG_FILE
+from asyncrl.config.locations import CONFIG_FILE, refuse_fine_tuning
 from asyncrl.config.schema import LearnerConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.autoscale import Autoscaler, RunSizes
-from asyncrl.launch.claim import check_begun_files, check_resume, claim, is_past_its_steps, make_room
+from asyncrl.launch.claim import check_begun_files, check_resume, claim, is_finished, is_past_its_steps, make_room
 from asyncrl.launch.launcher import Launcher, open_launcher
 from asyncrl.launch.ownership import OwnerWatch, exclusively, is_asked_to_stop, stop_of_start
 from asyncrl.launch.placement.placement import Placement, place, settle
@@ -31,6 +32,7 @@ from asyncrl.launch.placement.table import placement_table, terminal_width
 from asyncrl.launch.plan import run_or_plan
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.epochs import count_steps
+from asyncrl.launch.preflight.paths import check_paths
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.launch.preflight.prompts import prepare_data
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
@@ -75,7 +77,7 @@ def train(
 ) -> bool:
     """Run all roles until the learner is done (True) or a signal or `asyncrl stop` ends the run (False).
 
-    If the run has already done more steps than `config` asks for, this starts nothing. Setting `stop` ends the run; by
+    If the run has already done all steps of `config`, or more, this starts nothing. Setting `stop` ends the run; by
     default signals set it. `how_to_resume` returns the hint that is printed at the end, by default `asyncrl resume`. On
     each further host of the learner, this runs only the ranks of that host. Raises AsyncrlError: the run cannot start
     or continue.
@@ -91,21 +93,27 @@ def train(
 
 def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[], str] | None) -> bool:
     """Do the work of `train` on the first host. Raises StoppedError: the run was stopped before it started roles."""
-    check_algorithm(config)
     run_dir = locations.run_dir(config.run)
+    refuse_fine_tuning(run_dir)
+    if is_finished(config.learner, values_of(config), run_dir):
+        return True
+    check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring)
+    check_algorithm(config)
     with exclusively(run_dir), ExitStack() as stack:
         asked = stack.enter_context(stop_of_start(run_dir, stop))
         end_here(run_dir, asked)
         log.info("checking data, models and this machine before anything starts")
         tasks = partial(run_tasks, config)
         check_files = partial(check_begun_files, run_dir, config.data, config.algorithm.sft.path, tasks)
+        if config.cluster.launcher == "local":
+            RunAddresses.of(config).leave_taken_ports()
         preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked)
         count_steps(config.learner, config.replay.shards, tasks())
         launcher = stack.enter_context(closing(open_launcher(config)))
         placement = _placed(config, run_dir, launcher, stop, asked)
         if placement is None:
             return True
-        log.info("to watch it in a browser: asyncrl dashboard %s", shlex.quote(str(run_dir)))
+        log.info("to watch it in a browser: %s dashboard %s", runnable(), shlex.quote(str(run_dir)))
         places = placement_table(placement, config.cluster.hosts, terminal_width(sys.stderr))
         log.info("where everything runs:\n%s", places)
         supervisor = Supervisor(

@@ -232,6 +232,7 @@ def _export(settings: RunSettings, trainer: Trainer, connections: Connections) -
     """Write the policy, its adapter and the critic as Hugging Face folders."""
     models, folder, policy = settings.models, settings.folder, trainer.policy.module
     ranks, stop = connections.ranks, connections.stop
+    ranks.activity.enter("export")
     export(policy, models.policy, folder / "model", ranks, stop)
     if models.policy.lora.is_used:
         export_adapter(policy, models.policy, folder / "adapter", ranks, stop)

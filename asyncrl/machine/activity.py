@@ -139,17 +139,18 @@ class Heartbeat:
             self._is_shown = True
             logger.error("the main thread has not advanced for %.0f s; the stacks of all threads follow", still_s)
             self._show()
-        if still_s > self._allowed_s:
-            return
         try:
+            # This file is no heartbeat: it may also name the code that holds up the main thread.
+            if (doing := activity.doing) != self._doing:
+                doing.write(self._path)
+                self._doing = doing
+            if still_s > self._allowed_s:
+                return
             unfinished = ", ".join(activity.unfinished)
             if unfinished != self._written:
                 _overwrite(self._path, unfinished.encode())
                 self._written = unfinished
             os.utime(self._path)
-            if (doing := activity.doing) != self._doing:
-                doing.write(self._path)
-                self._doing = doing
         except OSError as error:
             logger.debug("%s was not renewed: %s", self._path, error)
 

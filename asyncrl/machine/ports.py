@@ -58,6 +58,15 @@ def try_port(host: str, port: int) -> None:
         probe.bind((host, port))
 
 
+def is_free(host: str, port: int) -> bool:
+    """True if this process can listen at a port."""
+    try:
+        try_port(host, port)
+    except OSError:
+        return False
+    return True
+
+
 def who_listens(port: int) -> str:
     """Return a clause that names the process that listens at a port of this machine. The clause is empty if no process
     listens, or if this process is not allowed to see it."""

@@ -63,15 +63,16 @@ class ErrorLogger:
     clock: Callable[[], float] = time.monotonic
     _seen: dict[object, _Repeated] = field(default_factory=dict, init=False)
 
-    def exception(self, text: str, error: BaseException) -> None:
-        """Log `text` about `error`, or count the error."""
+    def exception(self, text: str, error: BaseException, traced: bool = True) -> None:
+        """Log `text` about `error`, or count the error. `traced` is false for an expected error, which needs no
+        traceback."""
         cause = _first_cause(error)
         place: object = _place(cause)
         if place not in self._seen and len(self._seen) >= MAX_DISTINCT:
             place = "others"
         if (known := self._seen.get(place)) is None:
             self._seen[place] = _Repeated(self.clock() + FIRST_COUNT_S)
-            trace = None if isinstance(cause, AsyncrlError) else error
+            trace = error if traced and not isinstance(cause, AsyncrlError) else None
             self.logger.warning("%s", text, exc_info=trace)
             return
         known.count += 1

@@ -11,12 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from asyncrl.text import kind_of, names_own_line
+
 log = logging.getLogger(__name__)
 
 STREAK = 32
 FIRST_S = 1.0
 LONGEST_S = 60.0
 SHOWN_CHARACTERS = 300
+MOST_KINDS = 32
 
 EPISODES, SCORINGS = "episodes", "scorings of episodes"
 
@@ -29,6 +32,7 @@ class FailureBackoff:
         self._clock = clock
         self._in_a_row = {EPISODES: 0, SCORINGS: 0}
         self.newest = ""
+        self._told: set[str] = set()
         self._interval_s = 0.0
         self._next = 0.0
 
@@ -42,11 +46,19 @@ class FailureBackoff:
     def failed(self, kind: str, name: str, reason: str) -> None:
         """Note a failure of `kind`. `name` is the ticket or trajectory."""
         self._in_a_row[kind] += 1
+        self._tell(kind, name, reason)
         self.newest = f"{name}: {one_line(reason)}"
         if not self._interval_s and self._in_a_row[kind] >= STREAK:
             self._interval_s = FIRST_S
             self._next = self._clock() + FIRST_S
             log.warning("%s", self.text())
+
+    def _tell(self, kind: str, name: str, reason: str) -> None:
+        """Log the first failure of each kind of reason. It is an error if the user's own code failed."""
+        if len(self._told) < MOST_KINDS and (found := kind_of(reason)) not in self._told:
+            self._told.add(found)
+            level = logging.ERROR if names_own_line(reason) else logging.WARNING
+            log.log(level, "%s fail, such as %s: %s", kind, name, one_line(reason))
 
     def allowed(self, want: int) -> int:
         """The number of tickets that may be issued now, at most `want`."""

@@ -7,8 +7,10 @@ Episodes and scorings have separate limits. A run ends in two cases:
   episode or scoring has been running longer than any failed one, since this longer one may still succeed. After the
   first success, even if it was in an earlier process of the run, this case cannot occur. So a later outage does not end
   a run.
-* If `max_share` is set: during the last WINDOW_S, the failed share of the newest WINDOW episodes (or scorings) was
-  never below `max_share`.
+* By the share of failures: during the last WINDOW_S, the failed share of the newest WINDOW episodes (or scorings) was
+  never below `max_share`. Without `max_share` the limit is HOPELESS_SHARE, of at least FEWEST_HOPELESS, until the run
+  has once been healthy, with fewer than HEALTHY_SHARE failed. So a broken tool ends a run in which a few episodes
+  succeed because they never call it, but a later outage does not.
 """
 
 from __future__ import annotations
@@ -25,10 +27,8 @@ SINGLE_GROUP_S = 60.0
 WINDOW = 200
 FEWEST_IN_WINDOW = 20
 WINDOW_S = 60.0
-ADVICE = (
-    "`asyncrl inspect dead-letters` lists the failures, and the logs of actors and scorers have their tracebacks; mend "
-    "the cause, then run the same command again"
-)
+HOPELESS_SHARE, FEWEST_HOPELESS = 0.9, 100
+HEALTHY_SHARE = 0.5
 
 
 class FailureLimit:
@@ -39,6 +39,7 @@ class FailureLimit:
         self._kind = kind
         self._clock = clock
         self._max_share = max_share
+        self._was_healthy = False
         self._running: dict[str, float] = {}
         self._window: deque[bool] = deque(maxlen=WINDOW)
         self._over_since: float | None = None
@@ -52,6 +53,7 @@ class FailureLimit:
     def resume(self, ended_well: int) -> None:
         """Note the number of successes in earlier processes of the run."""
         self._one_ended_well |= ended_well > 0
+        self._was_healthy |= ended_well >= WINDOW
 
     def began(self, name: str) -> None:
         """Note that an actor or scorer got the ticket or trajectory `name`."""
@@ -80,24 +82,33 @@ class FailureLimit:
 
     def _judge(self, failed: bool) -> None:
         self._window.append(failed)
-        if self._max_share is None or self._share() < self._max_share:
+        share = sum(self._window) / len(self._window)
+        self._was_healthy |= len(self._window) >= FEWEST_IN_WINDOW and share < HEALTHY_SHARE
+        if not self._is_over(share):
             self._over_since = None
         elif self._over_since is None:
             self._over_since = self._clock()
 
-    def _share(self) -> float:
-        """The failed share of the window. 0 while the window has fewer than FEWEST_IN_WINDOW entries."""
-        return sum(self._window) / len(self._window) if len(self._window) >= FEWEST_IN_WINDOW else 0.0
+    def _is_over(self, share: float) -> bool:
+        """True if this failed share of the window reaches the limit."""
+        if self._max_share is not None:
+            return len(self._window) >= FEWEST_IN_WINDOW and share >= self._max_share
+        return len(self._window) >= FEWEST_HOPELESS and share >= HOPELESS_SHARE and not self._was_healthy
 
     def verdict(self) -> str:
         """The reason why the run must end, as text. Empty while the run may continue."""
         if self._none_ends_well():
             return f"none of the first {self._failures} {self._kind} ended well; the newest failure is {self._newest}"
         if self._over_since is not None and self._clock() - self._over_since >= WINDOW_S:
+            reached = (
+                f"they have never been fewer than {HEALTHY_SHARE:.0%}"
+                if self._max_share is None
+                else f"actor.max_failure_share={self._max_share:g} was reached for {WINDOW_S:.0f} s"
+            )
+            share = sum(self._window) / len(self._window)
             return (
-                f"{self._share():.0%} of the last {len(self._window)} {self._kind} failed, and "
-                f"actor.max_failure_share={self._max_share:g} was reached for {WINDOW_S:.0f} s; the newest failure is "
-                f"{self._newest}"
+                f"{share:.0%} of the last {len(self._window)} {self._kind} failed, and {reached}; the newest failure "
+                f"is {self._newest}"
             )
         return ""
 
@@ -110,8 +121,11 @@ class FailureLimit:
         return all(now - began <= self._longest_failed_s for began in self._running.values())
 
 
-def check_all(limits: Mapping[str, FailureLimit]) -> None:
-    """Raises TooManyFailuresError: according to one of the limits, the run must end."""
+def check_all(limits: Mapping[str, FailureLimit], run: str) -> None:
+    """Raises TooManyFailuresError: according to one of the limits, the run must end. `run` is its folder."""
     for limit in limits.values():
         if verdict := limit.verdict():
-            raise TooManyFailuresError(f"{verdict}\n{ADVICE}")
+            raise TooManyFailuresError(
+                f"{verdict}\n`asyncrl inspect dead-letters {run}` groups the failures by their reasons, and the logs "
+                "of actors and scorers have the tracebacks; mend the cause, then run the same command again"
+            )

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
+from asyncrl.config import locations
 from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.data.from_config import run_tasks
@@ -65,6 +67,7 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         keep_steps={"none": 0, "window": replay.retention_steps, "all": math.inf}[replay.retention],
         full_bytes=replay.max_store_gb * FULL * 1e9,
         max_failure_share=config.actor.max_failure_share,
+        run=shlex.quote(str(locations.run_dir(config.run))),
         max_dead_letters=replay.max_dead_letters,
         max_dead_letter_bytes=replay.max_store_gb * replay.dead_letter_share * 1e9,
         # Normally the actor's own limit acts first. This limit is for an actor whose own limit does not work.

@@ -219,7 +219,7 @@ class ReplayService:
             case protocol.GetPlan() if request.ahead:
                 return Reply(self._planning.plan_ahead(tx, request.step))
             case protocol.GetPlan():
-                check_all(self._limits)
+                check_all(self._limits, self._settings.run)
                 plan = self._planning.plan(tx, request.step)
                 self._waits.asked(plan is not None, lambda: self._planning.missing(tx))
                 if plan is None:
@@ -237,7 +237,7 @@ class ReplayService:
                     raise RefusedError("there are no tasks to evaluate on: set data.eval to a file of held-out tasks")
                 evaluation.start(tx, self._settings, request.version, self._groups.open)
             case protocol.GetEvaluation():
-                check_all(self._limits)
+                check_all(self._limits, self._settings.run)
                 result = evaluation.result(tx, request.version, self._settings.eval_attempts)
                 return None if result is None and request.wait else Reply(result)
             case protocol.Finished():

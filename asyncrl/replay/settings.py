@@ -42,6 +42,7 @@ class ReplaySettings:
     - `max_dead_letters`: the maximum number of dead letters that are kept.
     - `max_dead_letter_bytes`: the maximum number of bytes that dead letters and their episodes take.
     - `max_failure_share`: the share of failures that ends the run (see `failure_limit`).
+    - `run`: the folder of the run, as a shell takes it, for messages.
     - `max_tokens`: the maximum number of tokens in one trajectory.
     - `vocabulary`: the number of token ids, if it is known. Every id must be below this number.
     """
@@ -67,6 +68,7 @@ class ReplaySettings:
     full_bytes: float = math.inf
     longest_episode_s: float = math.inf
     max_failure_share: float | None = None
+    run: str = "RUN"
     max_dead_letters: float = math.inf
     max_dead_letter_bytes: float = math.inf
     vocabulary: int | None = None

@@ -72,7 +72,9 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
     lag = settings.replay.max_lag
     larger_lag = f"raise replay.max_lag from {lag} to {lag + 1}"
     engines = f"{waits}, while engines were busy for {1 - seen.actors_idle:.0%}"
-    if seen.actors_idle < BUSY:
+    if seen.actors_idle < BUSY and settings.engine == "embedded" and _uses_all_cores(seen):
+        yield f"{engines}: the {seen.cores} cores of this machine limit the run"
+    elif seen.actors_idle < BUSY:
         yield f"{engines}: add engines ({_more_engines(seen, settings)})"
     elif seen.pending >= 1:
         more = 2 * settings.concurrency
@@ -82,6 +84,11 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
         )
     elif not settings.is_colocated:
         yield f"{engines}, since admission allowed no more episodes: {larger_lag}"
+
+
+def _uses_all_cores(seen: IdleShares) -> bool:
+    """True if a further engine would have no core of its own. The learner needs one, too."""
+    return seen.cores is not None and seen.actors + 1 >= seen.cores
 
 
 def _more_engines(seen: IdleShares, settings: ViewSettings) -> str:

@@ -47,7 +47,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
         learning_rate=learner.lr,
         publish_every=learner.publish_every,
         checkpoint_every=learner.checkpoint_every,
-        concurrency=config.actor.concurrency,
+        concurrency=config.actor.at_once(learner.batch_size),
         is_colocated=cluster.colocated,
         hang_s=cluster.hang_timeout_s,
         engine=engine.kind,

@@ -100,6 +100,11 @@ class LineFile:
             start = self._line_start(start - 1) if start > 0 else 0
         return list(self.rows(LineSpan(self.whole.file, start, self.whole.end)))
 
+    def newest_bytes(self, count: int) -> LineSpan:
+        """The whole lines among the last `count` bytes."""
+        whole = self.whole
+        return LineSpan(whole.file, self._begin(max(0, whole.end - count), whole), whole.end)
+
     def estimated_rows(self, span: LineSpan) -> int:
         """Estimate the number of rows in the span from the mean length of a few lines."""
         places = [span.start + index * span.size // MEASURED for index in range(MEASURED)]

@@ -6,8 +6,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from asyncrl.runs.lines import Tail
+from asyncrl.runs.pace import PACE_STEPS, StepPace, pace
 from asyncrl.runs.run import Run
 from asyncrl.runs.warnings import WINDOW
+from asyncrl.text import duration
 
 ACTORS = "actor-"
 
@@ -18,7 +20,7 @@ class RunProgress:
 
     def __init__(self, run: Run, from_now: bool = False) -> None:
         self._run = run
-        self.learner, self.evaluation = run.tail("learner", WINDOW), run.tail("evaluation")
+        self.learner, self.evaluation = run.tail("learner", max(WINDOW, PACE_STEPS)), run.tail("evaluation")
         self._actors: dict[str, Tail] = {}
         if from_now:
             self._actors = {name: run.tail(name) for name in run.roles(f"{ACTORS}*")}
@@ -41,6 +43,7 @@ class RunProgress:
         idle = [actor.get("idle", 0.0) for actor in actors]
         return {
             "step": learner["step"] + 1 if learner else 0,
+            "step_seconds": pace(self.learner.recent, None).step_s,
             "reward": learner.get("reward/mean"),
             "held_out_outcome": measured.get("eval/outcome"),
             "held_out_accuracy": measured.get("eval/accuracy"),
@@ -51,16 +54,23 @@ class RunProgress:
         }
 
 
+def pace_of(values: Mapping[str, Any], steps: int) -> StepPace:
+    """The pace of a run, from the values of `RunProgress`. `steps` are the planned steps."""
+    return StepPace(values["step"], steps, values["step_seconds"])
+
+
 def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]]:
     """Names and formatted values for people. `steps` are the planned steps."""
     held_out = {name: values[f"held_out_{name}"] for name in ("outcome", "accuracy")}
+    left_s = pace_of(values, steps).left_s
     return [
         ("step", f"{values['step']}/{steps}"),
+        *([("left", duration(left_s))] if left_s else []),
         ("reward", number(values["reward"])),
         *((f"held-out {name}", number(value)) for name, value in held_out.items() if value is not None),
         ("lag", number(values["lag"])),
         ("learner idle", _share(values["learner_idle"])),
-        ("rollout tok/s", number(values["rollout_tokens_per_s"])),
+        ("sampled tokens/s now", number(values["rollout_tokens_per_s"])),
         ("rollout idle", _share(values["rollout_idle"])),
     ]
 

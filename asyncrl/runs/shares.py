@@ -62,7 +62,8 @@ class IdleShares:
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
     - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; `None`: there were none;
     - `evicted`: the evicted episodes as a share of the accepted ones;
-    - `pending`: the mean number of tickets that waited for an actor.
+    - `pending`: the mean number of tickets that waited for an actor;
+    - `cores`: the cores of the only host of a run without GPUs; `None`: there are GPUs or several hosts.
     """
 
     steps: int
@@ -75,6 +76,7 @@ class IdleShares:
     scorers_idle: float | None = None
     evicted: float = 0.0
     pending: float = 0.0
+    cores: int | None = None
 
 
 def idle_shares(run: Run) -> IdleShares | None:
@@ -106,8 +108,15 @@ def idle_shares(run: Run) -> IdleShares | None:
         scorers=len(scorers),
         scorers_idle=_mean_idle(scorers),
         evicted=sum(each["evicted"] for each in flows) / accepted if accepted else 0.0,
+        cores=_cores(run),
         pending=sum(fmean(row.get("depth_pending", 0.0) for row in each) for each in replays),
     )
+
+
+def _cores(run: Run) -> int | None:
+    """The cores of the only host of a run without GPUs; `None`: the run has GPUs or several hosts, or it is unknown."""
+    hosts = run.environments()
+    return hosts[0].cores if len(hosts) == 1 and not hosts[0].gpus and hosts[0].cores else None
 
 
 def _mean_idle(roles: Sequence[Rows]) -> float | None:

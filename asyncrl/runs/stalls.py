@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from asyncrl.runs.situation import RoleNow, ShardNow, Situation
+from asyncrl.runs.working import does
 from asyncrl.text import duration
 
 SILENT_S = 5.0
@@ -73,8 +74,7 @@ def _phase(learners: Sequence[RoleNow], now: Situation) -> tuple[str, float | No
     waits = [each.learner_waits_s for each in now.shards if each.learner_waits_s is not None]
     if waits:
         return "wait", max(waits)
-    does = next(((role.does.phase, role.does_s) for role in learners if role.does), None)
-    return ("", None) if does is None else does
+    return next(((role.does.phase, role.does_s) for role in learners if role.does), ("", None))
 
 
 def _batch(now: Situation) -> list[Wait]:
@@ -244,13 +244,8 @@ def _idle_actors(now: Situation, phase: str, seconds: float | None) -> list[Wait
     blocked = [_no_tickets(shard, now) for shard in now.shards]
     if not blocked:
         return []
-    works = Wait("learner", _does(phase, now.step), seconds) if phase else None
+    works = Wait("learner", does(phase, now.step), seconds) if phase else None
     return [blocked[0], *([works] if works else [])]
-
-
-def _does(phase: str, step: int) -> str:
-    verbs = {"publish": "publishes weights after", "checkpoint": "writes a checkpoint after", "fetch": "fetches"}
-    return f"{verbs.get(phase, 'trains')} step {step}"
 
 
 def _worst(roles: Iterable[RoleNow], now: Situation) -> Wait | None:
@@ -276,7 +271,8 @@ def _not_working(role: RoleNow, now: Situation) -> Wait | None:
     if not role.runs:
         return Wait(role.name, f"does not run{again}, see logs/{role.name}.log", fault=True)
     if role.silent_s is not None and role.silent_s > SILENT_S and role.does is not None:
-        return Wait(role.name, "has been silent", role.silent_s, fault=True)
+        is_blocked = f"is {role.does.work} and " if role.does.work else ""
+        return Wait(role.name, f"{is_blocked}has been silent", role.silent_s, fault=True)
     if role.does is not None and role.does.silent:
         return Wait(f"{role.name}'s {role.does.silent}", "has been silent", role.part_silent_s, fault=True)
     if role.does is not None and role.does.work:

@@ -9,23 +9,30 @@ from __future__ import annotations
 import logging
 import shlex
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
+from asyncrl.config.commands import runnable
 from asyncrl.config.locations import SUMMARY_FILE, steps_in_newest_checkpoint
 from asyncrl.errors import StoreError
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
+from asyncrl.runs.elapsed import elapsed_s
+from asyncrl.runs.failures import FailureGroup, group_failures
 from asyncrl.runs.lines import decoded, finite, measured, parsed
+from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.shares import totals, waited_for
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
-from asyncrl.text import json_text
+from asyncrl.text import duration, json_text
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +71,8 @@ class RunSummary:
     - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any.
     - `failures` counts failed attempts at episodes and at their scoring.
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
+    - `errors` are the errors in the logs of roles, each with its role and its count.
+    - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
       the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
     - `files` are the existing folders, by their content.
@@ -84,6 +93,8 @@ class RunSummary:
     failures: dict[str, int]
     reasons: dict[str, int]
     warnings: list[str]
+    errors: list[str]
+    elapsed_s: float
     speed: dict[str, float]
     files: dict[str, str]
     next: list[str]
@@ -134,10 +145,18 @@ class _Steps:
 
     def change(self, name: str, averaged: int) -> Change | None:
         """The means of a value over the first and over the last steps."""
-        if not self.trained:
-            return None
         first, last = ([getattr(row, name) for row in rows] for rows in (self.first, self.last))
-        return Change(fmean(first[:averaged]), fmean(last[-averaged:]))
+        return mean_change(first, last, averaged)
+
+
+def averaged_steps(steps: int) -> int:
+    """The number of steps over which the first and the last value of a run of `steps` steps are averaged."""
+    return max(1, min(MOST_STEPS, steps // 4))
+
+
+def mean_change(first: Sequence[float], last: Sequence[float], averaged: int) -> Change | None:
+    """The means of the first and of the last `averaged` values; `None` without any."""
+    return Change(fmean(first[:averaged]), fmean(last[-averaged:])) if first else None
 
 
 def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
@@ -145,7 +164,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     run_dir, steps = run.folder, _Steps()
     for line in run.lines("learner"):
         steps.add(line)
-    averaged = max(1, min(MOST_STEPS, steps.trained // 4))
+    averaged = averaged_steps(steps.trained)
     newest_steps = filter(None, map(parsed, steps.newest_lines))
     warnings = list(learning_warnings(list(measured(newest_steps)), str(run_dir)).values())
     if not steps.trained:
@@ -155,15 +174,15 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     reasons: dict[str, int] = {}
     try:
         with run.stored() as stored:
-            counts, letters = stored.counters(), [dead for _, dead in stored.dead_letters()]
+            counts, letters = stored.counters(), stored.dead_letters()
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
         warnings.append(f"the store cannot be read: {error}")
     else:
         trajectories = _by_end(counts, sum(each["trained"] for each in kept))
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
-        reasons = _frequent(letter.reason for letter in letters)
-        newest = _first_line(max(letters, key=lambda letter: letter.order).reason) if letters else ""
+        reasons = _frequent(group_failures(letters))
+        newest = _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else ""
         if failing := failure_warning(counts, newest, str(run_dir)):
             warnings.append(failing)
     return RunSummary(
@@ -181,10 +200,18 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         failures=failures,
         reasons=reasons,
         warnings=warnings,
+        errors=_errors(run),
+        elapsed_s=round(elapsed_s(run), 1),
         speed=_speed(run, steps) if steps.trained else {},
-        files=_files(run, result == "done"),
+        files=files_of(run, result == "done"),
         next=_next(run, result == "done", bool(reasons), resume),
     )
+
+
+def _errors(run: Run) -> list[str]:
+    found = RoleErrors(run.folder)
+    found.read()
+    return [str(error) for error in found.all]
 
 
 def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
@@ -193,8 +220,11 @@ def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
     return {**ends, "unused": counts["accepted"] - sum(ends.values())}
 
 
-def _frequent(reasons: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(map(_first_line, reasons)).most_common(MOST_REASONS))
+def _frequent(groups: Iterable[FailureGroup]) -> dict[str, int]:
+    counts = Counter[str]()
+    for group in groups:
+        counts[_first_line(group.reason)] += len(group.ids)
+    return dict(counts.most_common(MOST_REASONS))
 
 
 def _first_line(reason: str) -> str:
@@ -224,28 +254,35 @@ def _speed(run: Run, steps: _Steps) -> dict[str, float]:
     }
 
 
-def _files(run: Run, done: bool) -> dict[str, str]:
+def files_of(run: Run, done: bool) -> dict[str, str]:
+    """The existing folders of a run, by their content."""
     # An unfinished run has exports only from an earlier end with fewer learner.steps, and they are out of date.
     names = _FOLDERS if done else [name for name in _FOLDERS if name not in _EXPORTS]
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 
 
 def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
-    folder = shlex.quote(str(run.folder))
+    folder = quoted(run.folder)
     look = [f"list {folder} --sort reward", *([f"dead-letters {folder}"] if failures else [])]
-    use = [f"asyncrl evaluate {folder} --data FILE", f"asyncrl export {folder}"]
-    looks = [f"asyncrl report {folder}", *(f"asyncrl inspect {command}" for command in look)]
+    asyncrl = runnable()
+    use = [f"{asyncrl} evaluate {folder}", f"{asyncrl} export {folder}"]
+    looks = [f"{asyncrl} report {folder}", *(f"{asyncrl} inspect {command}" for command in look)]
     return [*([] if done else [resume]), *looks, *(use if done else [])]
+
+
+def quoted(path: Path) -> str:
+    """A path as a word of a shell's command line."""
+    return shlex.quote(str(path))
 
 
 def resume_command(run: Run) -> str:
     """The command that continues a run."""
-    return shlex.join(["asyncrl", "resume", str(run.folder)])
+    return f"{runnable()} resume {quoted(run.folder)}"
 
 
-def as_text(summary: RunSummary) -> str:
-    """The summary for people, one fact per line."""
-    return "".join(f"  {name:<19}{text}\n" for name, text in summary_rows(summary))
+def as_text(rows: Iterable[tuple[str, str]]) -> str:
+    """Facts with their names for people, one per line."""
+    return "".join(f"  {name:<19}{text}\n" for name, text in rows)
 
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
@@ -267,14 +304,16 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if any(summary.failures.values()):
         rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
         rows += [("", f"{count} x {reason}") for reason, count in summary.reasons.items()]
+    rows.append(("elapsed", duration(summary.elapsed_s)))
     if speed := summary.speed:
         rows.append(
             (
                 "speed",
-                f"{speed['seconds']:.0f} s, {speed['tokens_per_s']:.0f} tokens/s, largest lag {speed['max_lag']:.0f}, "
+                f"{speed['tokens_per_s']:.0f} sampled tokens/s, largest lag {speed['max_lag']:.0f}, "
                 f"learner idle {speed['learner_idle']:.0%}, rollout idle {speed['rollout_idle']:.0%}",
             )
         )
+    rows += [("error", text) for text in summary.errors]
     rows += [("warning", text) for text in summary.warnings]
     rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
     return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]
@@ -283,8 +322,13 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
 def write_summary(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> str:
     """Write the summary into the run's folder, and return it as text."""
     summary = summarise(run, planned_steps, result, reason, resume)
+    record_summary(run, asdict(summary))
+    return as_text(summary_rows(summary))
+
+
+def record_summary(run: Run, values: Mapping[str, Any]) -> None:
+    """Write the values of a summary into the run's folder. If that fails, this only logs a warning."""
     try:
-        write_whole(run.folder / SUMMARY_FILE, f"{json_text(asdict(summary))}\n")
+        write_whole(run.folder / SUMMARY_FILE, f"{json_text(values)}\n")
     except OSError as error:
         log.warning("%s was not written: %s", run.folder / SUMMARY_FILE, error)
-    return as_text(summary)

@@ -10,18 +10,20 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
-from rich.table import Table
 
-from asyncrl.runs.progress import RunProgress, number, progress_rows
+from asyncrl.runs.elapsed import earlier_s
+from asyncrl.runs.live_rows import REFRESH_S, LiveRows
+from asyncrl.runs.pace import StepPace
+from asyncrl.runs.progress import RunProgress, number, pace_of, progress_rows
+from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
+from asyncrl.runs.situation import RolesReader
 from asyncrl.runs.standstill import Standstill
 from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
+from asyncrl.runs.working import working
+from asyncrl.text import duration
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less with replay.retention"
-REFRESH_S = 0.5
-LINE_S = 10.0
 RATE_S = 15.0
 """The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
 FLOW = ("accepted", "labelled", "trained")
@@ -30,8 +32,8 @@ progress, too."""
 
 
 class TerminalTable:
-    """Shows a live table on a terminal, and elsewhere one line every few seconds. `clock` gives seconds, and `waits`
-    gives the reason why the run waits."""
+    """Shows a live table with a bar on a terminal, and elsewhere one line every few seconds. `clock` gives seconds, and
+    `waits` gives the reason why the run waits. `console` is standard error by default."""
 
     def __init__(
         self,
@@ -41,56 +43,55 @@ class TerminalTable:
         restarts: Callable[[], dict[str, int]],
         clock: Callable[[], float] = time.monotonic,
         waits: Callable[[], str] = str,
+        console: Console | None = None,
     ) -> None:
         self._progress = RunProgress(run, from_now=True)
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
         self._replays = [run.tail(name) for name in replays]
+        self._run, self._shards, self._roles = run, shards, RolesReader(run)
         self._folder = str(run.folder)
         self._warned: set[str] = set()
         self._steps = steps
         self._restarts = restarts
-        self._console = Console(stderr=True)
-        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._errors = RoleErrors(run.folder, from_now=True)
+        self._view = LiveRows(console, clock)
         self._clock = clock
-        self._started = clock()
+        self._began = clock() - earlier_s(run)
+        self._pace = StepPace(0, steps, None)
         self._failures: deque[tuple[float, int]] = deque()
-        self._next = 0.0
         self._standstill = Standstill(waits, clock)
 
     def __enter__(self) -> TerminalTable:
-        if self._console.is_terminal:
-            self._live.start()
+        self._view.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+        self._view.__exit__(kind, error, trace)
         self._standstill.close()
 
     def update(self) -> None:
         """Show the newest values, if it is time."""
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + (REFRESH_S if self._console.is_terminal else LINE_S)
-        rows = self.rows()
-        self._warn()
-        if self._console.is_terminal:
-            self._live.update(_table(rows), refresh=True)
-        else:
-            line = "  ".join(f"{name} {escape(value)}" for name, value in rows)
-            self._console.print(line, soft_wrap=True, highlight=False)
+        if self._view.is_due():
+            self._tell_errors()
+            rows = self.rows()
+            self._warn()
+            self._view.show(self._pace, rows)
+
+    def _tell_errors(self) -> None:
+        """Print each error of a role when it comes for the first time."""
+        for found in self._errors.read():
+            self._view.warn(f"error of {found}; see {self._folder}/logs/{found.role}.log")
 
     def _warn(self) -> None:
-        """Print each warning when it begins to hold, above the table or between the lines."""
+        """Print each warning when it begins to hold."""
         recent = self._progress.learner.recent
-        warnings = learning_warnings(recent, self._folder) if len(recent) == WINDOW else {}
+        warnings = learning_warnings(recent, self._folder) if len(recent) >= WINDOW else {}
         if failing := self._failure_warning():
             warnings["failing"] = failing
         for kind in warnings.keys() - self._warned:
-            self._console.print(f"warning: {warnings[kind]}", style="yellow", soft_wrap=True, markup=False)
+            self._view.warn(f"warning: {warnings[kind]}")
         # The share of failures may cross its bound many times, so this warning is printed once.
         self._warned = set(warnings) | (self._warned & {"failing"})
 
@@ -106,9 +107,13 @@ class TerminalTable:
         """The names and formatted values that are shown."""
         by_role = self._restarts()
         restarts = sum(by_role.values())
+        values = self._progress.values(by_role)
+        self._pace = pace_of(values, self._steps)
+        works = working(self._roles.read(self._run.processes(), self._shards), self._pace.done)
         rows = [
-            ("elapsed", f"{self._clock() - self._started:.0f}s"),
-            *progress_rows(self._progress.values(by_role), self._steps),
+            ("elapsed", duration(self._clock() - self._began)),
+            *progress_rows(values, self._steps),
+            *([("now", works)] if works else []),
         ]
         actors, measured = self._progress.actors(by_role), self._progress.evaluation.values
         if recomputed := sum(actor.get("recomputed_tokens", 0.0) for actor in actors):
@@ -119,6 +124,8 @@ class TerminalTable:
             rows.append(("stop of a push", f"{1000 * mean_s:.0f} ms, at most {1000 * longest_s:.0f}"))
         if failed := measured.get("eval/failed"):
             rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured['eval/count'])}"))
+        if errors := self._errors.by_role():
+            rows.append(("errors", ", ".join(f"{count} of {name}" for name, count in errors.items())))
         if restarts:
             rows.append(("restarts", str(restarts)))
         replays = [tail.read() for tail in self._replays]
@@ -151,10 +158,3 @@ class TerminalTable:
             ("newest failure", str(values["newest_failure"])) for values in replays if values.get("newest_failure")
         ]
         return [("failed/s", number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
-
-
-def _table(rows: list[tuple[str, str]]) -> Table:
-    table = Table(show_header=False, box=None)
-    for name, value in rows:
-        table.add_row(f"[dim]{name}", escape(value))
-    return table

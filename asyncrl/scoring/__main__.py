@@ -88,15 +88,16 @@ def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, s
     from asyncrl.scoring.samples import EvaluationSamples
     from asyncrl.scoring.scorer import Scorer
     from asyncrl.scoring.step_rewards import StepRewards
-    from asyncrl.scoring.verifier import Verifier
+    from asyncrl.scoring.verifier import Steps, Verifier
     from asyncrl.scoring.worker import ScoringWorker
 
     scoring, kinds = config.scoring, serves(config.scoring)
     tokenizer = open_tokenizer(config.model)
     prm = load_prm(scoring.prm) if "prm" in kinds else None
     outcome = load_outcome_model(scoring.outcome_model) if "outcome_model" in kinds else None
+    steps = Steps(config.learner.steps or 0, config.learner.publish_every)
     verifier = (
-        stack.enter_context(closing(Verifier(scoring, config.model, config.actor.sandbox)))
+        stack.enter_context(closing(Verifier(scoring, config.model, config.actor.sandbox, steps)))
         if "rules" in kinds
         else None
     )

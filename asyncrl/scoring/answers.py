@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 
-from asyncrl.scoring.transcript import Decoder, decode, special_tokens
-from asyncrl.types import Finish, Role, Trajectory
+from asyncrl.scoring.rules.base import RuleInput
+from asyncrl.scoring.transcript import Decoder, decode, special_tokens, without_template
+from asyncrl.types import Finish, Role, Task, Trajectory
 
 TAGS = (
     ("<think>", "</think>"),
@@ -70,6 +71,25 @@ def texts_of_steps(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
     """The text of each step, without special tokens."""
     tokens = [trajectory.tokens[step.start : step.end].tolist() for step in trajectory.steps]
     return [decode(each, tokenizer, skip_special=True) for each in tokens]
+
+
+def rule_input(task: Task, trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: bool = True) -> RuleInput:
+    """The input of rules for an episode."""
+    answer, full_answer = answer_texts(trajectory, tokenizer, strip_thoughts)
+    response, turns = response_text(trajectory, tokenizer), _turn_texts(trajectory, tokenizer)
+    return RuleInput(task, trajectory, answer, response, full_answer=full_answer, turn_texts=turns)
+
+
+def _turn_texts(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
+    """The text of each turn after the prompt of the last branch, without special tokens. Tool results are also without
+    the chat template's role headers."""
+    _, start = prompt_and_response(trajectory)
+    spans = [(turn.role, trajectory.tokens[turn.start : turn.end].tolist()) for turn in trajectory.turns]
+    return [
+        decode(tokens, tokenizer, skip_special=True) if role is Role.ASSISTANT else without_template(tokens, tokenizer)
+        for turn, (role, tokens) in zip(trajectory.turns, spans, strict=True)
+        if turn.start >= start
+    ]
 
 
 def after_thoughts(text: str, begins_open: bool = False) -> str:

@@ -26,11 +26,11 @@ from asyncrl.config.schema import ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.scoring import shaping
-from asyncrl.scoring.answers import answer_texts, response_text, texts_of_steps
+from asyncrl.scoring.answers import answer_texts, rule_input, texts_of_steps
 from asyncrl.scoring.managers import GroupJudge, ManagerScore, manager_name
 from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel, RewardModel
 from asyncrl.scoring.rules import votes
-from asyncrl.scoring.rules.base import RuleInput, RuleScores
+from asyncrl.scoring.rules.base import RuleScores
 from asyncrl.scoring.rules.registry import rule_names
 from asyncrl.scoring.shaping import Scores
 from asyncrl.scoring.step_rewards import StepInput, StepRewards
@@ -129,10 +129,7 @@ class Scorer:
         return found
 
     def _submit(self, lease: Lease) -> Future[RuleScores]:
-        trajectory, tokenizer = lease.trajectory, self._tokenizer
-        answer, full_answer = answer_texts(trajectory, tokenizer, self._config.strip_thoughts)
-        response = response_text(trajectory, tokenizer)
-        given = RuleInput(lease.task, trajectory, answer, response, full_answer=full_answer)
+        given = rule_input(lease.task, lease.trajectory, self._tokenizer, self._config.strip_thoughts)
         return _served(self._rules, "rules").submit(given)
 
     def _submit_steps(self, lease: Lease) -> Future[Scores]:

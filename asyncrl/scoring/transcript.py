@@ -87,11 +87,21 @@ def _passages(
 
 
 def _passage(tokens: list[int], tokenizer: Decoder, is_step: bool, bare: str | None) -> Passage:
-    stretches = groupby(tokens, special_tokens(tokens, tokenizer).__contains__)
-    runs = [(is_special, decode(list(piece), tokenizer, skip_special=False)) for is_special, piece in stretches]
+    runs = _runs(tokens, tokenizer)
     if bare is None:
         bare = decode(tokens, tokenizer, skip_special=True) if is_step else _without_template(runs)
     return Passage(decode(tokens, tokenizer, skip_special=False), is_step, bare, runs)
+
+
+def without_template(tokens: list[int], tokenizer: Decoder) -> str:
+    """The text of context without the chat template's special tokens and role headers."""
+    return _without_template(_runs(tokens, tokenizer))
+
+
+def _runs(tokens: list[int], tokenizer: Decoder) -> list[tuple[bool, str]]:
+    """The stretches of special tokens (True) and of ordinary tokens (False), each as text."""
+    stretches = groupby(tokens, special_tokens(tokens, tokenizer).__contains__)
+    return [(is_special, decode(list(piece), tokenizer, skip_special=False)) for is_special, piece in stretches]
 
 
 def _problem(task: Task) -> str:

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from asyncrl import wire
@@ -17,7 +17,7 @@ from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.sandbox.sandboxes import Sandbox, open_sandbox
 from asyncrl.scoring.judges import Answer, JudgePool, Limits, failed, serve
-from asyncrl.scoring.rules.base import RuleInput, RuleScores
+from asyncrl.scoring.rules.base import RuleInput, RuleScores, RunStep
 from asyncrl.scoring.rules.confined import limit_memory
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.text import reason_of
@@ -31,15 +31,32 @@ BACKSTOP = 8
 reacts too late."""
 
 
+_TEXTS = ("answer", "full_answer", "response", "turn_texts")
+"""The fields of a RuleInput that messages carry as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """The last learner step of a run, 0 if it is unknown, and the number of steps between two policy versions."""
+
+    last: int = 0
+    per_version: int = 1
+
+
 class Verifier:
     """Scores with the configured rules, `rule_processes` episodes at once. Each episode may take `timeout_s` and
     `rule_memory_mb` of memory. verl's reward managers use the tokenizer of `policy`. Programs run in `sandbox`.
+    Functions of TRL get the learner step, which `steps` gives for a policy version.
 
     Raises ConfigError: a rule cannot be loaded.
     """
 
     def __init__(
-        self, config: ScoringConfig, policy: ModelConfig | None = None, sandbox: SandboxConfig | None = None
+        self,
+        config: ScoringConfig,
+        policy: ModelConfig | None = None,
+        sandbox: SandboxConfig | None = None,
+        steps: Steps | None = None,
     ) -> None:
         settings = {
             "rule": config.rule,
@@ -47,6 +64,7 @@ class Verifier:
             "timeout_s": config.timeout_s,
             "rule_memory_mb": config.rule_memory_mb,
             "sandbox": asdict(sandbox or SandboxConfig()),
+            "steps": asdict(steps or Steps()),
             **policy_settings(policy),
         }
         limits = Limits("the rule", config.timeout_s, "scoring.timeout_s", config.rule_memory_mb)
@@ -55,7 +73,7 @@ class Verifier:
     def submit(self, given: RuleInput) -> Future[RuleScores]:
         """Scores in the background. The future raises ScoringError if a rule failed, overran a limit, or ended its
         process, and CancelledError if the verifier is closed first. Raises ScoringError: the verifier is closed."""
-        texts = {"answer": given.answer, "full_answer": given.full_answer, "response": given.response}
+        texts = {name: getattr(given, name) for name in _TEXTS}
         message = wire.trajectory_message(given.trajectory)
         body = {**message.body, "row": wire.task_body(given.task), **texts}
         return self._pool.submit([Message("verify", 0, body, message.arrays)], _read)
@@ -94,20 +112,28 @@ def _load(settings: Mapping[str, Any]) -> Answer:
     sandbox = open_sandbox(SandboxConfig(**settings["sandbox"]))
     rules = load_rules(config, lambda: policy_tokenizer(settings), sandbox)
     limit_memory(BACKSTOP * settings["rule_memory_mb"] << 20)
-    error_logger = ErrorLogger(logger)
-    return lambda messages, deadline: _score(rules, messages, deadline, sandbox, error_logger)
+    error_logger, steps = ErrorLogger(logger), Steps(**settings["steps"])
+    return lambda messages, deadline: _score(rules, messages, deadline, sandbox, steps, error_logger)
 
 
 def _score(
-    rules: RuleSet, messages: Sequence[Message], deadline: float, sandbox: Sandbox, error_logger: ErrorLogger
+    rules: RuleSet,
+    messages: Sequence[Message],
+    deadline: float,
+    sandbox: Sandbox,
+    steps: Steps,
+    error_logger: ErrorLogger,
 ) -> Message:
     (message,) = messages
-    texts = {name: message.body[name] for name in ("answer", "full_answer", "response")}
+    texts = {name: message.body[name] for name in _TEXTS}
     task, trajectory = wire.read_task(message.body["row"]), wire.read_trajectory(message)
-    given = RuleInput(task, trajectory, deadline=deadline, sandbox=sandbox, **texts)
+    progress = RunStep(max(0, trajectory.newest_version) * steps.per_version, steps.last)
+    given = RuleInput(task, trajectory, deadline=deadline, sandbox=sandbox, progress=progress, **texts)
     try:
         found = rules.score(given)
     except ScoringError as error:
+        if error.__cause__ is not None:
+            error_logger.exception(f"trajectory {given.trajectory.id}: {error}", error)
         return failed(str(error))
     except Exception as error:
         reason = f"the rule raised {reason_of(error)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from asyncrl.config.imports import imported
+from asyncrl.config.keys import did_you_mean
 from asyncrl.config.schema import ActorConfig
 from asyncrl.errors import ConfigError
 from asyncrl.plain import copied
@@ -37,7 +38,8 @@ def _load(name: str) -> type[Tool]:
     path = BUILT_IN.get(name, name)
     if "." not in path:
         known = ", ".join(BUILT_IN)
-        raise ConfigError(f"actor.tools: there is no tool {name!r}; use one of {known}, or the dotted path of a class")
+        hint = did_you_mean(name, BUILT_IN) or f"; use one of {known}, or the dotted path of a class"
+        raise ConfigError(f"actor.tools: there is no tool {name!r}{hint}")
     cls = imported(path, f"actor.tools: {name!r}", "the dotted path of a class, such as my_tools.Weather")
     if not (isinstance(cls, type) and issubclass(cls, Tool)):
         raise ConfigError(f"actor.tools: {name!r} must be a subclass of asyncrl.tools.Tool")

@@ -10,7 +10,7 @@ from asyncrl.algorithms.probe import probe_parts
 from asyncrl.errors import ConfigError
 from tests.algorithms.support import make_config
 
-FILE = r"bad_parts\.py:\d+"
+FILE = r"bad_parts\.py, line \d+"
 
 
 @pytest.mark.parametrize(

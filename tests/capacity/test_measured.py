@@ -98,7 +98,7 @@ def test_rates_are_those_of_the_runs_files(run: Path) -> None:
     assert (rates.transfer_s, rates.switch_s) == pytest.approx((0.1, 0.05))
     assert rates.label_s == pytest.approx(0.1)
     assert (rates.zero_variance, rates.failed, rates.requests) == (0.25, 0.0, [20.0, 20.0])
-    assert found.sizes == Sizes(engines=1, learner_gpus=2, batch_size=16, group_size=2, max_lag=3)
+    assert found.sizes == Sizes(engines=1, concurrency=16, learner_gpus=2, batch_size=16, group_size=2, max_lag=3)
 
 
 def test_a_run_that_has_not_done_enough_is_refused(run: Path) -> None:

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 from asyncrl.errors import ScoringError
+from asyncrl.ids import TRIAL_GROUP
 from asyncrl.types import Task, Trajectory
 
 WITNESS_VARIABLE = "ASYNCRL_TEST_WITNESS"
@@ -15,7 +16,8 @@ WITNESS_VARIABLE = "ASYNCRL_TEST_WITNESS"
 def coin(task: Task, answer: str, trajectory: Trajectory) -> float:
     """A reward that depends on the trajectory's id alone; one in fifty cannot be judged. Whatever is judged was
     accepted, so its id is written down where the monkey looks."""
-    if witness := os.environ.get(WITNESS_VARIABLE):
+    witness = os.environ.get(WITNESS_VARIABLE)
+    if witness and trajectory.group_id != TRIAL_GROUP:
         with Path(witness).open("a") as file:
             file.write(f"{trajectory.id}\n")
     fate = zlib.crc32(trajectory.id.encode())

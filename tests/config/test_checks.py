@@ -104,7 +104,7 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"learner.minibatches": 7}, "divide"),
         ({"learner.publish_every": 7}, "last weights must be published"),
         ({"learner.publish_every": 4, "learner.checkpoint_every": 10}, "publish_every=4: .*multiple of the second"),
-        ({"actor.max_tokens": 9000}, "engine.max_length"),
+        ({"actor.max_tokens": 9000, "engine.max_length": 4096}, "engine.max_length"),
         ({"learner.eval_every": 5}, "data.eval"),
         ({"scoring.shaping.process_weight": 0.5}, "scoring.prm.path.*or scoring.steps to a function of yours"),
         ({**AWAY, "weights.into_servers": "gloo"}, r"engine\.urls=.*10\.0\.0\.2.*gloo and NCCL have no keys"),

@@ -82,11 +82,36 @@ def test_a_word_that_cannot_be_used_is_refused_in_one_line(required: list[str], 
 
 
 def test_all_that_is_wrong_is_refused_at_once() -> None:
-    words = ["learner.stepz=3", "experiment=demos", "learner.lr=fast", "actor.concurrency=0", "learner.eval_every=5"]
+    words = ["learner.stepz=3", "learner.lr=fast", "actor.concurrency=0", "learner.eval_every=5"]
     assert [line.split("=")[0].split(":")[0] for line in refused(words)] == [
-        *("experiment", "learner.stepz", "learner.lr"),
+        *("learner.stepz", "learner.lr"),
         *("model.path", "data.train", "actor.concurrency", "learner.eval_every"),
     ]
+
+
+def test_a_wrong_file_of_an_experiment_brings_no_errors_of_what_it_may_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "first.yaml").touch()
+    expected = {
+        "experiment=demos": "experiment=demos: there is no such file; did you mean demo?",
+        "experiment=frist": "experiment=frist: there is no such file; did you mean ./first.yaml?",
+        "frist.yaml": f"experiment=frist.yaml: there is no file {tmp_path}/frist.yaml; did you mean first.yaml?",
+    }
+    for word, line in expected.items():
+        assert refused([word, "learner.eval_every=5"]) == [line]
+    assert refused(["experiment=demos", "actor.concurrency=0"])[1:] == [
+        "actor.concurrency=0: it must be a whole number in [1, inf)"
+    ]
+
+
+def test_a_yaml_file_alone_is_the_file_of_the_experiment(
+    required: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b.yaml").write_text("learner: {steps: 7}\n")
+    assert read([*required, "a b.yaml"]).learner.steps == 7
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def test_the_first_look_has_its_numbers_and_figures(run: Path) -> None:
     async def visit(page: Browser) -> None:
         await page.until(f"{DRAWN} >= 2 && {INKED}")
         text = await page.run("document.body.innerText")
-        for expected in ("one", "Is it learning?", "30", "a step takes", "2 s", "50 tokens/s", "Roles"):
+        for expected in ("one", "Is it learning?", "30", "elapsed", "a step takes", "2 s", "Roles"):
             assert expected in text
         assert await page.run("location.search") == ""
 

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,6 +163,7 @@ class FakeSplit:
     def __init__(self, table: pa.Table) -> None:
         self.table = table
         self.column_names = table.column_names
+        self.features = SimpleNamespace(arrow_schema=table.schema)
 
     def select_columns(self, names: list[str]) -> FakeSplit:
         return FakeSplit(self.table.select(names))

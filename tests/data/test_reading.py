@@ -131,7 +131,7 @@ def test_equal_indices_in_different_splits_or_sources_stay(tmp_path: Path) -> No
     ("rows", "message"),
     [
         ([{"data_source": "x", "reward_model": {"ground_truth": "1"}}], "no column prompt; it has data_source"),
-        ([row(prompt="What is 2+2?")], "column prompt must be a list of messages"),
+        ([row(prompt=22)], "column prompt must be a list of messages"),
         ([row(), row(prompt=[])], "row 1, column prompt has no messages; mend or drop"),
         ([row(), row(data_source=None)], "row 1, column data_source is null"),
         ([row(reward_model={"style": "rule"})], "reward_model must be a struct with a field ground_truth"),

@@ -20,8 +20,7 @@ pytestmark = pytest.mark.long
 PAGE = (ROOT / "docs" / "first_run.md").read_text().partition("\n## After the first run")[0]
 BLOCK = re.compile(r"(?:`(\S+)`:\n)?(?:<!--.*?-->\n)?```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHORT = {
-    'prepare_demo(Path(".cache/demo"), 0, print)': 'prepare_demo(Path(".cache/demo"), 0, print, Effort(2, 2, 4))',
-    "demo import prepare_demo\n": "demo.prepare import Effort, prepare_demo\n",
+    "asyncrl demo --model-only model": "python quick_model.py",
     "max_turn_tokens: 48": "max_turn_tokens: 8",
     "  steps: 10": "  steps: 2",
     "inspect step runs/first 5": "inspect step runs/first 1",
@@ -31,6 +30,11 @@ SHORT = {
     "  retention: all": "  retention: all\nnetwork:\n  replay_port: 0\n  weights_port: 0",
 }
 """What makes the page's run a matter of seconds, for a policy that learns nothing, beside other runs."""
+QUICK_MODEL = """
+from pathlib import Path
+from asyncrl.commands.demo.prepare import Effort, make_policy
+make_policy(Path("model"), Path(".cache/demo"), 0, print, Effort(2, 2, 4))
+"""
 
 
 def follow(page: str, folder: Path, environment: Mapping[str, str]) -> str:
@@ -61,6 +65,7 @@ def test_the_page_of_the_first_run_works_from_top_to_bottom(tmp_path: Path) -> N
     for long, short in SHORT.items():
         assert long in page
         page = page.replace(long, short)
+    (tmp_path / "quick_model.py").write_text(QUICK_MODEL)
     here = {**environment(Path(sys.executable).parent), "PYTHONPATH": str(ROOT)}
     follow(page, tmp_path, here)
     assert (tmp_path / "runs/first/checkpoints/step-000003").exists()

@@ -88,7 +88,7 @@ def test_a_wrong_configuration_ends_with_a_message_before_anything_starts(
 
 @pytest.mark.long
 def test_killing_every_role_once_loses_nothing_and_accuracy_is_reached(start: Start, prepared: list[str]) -> None:
-    run = start("demo", "learner.steps=24", "learner.eval_every=12", "learner.checkpoint_every=3")
+    run = start("demo", "--json", "learner.steps=24", "learner.eval_every=12", "learner.checkpoint_every=3")
     for step, role in ((2, "actor-0"), (4, "replay"), (6, "scoring-0"), (8, "learner")):
         run.wait_for_step(step)
         run.kill(role)

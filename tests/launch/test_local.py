@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 import threading
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import pytest
 
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
+from asyncrl.config.locations import SUMMARY_FILE
 from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch import local
 from asyncrl.launch import stop as stop_command
 from asyncrl.launch.addresses import RunAddresses
-from asyncrl.launch.claim import check_resume, claim, is_past_its_steps, make_room
+from asyncrl.launch.claim import check_resume, claim, is_finished, is_past_its_steps, make_room
 from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
@@ -64,6 +66,24 @@ def test_open_ports_are_chosen() -> None:
     config.network.replay_port = config.network.weights_port = 0
     RunAddresses.of(config).choose_ports()
     assert 0 not in (config.network.replay_port, config.network.weights_port)
+
+
+def test_default_ports_that_another_program_has_are_left_open(tmp_path: Path) -> None:
+    config = make_config()
+    config.network.replay_port, config.network.weights_port = 0, 0
+    RunAddresses.of(config).leave_taken_ports()
+    assert config.network.replay_port == 0, "they were open"
+    usual = make_config().network
+    with socket.socket() as taken:
+        with suppress(OSError):  # Another process may have the port already, which is as good.
+            taken.bind(("127.0.0.1", usual.weights_port))
+        config = make_config()
+        RunAddresses.of(config).leave_taken_ports()
+        assert (config.network.replay_port, config.network.weights_port) == (0, 0)
+        config = make_config()
+        config.network.replay_port = 7000
+        RunAddresses.of(config).leave_taken_ports()
+        assert config.network.replay_port == 7000, "the user has chosen them"
 
 
 def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role(tmp_path: Path) -> None:
@@ -152,6 +172,7 @@ def test_a_stop_before_the_roles_are_started_starts_none_and_leaves_nothing(
         stop.set()  # Or they would find that there is no such model.
     else:
         monkeypatch.setattr(local, "preflight", lambda *_, **__: stop.set())
+    monkeypatch.setattr(local, "check_paths", lambda *_: None)
     assert not train(config, stop)
     assert not (tmp_path / "run").exists()
 
@@ -171,8 +192,57 @@ def test_the_checks_of_a_run_that_starts_are_stopped_by_its_folder_and_it_is_sai
         raise StoppedError("stopped between two checks")
 
     monkeypatch.setattr(local, "preflight", checks)
+    monkeypatch.setattr(local, "check_paths", lambda *_: None)
     assert not train(config, signalled)
     assert not signalled.is_set(), "a job of Slurm ends its chain for a request, and not for a signal"
     command.join(GENEROUS_S)
     assert not run_dir.exists()
     assert capsys.readouterr().out == f"{run_dir} has ended before it started anything\n"
+
+
+def finished(folder: Path, config: TrainConfig, steps: int) -> Path:
+    """The folder of a run that has ended after so many steps."""
+    claim(config, folder)
+    mark = folder / "checkpoints" / f"step-{steps:06d}" / "complete"
+    mark.parent.mkdir(parents=True)
+    mark.touch()
+    (folder / SUMMARY_FILE).write_text('{"result": "done"}')
+    (folder / "model").mkdir()
+    return folder
+
+
+def test_a_finished_run_says_so_before_anything_is_checked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config()
+    config.run.dir, config.run.name, config.learner.steps = str(tmp_path), "run", 8
+    finished(tmp_path / "run", config, 8)
+    with caplog.at_level("INFO"):
+        assert train(config, threading.Event())
+    assert f"{tmp_path / 'run'} is done: it has trained all of its 8 steps" in caplog.text
+    assert "checking data" not in caplog.text
+
+
+@pytest.mark.parametrize("wanted", [7, 9])
+def test_a_run_with_other_steps_is_not_finished(wanted: int, tmp_path: Path) -> None:
+    config = make_config()
+    config.learner.steps = 8
+    folder = finished(tmp_path / "run", config, 8)
+    assert is_finished(config.learner, values_of(config), folder)
+    config.learner.steps = wanted
+    assert not is_finished(config.learner, values_of(config), folder)
+
+
+def test_a_finished_run_without_its_model_writes_it_again(tmp_path: Path) -> None:
+    config = make_config()
+    config.learner.steps = 8
+    folder = finished(tmp_path / "run", config, 8)
+    (folder / "model").rmdir()
+    assert not is_finished(config.learner, values_of(config), folder)
+
+
+def test_a_finished_run_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    config = make_config()
+    config.learner.steps = 8
+    folder = finished(tmp_path / "run", config, 8)
+    config.actor.temperature = 0.5
+    with pytest.raises(ConfigError, match="holds a run"):
+        is_finished(config.learner, values_of(config), folder)

@@ -179,8 +179,9 @@ UNREAD_STEPS = (
     ],
 )
 def test_an_algorithm_that_cannot_be_is_refused_by_the_plan_and_by_a_start_before_anything_else(
-    word: str, reason: str, tmp_path: Path
+    word: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("asyncrl.launch.local.check_paths", lambda *_: None)  # The data and the model do not exist.
     config = read([*WORDS, "scoring.rule=exact_number", word], names_missing_data=False)
     config.run.dir = str(tmp_path)
     with pytest.raises(ConfigError, match=reason):

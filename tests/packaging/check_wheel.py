@@ -18,7 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
-DEMO = ("demo", "learner.steps=2", "learner.eval_every=0")
+DEMO = ("demo", "--json", "learner.steps=2", "learner.eval_every=0")
 
 
 def build(folder: Path) -> Path:

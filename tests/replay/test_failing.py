@@ -200,3 +200,16 @@ def test_a_run_that_keeps_less_from_now_on_keeps_the_episodes_of_its_dead_letter
     core.restart(make_settings(max_attempts=2))
     assert core.status()["depth_data"] == 1
     assert [each.id for each in core.fetch([name])] == [name]
+
+
+def test_each_kind_of_failure_is_logged_once_and_as_an_error_if_the_users_own_code_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = FailureBackoff(Clock())
+    for number in range(5):
+        failing.failed(EPISODES, f"t{number}.0.0", f"KeyError: '{number}' (my_tools.py, line 12)")
+        failing.failed(SCORINGS, f"t{number}.0.0", f"the rule took longer than {number} s")
+    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
+        ("ERROR", "episodes fail, such as t0.0.0: KeyError: '0' (my_tools.py, line 12)"),
+        ("WARNING", "scorings of episodes fail, such as t0.0.0: the rule took longer than 0 s"),
+    ]

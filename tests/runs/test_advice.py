@@ -43,6 +43,14 @@ def starved(cause: str, **changes: Any) -> IdleShares:
             [f"{WAITS} episodes, while engines were busy for 97%: add engines (cluster.actors=3)"],
         ),
         (
+            starved("episodes", actors_idle=0.03, cores=3),
+            [f"{WAITS} episodes, while engines were busy for 97%: the 3 cores of this machine limit the run"],
+        ),
+        (
+            starved("episodes", actors_idle=0.03, cores=4),
+            [f"{WAITS} episodes, while engines were busy for 97%: add engines (cluster.actors=3)"],
+        ),
+        (
             starved("episodes", actors_idle=0.5),
             [
                 f"{WAITS} episodes, while engines were busy for 50%, since admission allowed no more episodes: raise "

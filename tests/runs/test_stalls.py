@@ -50,6 +50,10 @@ CASES = [
     # The learner itself.
     (situation(role("learner", silent_s=40.0)), "learner has been silent for 40 s"),
     (
+        situation(role("learner", silent_s=40.0, does=Doing("play", 0.0, "blocked by my.py, line 3"))),
+        "learner is blocked by my.py, line 3 and has been silent for 40 s",
+    ),
+    (
         situation(role("learner", does=Doing("train", 0.0, silent="rank 1 of 2"), part_silent_s=9.0)),
         "learner's rank 1 of 2 has been silent for 9 s",
     ),

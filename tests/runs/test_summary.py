@@ -48,7 +48,7 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
         "held-out accuracy  0.5 -> 0.75 (first and last)",
         "failures           1 episodes, 0 scorings",
         "1 x broken",
-        "speed              32 s, 10 tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
+        "speed              10 sampled tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
         f"episodes           {tmp_path / 'replay'}",
         f"asyncrl inspect dead-letters {tmp_path}",
         f"asyncrl export {tmp_path}",
@@ -127,3 +127,14 @@ def test_its_commands_can_be_copied_into_a_shell(tmp_path: Path) -> None:
         line.split("asyncrl", 1)[1] for line in write_summary(Run(run_dir), 1, "done", "", RESUME).splitlines()[-3:]
     ]
     assert all(str(run_dir) in shlex.split(command) for command in commands)
+
+
+def test_it_has_each_error_of_a_role_with_its_count(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5])
+    (tmp_path / "logs").mkdir()
+    line = "2026-11-28 20:57:58,928 ERROR asyncrl.machine.files: the disk is full: {} waits for room\n"
+    (tmp_path / "logs" / "learner.log").write_text("".join(map(line.format, ("step 1", "step 2", "step 3"))))
+    text = write_summary(Run(tmp_path), 1, "done", "", RESUME)
+    assert "error              learner: the disk is full: step 3 waits for room (3 times)\n" in text
+    errors = json.loads((tmp_path / SUMMARY_FILE).read_text())["errors"]
+    assert errors == ["learner: the disk is full: step 3 waits for room (3 times)"]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import time
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from asyncrl.config.locations import ALIVE_FOLDER, PROCESSES_FILE
 from asyncrl.config.schema import TrainConfig
+from asyncrl.machine.doing import Doing
 from asyncrl.observe.sinks import JsonLines, metrics_file, remove_steps
 from asyncrl.runs.lines import read_lines
+from asyncrl.runs.live_rows import LINE_S
 from asyncrl.runs.run import Run
-from asyncrl.runs.terminal import LINE_S, TerminalTable
+from asyncrl.runs.terminal import TerminalTable
 
 
 def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
@@ -30,7 +37,7 @@ def test_the_newest_values_of_every_role_are_shown(tmp_path: Path) -> None:
     assert (rows["held-out outcome"], rows["held-out accuracy"]) == ("0.95", "0.9")
     assert rows["held-out failed"] == "13 of 50"
     assert (rows["lag"], rows["restarts"]) == ("1", "1")
-    assert (rows["rollout tok/s"], rows["rollout idle"]) == ("1234", "10%")
+    assert (rows["sampled tokens/s now"], rows["rollout idle"]) == ("1234", "10%")
     assert rows["recomputed tokens"] == "5000"
     assert rows["stop of a push"] == "25 ms, at most 60"
     explained = (Path(__file__).parents[2] / "docs" / "watching.md").read_text()
@@ -43,10 +50,10 @@ def test_rates_of_an_earlier_start_are_not_shown_as_those_of_a_resumed_run(tmp_p
     actor.log(1, {"tokens_per_s": 571.0, "idle": 0.0})
     table = TerminalTable(Run(tmp_path), 100, 1, lambda: {"actor-0": 0})
     rows = dict(table.rows())
-    assert (rows["step"], rows["rollout tok/s"], rows["rollout idle"]) == ("9/100", "-", "-")
+    assert (rows["step"], rows["sampled tokens/s now"], rows["rollout idle"]) == ("9/100", "-", "-")
     actor.log(0, {"tokens_per_s": 12.0, "idle": 0.9})
     rows = dict(table.rows())
-    assert (rows["rollout tok/s"], rows["rollout idle"]) == ("12", "90%")
+    assert (rows["sampled tokens/s now"], rows["rollout idle"]) == ("12", "90%")
 
 
 def test_steps_that_a_resumed_learner_trains_again_are_shown_and_kept_once(tmp_path: Path) -> None:
@@ -134,3 +141,75 @@ def test_a_run_that_trains_on_a_biased_sample_warns_once(tmp_path: Path, capsys:
             ):
                 assert part in text
     assert warned == [20]
+
+
+class OnTerminal:
+    """A table on a fake terminal of 100 columns, whose text is collected."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file, self._now = StringIO(), 0.0
+        console = Console(file=self._file, force_terminal=True, width=100, no_color=True)
+        self.table = TerminalTable(Run(folder), 100, 1, dict, lambda: self._now, console=console)
+
+    def shown(self) -> str:
+        self._now += LINE_S
+        self._file.truncate(0)
+        with self.table:
+            self.table.update()
+        return self._file.getvalue()
+
+
+def test_a_terminal_has_a_bar_of_the_steps_and_the_time_left(tmp_path: Path) -> None:
+    shown = OnTerminal(tmp_path)
+    assert "0%" in shown.shown()
+    learner = JsonLines(metrics_file(tmp_path, "learner"))
+    for step in range(25):
+        learner.log(step, {"reward/mean": 0.5, "seconds/step": 2.0})
+    text = shown.shown()
+    assert "━" in text
+    assert "25%" in text
+    assert "2 min left" in text, "75 steps of 2 s"
+
+
+def test_lines_have_the_time_left_and_the_work_of_the_run(tmp_path: Path) -> None:
+    table = TerminalTable(Run(tmp_path), 100, 1, dict)
+    JsonLines(metrics_file(tmp_path, "learner")).log(9, {"reward/mean": 0.5, "seconds/step": 0.5})
+    write_doing(tmp_path, learner="checkpoint")
+    rows = dict(table.rows())
+    assert (rows["left"], rows["now"]) == ("45 s", "learner writes a checkpoint after step 10")
+
+
+def test_a_line_never_has_the_whole_text_of_a_long_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    JsonLines(metrics_file(tmp_path, "replay")).log(0, {"failing": "the tool said\n" + 5000 * "x"})
+    TerminalTable(Run(tmp_path), 100, 1, dict).update()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert len(line) < 400
+    assert "failing the tool said xxx" in line
+
+
+def test_an_error_of_a_role_is_printed_once_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    now, log = [0.0], tmp_path / "logs" / "learner.log"
+    log.parent.mkdir()
+    log.write_text("2026-11-28 20:57:58,928 ERROR asyncrl.learner: an earlier start\n")
+    table = TerminalTable(Run(tmp_path), 100, 1, dict, lambda: now[0])
+    shown = []
+    for step in (10, 20, None):
+        if step is not None:
+            text = f"the disk is full: the checkpoint of step {step} waits for room"
+            log.write_text(f"{log.read_text()}2026-11-28 20:57:58,928 ERROR asyncrl.machine.files: {text}\n")
+        now[0] += LINE_S
+        table.update()
+        shown.append(capsys.readouterr().err)
+    assert f"error of learner: the disk is full: the checkpoint of step 10 waits for room; see {log}\n" in shown[0]
+    assert "errors 2 of learner" in shown[1]
+    assert ["error of learner" in each for each in shown] == [True, False, False]
+    assert "earlier start" not in "".join(shown)
+
+
+def write_doing(folder: Path, **phases: str) -> None:
+    """The files with which supervised roles say what they do."""
+    (folder / ALIVE_FOLDER).mkdir()
+    (folder / PROCESSES_FILE).write_text(json.dumps({name: {"host": "a", "pid": 1, "restarts": 0} for name in phases}))
+    for name, phase in phases.items():
+        (folder / ALIVE_FOLDER / name).touch()
+        Doing(phase, time.time()).write(folder / ALIVE_FOLDER / name)

@@ -13,7 +13,7 @@ from asyncrl.config.schema.scoring import needs
 from asyncrl.errors import AsyncrlError, ScoringError, UnavailableError
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
-from asyncrl.scoring.answers import answer_texts, response_text
+from asyncrl.scoring import answers
 from asyncrl.scoring.models.base import StepScores
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import load_rules
@@ -83,9 +83,7 @@ def lines(*texts: str, index: int = 0, **changes) -> tuple[Task, Trajectory]:
 def rule_input(text: str, truth: str = "72", **changes) -> RuleInput:
     """The input of a rule for an answered episode."""
     task, trajectory = answered(text, truth=truth, **changes)
-    tokenizer = CharTokenizer()
-    answer, full_answer = answer_texts(trajectory, tokenizer)
-    return RuleInput(task, trajectory, answer, response_text(trajectory, tokenizer), full_answer=full_answer)
+    return answers.rule_input(task, trajectory, CharTokenizer())
 
 
 def rules_of(rule: str, **params):

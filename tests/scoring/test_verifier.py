@@ -13,8 +13,8 @@ import pytest
 from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
 from asyncrl.scoring.rules.base import RuleInput
-from asyncrl.scoring.verifier import Verifier
-from asyncrl.types import Role, Turn
+from asyncrl.scoring.verifier import Steps, Verifier
+from asyncrl.types import Role, Turn, runs_of
 from tests.episode.fakes import ids, make_tokenizer
 from tests.helpers import GENEROUS_S, has_ended, living, make_trajectory, until
 from tests.scoring.fakes import answered, rule_input
@@ -118,6 +118,22 @@ def test_a_rule_may_say_why_and_a_long_reason_is_cut(verifier):
     assert text.startswith("it has no no")
     assert "characters cut" in text
     assert len(text) < 2100
+
+
+def test_a_function_of_trl_gets_the_turns_and_the_step_and_names_itself_when_it_fails():
+    found = rule_input("72", version_runs=runs_of(np.array([-1] * 5 + [6] * 5 + [-1] * 2 + [6] * 3, np.int32)))
+    with closing(Verifier(ScoringConfig(rule=f"{__name__}.of_trl"), steps=Steps(40, 2))) as verifier:
+        scores = verifier.score(found)
+        assert scores.scores == {"of_trl": 3.0, "of_trl/step": 12.0, "of_trl/last": 40.0}
+        with pytest.raises(ScoringError, match=r"of_trl raised IndexError: .*, at task task-0"):
+            verifier.score(rule_input("7"))
+
+
+def of_trl(completions, trainer_state, log_metric, **kwargs):
+    log_metric("step", trainer_state.global_step)
+    log_metric("last", trainer_state.max_steps)
+    assert completions[0][-1]["content"][1]
+    return [len(completions[0])]
 
 
 @pytest.mark.parametrize("answer", ["loop", "regex"])
@@ -241,7 +257,7 @@ def test_a_verl_manager_reads_with_the_policys_tokenizer(tmp_path):
 
 HANGING = """
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.scoring.verifier import Verifier
+from asyncrl.scoring.verifier import Steps, Verifier
 from tests.scoring.fakes import rule_input
 verifier = Verifier(ScoringConfig(rule="obedient_rewards.obeys", timeout_s=3.0))
 verifier.score(rule_input("loop"))

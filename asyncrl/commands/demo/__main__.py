@@ -1,7 +1,11 @@
-"""`asyncrl demo`: prepare the demo, train, and show the result. It takes KEY=VALUE words like `asyncrl train`."""
+"""`asyncrl demo`: prepare the demo, train, and show the result. It takes KEY=VALUE words like `asyncrl train`.
+
+`--json` also prints the results as a last line of JSON. `--model-only DIR` only makes the policy that the demo trains.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -11,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, prepare_demo, prepared_overrides
-from asyncrl.commands.demo.summary import audit, draw
+from asyncrl.commands.demo.prepare import CACHE, SEED, Prepared, make_policy, prepare_demo, prepared_overrides
+from asyncrl.commands.demo.summary import audit, before_and_after, try_next
 from asyncrl.config import locations
 from asyncrl.config.exits import EXIT_STOPPED, exit_status
 from asyncrl.config.load import role_main
@@ -20,33 +24,27 @@ from asyncrl.config.schema import TrainConfig
 from asyncrl.launch.local import train
 from asyncrl.launch.plan import run_or_plan, without_option
 from asyncrl.machine import process
+from asyncrl.runs.report.page import write_report
 from asyncrl.runs.run import Run
 
 MOST_THREADS = 4
 
 
-def run(config: TrainConfig) -> int:
-    """Train, and report the result: a picture and a summary for people, and a last line of JSON for programs."""
+def run(config: TrainConfig, as_json: bool = False) -> int:
+    """Train, and report the result for people. `as_json`: a last line has it for programs, too."""
     run_dir = locations.run_dir(config.run)
     if not train(config):
         return EXIT_STOPPED
-    draw(run_dir, run_dir / "curve.png")
-    sys.stderr.write(f"  {'curves':<19}{run_dir / 'curve.png'}\n{try_next(run_dir)}")
-    summary = Run(run_dir).summary()
-    sys.stdout.write(json.dumps({**summary, **audit(run_dir, config.replay.sampler.max_times_sampled)}) + "\n")
+    found = audit(run_dir, config.replay.sampler.max_times_sampled)
+    sys.stderr.write(
+        f"  {'audit':<19}{found['lost']} trajectories lost, {found['trained_twice']} trained twice\n"
+        f"  {'report':<19}{write_report(str(run_dir))}\n"
+        f"{before_and_after(Run(run_dir), config.scoring.shaping.process_weight)}"
+        f"{try_next(run_dir)}"
+    )
+    if as_json:
+        sys.stdout.write(json.dumps({**Run(run_dir).summary(), **found}) + "\n")
     return 0
-
-
-def try_next(run_dir: Path) -> str:
-    """Commands to try after the demo, each with its effect, in two columns."""
-    things = {
-        f"asyncrl dashboard {run_dir}": "a page with curves and episodes of the run",
-        f"asyncrl inspect list {run_dir} --sort reward": "the episodes, the best first",
-        "asyncrl demo run.name=dapo algorithm=dapo": "the demo with another algorithm",
-        "docs/first_run.md": "data, a tool and a reward of your own, step by step",
-    }
-    width = max(map(len, things)) + 2
-    return "\nFour things to try next:\n" + "".join(f"  {command:<{width}}{what}\n" for command, what in things.items())
 
 
 def preparation_threads(cpus: int) -> int:
@@ -57,18 +55,35 @@ def preparation_threads(cpus: int) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Prepare, train and show the demo, and return the exit status."""
-    if {"--help", "-h", "--cfg", "-c"} & set(argv):
-        return role_main(run, argv)
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--model-only", type=Path, metavar="DIR")
+    given, words = parser.parse_known_args(argv)
+    train_and_show = partial(run, as_json=given.json)
+    if {"--help", "-h", "--cfg", "-c"} & set(words):
+        return role_main(train_and_show, words)
+    if given.model_only is not None:
+        return _make_model(given.model_only)
     # The command line is checked before the preparation. An existing file replaces each prepared file in this check.
-    checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *argv]
+    checked = [*prepared_overrides(Prepared(*[Path(__file__)] * 4)), *words]
     if without_option(checked)[1]:
-        return run_or_plan(run, checked)
+        return run_or_plan(train_and_show, checked)
     if refused := role_main(lambda _: None, checked):
         return refused
-    console = Console(stderr=True)
     process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
-    prepared = prepare_demo(CACHE, SEED, lambda text: console.print(f"[dim]{text}", highlight=False))
-    return role_main(run, [*prepared_overrides(prepared), *argv])
+    prepared = prepare_demo(CACHE, SEED, _show)
+    return role_main(train_and_show, [*prepared_overrides(prepared), *words])
+
+
+def _make_model(folder: Path) -> int:
+    process.limit_threads(preparation_threads(len(os.sched_getaffinity(0))))
+    make_policy(folder, CACHE, SEED, _show)
+    _show(f"the demo's policy is in {folder}: a Hugging Face folder, for model.path={folder}")
+    return 0
+
+
+def _show(text: str) -> None:
+    Console(stderr=True).print(f"[dim]{text}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

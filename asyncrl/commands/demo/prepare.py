@@ -12,13 +12,20 @@ import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from asyncrl.commands.demo.arithmetic import arithmetic_task, distinct_expressions
+from asyncrl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 CACHE = Path(".cache/demo")
 SEED = 0
 TRAINING_TASKS = 4000
 HELD_OUT_TASKS = 200
+NO_MAKERS = ("__main__", "summary")
+"""Files of this package that make no prepared file: a change of them keeps the prepared files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +65,25 @@ def prepare_demo(directory: Path, seed: int, progress: Callable[[str], None], ef
 
     made_once(folder, make)
     return _parts(folder)
+
+
+def make_policy(
+    folder: Path, directory: Path, seed: int, progress: Callable[[str], None], effort: Effort = FULL_EFFORT
+) -> None:
+    """Write the policy that the demo trains into a new folder, from the prepared files under `directory` if they exist.
+    Raises ConfigError: the folder exists."""
+    if folder.exists():
+        raise ConfigError(f"{folder} exists: name a new folder")
+    prepared = _parts(directory / _fingerprint(seed, effort)).model
+
+    def make(partial: Path) -> None:
+        if prepared.exists():
+            shutil.copytree(prepared, partial, dirs_exist_ok=True)
+            return
+        progress(f"training the demo's policy for {folder} (1 to 2 minutes)")
+        _save_policy(partial, seed, progress, effort.warm_start)
+
+    made_once(folder, make)
 
 
 def prepared_overrides(prepared: Prepared) -> list[str]:
@@ -100,15 +126,13 @@ def fingerprint(text: str, files: Iterable[Path]) -> str:
     """A hash of the text and the files, as a name."""
     digest = hashlib.sha256(text.encode())
     for file in files:
-        if file.stem not in ("command", "summary"):
+        if file.stem not in NO_MAKERS:
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: Effort) -> None:
     from asyncrl.commands.demo.step_scorer import save_step_scorer, train_step_scorer
-    from asyncrl.commands.demo.tokenizer import build_tokenizer
-    from asyncrl.commands.demo.warm_start import warm_start
     from asyncrl.data.writing import write_tasks
 
     rng = random.Random(seed)
@@ -116,13 +140,24 @@ def _make(parts: Prepared, seed: int, progress: Callable[[str], None], effort: E
     training = distinct_expressions(TRAINING_TASKS, rng, avoid=set(held_out))
     for path, split, expressions in ((parts.held_out, "eval", held_out), (parts.train, "train", training)):
         write_tasks(path, (arithmetic_task(each, split, index) for index, each in enumerate(expressions)))
-    tokenizer = build_tokenizer()
-    policy = warm_start(tokenizer, seed, progress, effort.warm_start)
-    policy.save_pretrained(parts.model)
-    tokenizer.save_pretrained(parts.model)
+    policy, tokenizer = _save_policy(parts.model, seed, progress, effort.warm_start)
     scorer, judgements = train_step_scorer(policy, tokenizer, seed, progress, effort.step_scorer, effort.judged)
     for source, found in judgements.items():
         progress(
             f"the step scorer is right on {found.accuracy:.1%} of {source} steps ({found.right:.1%} are right steps)"
         )
     save_step_scorer(scorer, tokenizer, judgements, parts.step_scorer)
+
+
+def _save_policy(
+    folder: Path, seed: int, progress: Callable[[str], None], steps: int
+) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerFast]:
+    """Train the policy for `steps` updates, and save it with its tokenizer."""
+    from asyncrl.commands.demo.tokenizer import build_tokenizer
+    from asyncrl.commands.demo.warm_start import warm_start
+
+    tokenizer = build_tokenizer()
+    policy = warm_start(tokenizer, seed, progress, steps)
+    policy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return policy, tokenizer

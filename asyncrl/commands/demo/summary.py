@@ -1,10 +1,23 @@
-"""The demo's additions to the summary of its run: an audit of the trajectories, and a picture of the curves."""
+"""The end of the demo: one task before and after the training, the parts of its reward, and commands to try next."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from asyncrl.config.commands import runnable
+from asyncrl.errors import AsyncrlError
+from asyncrl.observe.kept.episode import HELD_OUT, KeptEpisode, KeptRow
+from asyncrl.observe.shown_text import shown_text
+from asyncrl.runs.decoding import Decode, decoder
+from asyncrl.runs.inspect.episode import step_scores
 from asyncrl.runs.run import Run
+from asyncrl.text import shortened
+from asyncrl.types import Role, ToolCall, Turn, process_score
+
+LONGEST_TEXT = 100
+ROUNDING = 1e-4
+"""The parts of a reward add up to it within this difference, since rewards are stored as float32."""
 
 
 def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
@@ -14,34 +27,91 @@ def audit(run_dir: Path, max_times_sampled: int) -> dict[str, int]:
     return {name: found[name] for name in ("lost", "trained_twice")}
 
 
-def draw(run_dir: Path, picture: Path) -> None:
-    """Draw accuracy, lag and idle shares over time as a PNG."""
-    import matplotlib as mpl
+def before_and_after(run: Run, process_weight: float) -> str:
+    """One held-out task as the policy played it before and after the training, with the parts of both rewards. Empty if
+    the run kept no held-out episodes, as without evaluations."""
+    try:
+        pair = most_improved(run.kept().rows())
+        if pair is None:
+            return ""
+        episodes = [run.kept().read(row.step, row.id) for row in pair]
+        decode = decoder(run)
+    except (AsyncrlError, OSError) as error:
+        return f"\nThe kept episodes cannot be read: {error}\n"
+    names = ("before training", f"after {pair[1].step} steps")
+    parts = [_episode(name, each, process_weight, decode) for name, each in zip(names, episodes, strict=True)]
+    return f"\nThe task {_question(episodes[0])}\n{''.join(line for each in parts for line in each)}"
 
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
 
-    run = Run(run_dir)
-    steps, evaluations = (list(run.rows(role)) for role in ("learner", "evaluation"))
-    actors = [list(run.rows(role)) for role in run.roles("actor-*")]
-    start = min(lines[0]["time"] for lines in [steps, *actors] if lines)
-    steps = [line for line in steps if "reward/mean" in line]
-    minutes = [(line["time"] - start) / 60 for line in steps]
-    figure, (top, middle, bottom) = plt.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
-    top.plot(minutes, [line["outcome/mean"] for line in steps], color="0.6", label="outcome of the trained batch")
-    at = [(line["time"] - start) / 60 for line in evaluations]
-    top.plot(at, [line["eval/accuracy"] for line in evaluations], "o-", label="held-out accuracy, greedy")
-    top.set(ylabel="share right", ylim=(0, 1.02), title=f"run {run_dir.name}")
-    middle.plot(minutes, [line["lag/max"] for line in steps], drawstyle="steps-mid", label="largest lag in the batch")
-    middle.plot(minutes, [line["lag/mean"] for line in steps], label="mean lag")
-    middle.set(ylabel="versions", ylim=(0, None))
-    bottom.plot(minutes, [line["idle"] for line in steps], label="learner idle")
-    for index, lines in enumerate(actors):
-        shares = [(line["time"], line["idle"]) for line in lines if "idle" in line]
-        bottom.plot([(t - start) / 60 for t, _ in shares], [share for _, share in shares], label=f"engine {index} idle")
-    bottom.set(ylabel="share of time", ylim=(0, 1.02), xlabel="minutes")
-    for axes in (top, middle, bottom):
-        axes.legend(loc="best", fontsize="small")
-        axes.grid(alpha=0.3)
-    figure.savefig(picture, dpi=110)
-    plt.close(figure)
+def most_improved(rows: Sequence[KeptRow]) -> tuple[KeptRow, KeptRow] | None:
+    """The episodes of the task whose reward rose most from the first evaluation to the last one; `None`: the two have
+    no task in common, or there is only one."""
+    held_out = [row for row in rows if HELD_OUT in row.flags]
+    if not held_out or held_out[0].step == held_out[-1].step:
+        return None
+    first, last = ({row.task_id: row for row in held_out if row.step == held_out[end].step} for end in (0, -1))
+    pairs = [(first[task], last[task]) for task in first if task in last]
+    return max(pairs, key=lambda pair: pair[1].reward - pair[0].reward, default=None)
+
+
+def _question(episode: KeptEpisode) -> str:
+    task = episode.task
+    if task is None:
+        return episode.row.task_id
+    asked = next((str(each["content"]) for each in task.messages if each["role"] == "user"), "")
+    return f"{shortened(asked, LONGEST_TEXT)}, whose answer is {task.truth_text}"
+
+
+def _episode(name: str, episode: KeptEpisode, process_weight: float, decode: Decode) -> Iterator[str]:
+    """The lines of an episode: its reward, then a line for each turn after the prompt."""
+    yield f"  {name}: {reward_text(episode, process_weight)}\n"
+    scores = step_scores(episode.labels)
+    for turn in episode.trajectory.turns[1:]:
+        found = [f"{score:.2f}" for end, score in scores.items() if turn.start < end <= turn.end]
+        score = f"   (step score {', '.join(found)})" if found else ""
+        yield f"    {_speaker(turn):<8}{_turn(turn, episode, decode)}{score}\n"
+
+
+def reward_text(episode: KeptEpisode, process_weight: float) -> str:
+    """The reward as the sum of its parts, where these are all of it."""
+    labels, process = episode.labels, process_score(episode.labels)
+    text = f"reward {labels.reward:.2f}"
+    if process is None or abs(labels.outcome + process_weight * process - labels.reward) > ROUNDING:
+        return f"{text} (outcome {labels.outcome:.2f})"
+    right = "right" if labels.outcome else "wrong"
+    return f"{text} = {labels.outcome:g} ({right} answer) + {process_weight:g} x {process:.2f} (scores of the steps)"
+
+
+def _speaker(turn: Turn) -> str:
+    return "policy" if turn.role is Role.ASSISTANT else turn.role.value
+
+
+def _turn(turn: Turn, episode: KeptEpisode, decode: Decode) -> str:
+    if turn.tool_calls:
+        return shortened(", ".join(map(_call, turn.tool_calls)), LONGEST_TEXT)
+    text = shown_text(episode.trajectory, turn.start, turn.end, decode)
+    return shortened(_without_marks(text), LONGEST_TEXT)
+
+
+def _call(call: ToolCall) -> str:
+    return f"{call.name}({', '.join(f'{name}={value}' for name, value in call.arguments.items())})"
+
+
+def _without_marks(text: str) -> str:
+    """The text of a turn without the marks of the demo's chat template."""
+    for mark in ("<|im_start|>user", "<|im_start|>assistant", "<|im_end|>", "<tool_response>", "</tool_response>"):
+        text = text.replace(mark, " ")
+    return text
+
+
+def try_next(run_dir: Path) -> str:
+    """Commands to try after the demo, each with its effect, in two columns."""
+    asyncrl = runnable()
+    things = {
+        f"{asyncrl} dashboard {run_dir}": "a page with curves and episodes of the run",
+        f"{asyncrl} inspect list {run_dir} --sort reward": "the episodes, the best first",
+        f"{asyncrl} demo run.name=dapo algorithm=dapo": "the demo with another algorithm",
+        f"{asyncrl} evaluate {run_dir}": "pass@k of the trained policy on the held-out tasks",
+    }
+    width = max(map(len, things)) + 2
+    return "\nFour things to try next:\n" + "".join(f"  {command:<{width}}{what}\n" for command, what in things.items())

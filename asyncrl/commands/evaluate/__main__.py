@@ -1,9 +1,10 @@
-"""`asyncrl evaluate RUN|MODEL --data FILE [--n 8] [--step K] [KEY=VALUE ...]`: pass@k, best@k and maj@k, without
+"""`asyncrl evaluate RUN|MODEL [--data FILE] [--n 8] [--step K] [KEY=VALUE ...]`: pass@k, best@k and maj@k, without
 training.
 
 The episodes use the same engine, tools and verifiers as in training. For a RUN (its folder or name) the configuration
-is the run's, and the policy comes from a checkpoint. For a MODEL (a Hugging Face folder or a hub name) KEY=VALUE words
-and experiment=NAME give the configuration, as for `asyncrl train`.
+is the run's, and the policy comes from a checkpoint. Without --data the tasks are those of the run's data.eval. For a
+MODEL (a Hugging Face folder or a hub name) KEY=VALUE words and experiment=NAME give the configuration, as for
+`asyncrl train`.
 
 With --n 1 each task has one greedy attempt; with a larger N, attempts are sampled at actor.temperature. An attempt is
 right if its outcome is at least --threshold (1). Lower the threshold if rules give graded outcomes.
@@ -63,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("target", metavar="RUN|MODEL", help="folder or name of a run, or folder or hub name of a model")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
-    parser.add_argument("--data", required=True, metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
+    parser.add_argument(
+        "--data", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md; a run's data.eval)"
+    )
     parser.add_argument("--n", type=int, default=8, metavar="N", help="attempts at each task (8)")
     parser.add_argument("--step", type=int, metavar="K", help="evaluate a run's checkpoint after K steps (the newest)")
     parser.add_argument(

@@ -28,6 +28,7 @@ from asyncrl.machine import process
 from asyncrl.machine.files import write_whole
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.finding import find_run
+from asyncrl.runs.run import Run
 from asyncrl.text import json_text
 
 log = logging.getLogger("asyncrl.commands.evaluate")
@@ -37,20 +38,33 @@ PATTERN_MARKS = str.maketrans("*?[]", "____")
 
 
 def requested(
-    target: str, data: str, attempts: int, step: int | None, words: Sequence[str], config_dir: Path | None
+    target: str, data: str | None, attempts: int, step: int | None, words: Sequence[str], config_dir: Path | None
 ) -> EvaluationRequest:
-    """The request to evaluate `target`, which is a run or a model. `step`: the checkpoint after so many steps; None is
-    the newest one. Raises ConfigError: the arguments do not fit together."""
+    """The request to evaluate `target`, which is a run or a model. `data`: the tasks; None: those of the run's
+    data.eval. `step`: the checkpoint after so many steps; None is the newest one. Raises ConfigError: the arguments do
+    not fit together."""
     run = find_run(target)
     if attempts < 1:
         raise ConfigError(f"n={attempts}: there must be at least one attempt")
-    if not may_exist(data):
-        raise ConfigError(f"data={data}: the file does not exist; see docs/data.md")
+    sources = [data] if data is not None else _held_out(run, target)
+    for each in sources:
+        if not may_exist(each):
+            raise ConfigError(f"data={each}: the file does not exist; see docs/data.md")
     if run is None and step is not None:
         raise ConfigError(f"step={step}: {target} is not a run, since it has no {CONFIG_FILE}")
     if run is None:
         log.info("%s is evaluated as a model, since it has no %s", target, CONFIG_FILE)
-    return EvaluationRequest(run.folder if run else None, target, data, attempts, words, config_dir)
+    return EvaluationRequest(run.folder if run else None, target, sources, attempts, words, config_dir)
+
+
+def _held_out(run: Run | None, target: str) -> list[str]:
+    """The held-out tasks of a run. Raises ConfigError: it has none, or a model is evaluated."""
+    if run is None:
+        raise ConfigError(f"data: name the tasks on which the model {target} is evaluated; see docs/data.md")
+    sources = run.real_values()["data.eval"]
+    if not sources:
+        raise ConfigError(f"data: name tasks, since {run.folder} has no data.eval")
+    return list(sources)
 
 
 def evaluate(
@@ -83,7 +97,7 @@ def evaluate(
             log.info("showing the result of the finished evaluation; remove %s to evaluate again", folder)
         else:
             play(measured, folder, stop or process.stop_on_signals())
-        sources = [task.data_source for task in run_tasks(measured).usable([request.data])]
+        sources = [task.data_source for task in run_tasks(measured).usable(request.data)]
         with closing(StoredRun(folder / "replay")) as stored:
             result = read_result(stored, sources, request.attempts, threshold)
         write_whole(
@@ -95,9 +109,9 @@ def evaluate(
 
 
 def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
-    """The folder of an evaluation. Unless run.name is set, its name contains the step, the file and the attempts."""
+    """The folder of an evaluation. Unless run.name is set, its name has the step, the first file and the attempts."""
     evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
-    name = f"{evaluated}-{Path(request.data).stem}-n{request.attempts}".translate(PATTERN_MARKS)
+    name = f"{evaluated}-{Path(request.data[0]).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):
         name = run.name
     return (request.run or Path(run.dir)) / "evaluations" / name
@@ -109,7 +123,8 @@ def _described(
     """The result for JSON, with the model, the data and the temperature. Values that are not finite become null."""
     greedy = request.attempts == 1
     what = {"run": str(request.run), "step": steps} if request.run is not None else {"model": request.model}
-    how = {"data": request.data, "temperature": 0.0 if greedy else temperature}
+    data = request.data[0] if len(request.data) == 1 else list(request.data)
+    how = {"data": data, "temperature": 0.0 if greedy else temperature}
     return {**what, **how, **_finite(asdict(result))}
 
 

@@ -53,12 +53,16 @@ ADAPTERS = "adapters cannot be evaluated alone: merge them into a model first (a
 
 @dataclass(frozen=True, slots=True)
 class EvaluationRequest:
-    """The arguments of a command line. `run`: the run's folder; None if `model` is evaluated. `words` are KEY=VALUE
-    words."""
+    """The arguments of a command line.
+
+    - `run`: the run's folder; None if `model` is evaluated;
+    - `data`: the sources of the tasks, a single one for a model;
+    - `words`: KEY=VALUE words.
+    """
 
     run: Path | None
     model: str
-    data: str
+    data: Sequence[str]
     attempts: int
     words: Sequence[str]
     config_dir: Path | None = None
@@ -71,7 +75,7 @@ class EvaluationRequest:
         if wrong:
             raise ConfigError("\n".join(wrong))
         if self.run is None:
-            named = {"model.path": self.model, "data.train": self.data, **ANY_PORT}
+            named = {"model.path": self.model, "data.train": self.data[0], **ANY_PORT}
             return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
             raise ConfigError(f"experiment: {self.run} gives the configuration; set single keys, or choose groups")
@@ -97,8 +101,8 @@ def without_training(config: TrainConfig, request: EvaluationRequest, folder: Pa
         config,
         run=replace(config.run, name=folder.name, dir=str(folder.parent)),
         data=DataConfig(
-            train=[request.data],
-            eval=[request.data],
+            train=list(request.data),
+            eval=list(request.data),
             columns=config.data.columns,
             system_prompt=config.data.system_prompt,
             keep_in_memory=config.data.keep_in_memory,

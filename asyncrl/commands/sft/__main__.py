@@ -10,14 +10,15 @@ from __future__ import annotations
 import logging
 import math
 import os
+import shlex
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from asyncrl.config import locations
 from asyncrl.config.changes import values_of
+from asyncrl.config.commands import runnable
 from asyncrl.config.load import role_main
 from asyncrl.config.locations import CONFIG_FILE, FINE_TUNING_FILE
 from asyncrl.config.schema import (
@@ -30,16 +31,21 @@ from asyncrl.config.schema import (
     SftConfig,
     TrainConfig,
 )
-from asyncrl.errors import ConfigError
-from asyncrl.launch.claim import changes_of, claim
-from asyncrl.launch.ownership import LOOK_S, StopRequests, exclusively
+from asyncrl.errors import ConfigError, StoppedError
+from asyncrl.launch.claim import changes_of, claim, is_finished
+from asyncrl.launch.local import LEARNER
+from asyncrl.launch.ownership import exclusively, stop_of_start
 from asyncrl.launch.preflight.models import check_adapters, check_existence, check_freezing, check_tokenizer
-from asyncrl.launch.processes import role_command, this_host
+from asyncrl.launch.processes import ROLE_ENVIRONMENT, role_command, this_host
+from asyncrl.launch.role_process import RoleCommand
 from asyncrl.launch.run_folder import store_folders
-from asyncrl.learner.ranks.launcher import Membership, Timeouts, run_ranks
+from asyncrl.launch.supervisor import RunFailedError, Supervisor
+from asyncrl.launch.survivors import end_here
 from asyncrl.machine import process
-from asyncrl.machine.activity import Activity
 from asyncrl.machine.files import write_whole
+from asyncrl.runs.environment import record_environment
+from asyncrl.runs.fine_tuning import FineTuningTable, write_fine_tuning_summary
+from asyncrl.runs.run import Run
 
 log = logging.getLogger("asyncrl.commands.sft")
 
@@ -48,58 +54,62 @@ OWN_DEFAULTS = ("run.name=sft", "learner.group_size=1")
 
 
 def run(config: TrainConfig) -> None:
-    """Fine-tune, from the newest checkpoint if there is one. Raises StoppedError: a signal came."""
-    stop, activity, cluster = process.stop_on_signals(), Activity(), config.cluster
-    is_rank_of_several = Membership.of_this_process() is not None
-    with ExitStack() as stack:
-        if not is_rank_of_several:
-            stack.enter_context(_prepared(config, stop))
-        if is_rank_of_several or cluster.ranks == 1:
-            process.set_at_once(stop)
-            process.limit_threads(cluster.learner_threads)
-            from asyncrl.commands.sft.from_config import run_rank
+    """Check the models, render the demonstrations, and fine-tune in a supervised process, from the newest checkpoint if
+    there is one.
 
-            run_rank(config, stop, activity)
-        else:
-            path, limit_s = locations.run_dir(config.run) / CONFIG_FILE, config.learner.rank_timeout_s
-            command = role_command("commands.sft", path)
-            run_ranks(command, cluster.ranks, stop, Timeouts.within(limit_s), activity=activity)
-
-
-@contextmanager
-def _prepared(config: TrainConfig, stop: threading.Event) -> Iterator[None]:
-    """Check the models, render the demonstrations and complete the configuration.
-
-    Until the block ends, this process owns the run's folder.
+    Raises StoppedError: a signal or `asyncrl stop` came. Raises RunFailedError: the process failed too often.
     """
     from asyncrl.episode.from_config import prepare_demonstrations
 
-    learner, run_dir = config.learner, locations.run_dir(config.run)
+    stop, learner, run_dir = process.stop_on_signals(), config.learner, locations.run_dir(config.run)
     _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
-    with exclusively(run_dir):
-        threading.Thread(target=_watch_requests, args=[run_dir, stop], name="stop-requests", daemon=True).start()
+    with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
+        end_here(run_dir, asked)
         changes_of(values_of(config), run_dir)  # Refuse a wrong resume before rendering.
+        log.info("checking the models and the demonstrations before anything starts")
         _check_models(config.model, config.critic, config.implicit, config.scoring, learner.optimizer)
-        shown = prepare_demonstrations(config, config.data.train, stop)
+        shown = prepare_demonstrations(config, config.data.train, asked)
         if config.data.eval:
-            prepare_demonstrations(config, config.data.eval, stop)
+            prepare_demonstrations(config, config.data.eval, asked)
         if learner.steps is None:
             learner.steps, learner.epochs = _steps_of_epochs(learner, len(shown)), None
+        if is_finished(learner, values_of(config), run_dir):
+            return
         _settle(config.cluster)
         resumed = claim(config, run_dir)
         write_whole(run_dir / FINE_TUNING_FILE, "the run of a fine-tuning\n")
-        log.info("%s %s: %d steps", "resuming" if resumed else "starting", run_dir, learner.total_steps)
-        yield
-        if learner.export:
-            log.info("the fine-tuned model is in %s", run_dir / "model")
+        record_environment(run_dir)
+        log.info("%s %s; logs are in %s", "resuming" if resumed else "starting", run_dir, run_dir / "logs")
+        log.info("to watch it in a browser: %s dashboard %s", runnable(), shlex.quote(str(run_dir)))
+        _supervise(run_dir, config.cluster, learner.total_steps, stop)
 
 
-def _watch_requests(run_dir: Path, stop: threading.Event) -> None:
-    """Set `stop` when `asyncrl stop` requests it."""
-    requests = StopRequests(run_dir)
-    while not stop.wait(LOOK_S):
-        if requests.arrived():
-            stop.set()
+def _supervise(run_dir: Path, cluster: ClusterConfig, steps: int, stop: threading.Event) -> None:
+    """Run the learner with a table of its numbers on the console, then print the summary.
+
+    Raises StoppedError: `stop` was set, or `asyncrl stop` came. Raises RunFailedError: the learner failed too often.
+    """
+    threads = {} if cluster.learner_threads is None else {"OMP_NUM_THREADS": str(cluster.learner_threads)}
+    command = role_command("commands.sft.learner", run_dir / CONFIG_FILE)
+    supervisor = Supervisor(
+        [RoleCommand(LEARNER, command, {**ROLE_ENVIRONMENT, **threads})],
+        run_dir,
+        cluster.max_restarts,
+        LEARNER,
+        cluster.restart_pause_s,
+        hang_s=cluster.hang_timeout_s,
+    )
+    run, result, reason = Run(run_dir), "failed", ""
+    try:
+        with FineTuningTable(run, steps, lambda: supervisor.restarts) as table:
+            result = "done" if supervisor.run(stop.is_set, table.update) else "stopped"
+    except RunFailedError as error:
+        reason = str(error)
+        raise
+    finally:
+        sys.stderr.write(write_fine_tuning_summary(run, steps, result, reason))
+    if result == "stopped":
+        raise StoppedError("the fine-tuning was stopped before it was done")
 
 
 def _settle(cluster: ClusterConfig) -> None:

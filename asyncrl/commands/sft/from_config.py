@@ -121,6 +121,7 @@ def fine_tune(config: TrainConfig, ranks: Ranks, metrics: Sink, evaluations: Sin
         process.freeze_heap()
         loop.train()
     if learner.export:
+        ranks.activity.enter("export")
         export(policy, config.model, folder / "model", ranks, stop)
         if config.model.lora.is_used:
             export_adapter(policy, config.model, folder / "adapter", ranks, stop)

@@ -6,7 +6,6 @@ all three, so a resumed run ends with exactly the same weights.
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import dataclass
 
@@ -22,12 +21,9 @@ from asyncrl.learner.step_metrics import Phases, StepMetrics, use_of_rank
 from asyncrl.learner.step_result import StepResult
 from asyncrl.learner.stopping import StopCheckpoint
 from asyncrl.learner.trainer import Trainer
-from asyncrl.machine.long_work import LINE_S, LongWork
 from asyncrl.modelling.flops import ForwardFlops, measured_peak
 from asyncrl.observe.metrics import Sink, Value
 from asyncrl.weights.manifest import DTYPES
-
-logger = logging.getLogger(__name__)
 
 HELD_OUT_AT_ONCE = 512
 """The number of held-out demonstrations whose tokens are in memory at once."""
@@ -74,17 +70,11 @@ class Imitation:
 
     def _train(self) -> None:
         config, total = self.learner, self.learner.total_steps
-        work, said_s = LongWork("fine-tuning", total - self.progress.step, "steps"), 0.0
         for step in range(self.progress.step, total):
             self._evaluate(step)
             self._step(step)
             if self.progress.step % config.checkpoint_every == 0 or self.progress.step == total:
                 self.save()
-            work.done += 1
-            self.ranks.activity.work = work.text
-            if self.ranks.rank == 0 and work.seconds - said_s >= LINE_S:
-                said_s = work.seconds
-                logger.info("%s", work.text)
         self._evaluate(total)
         self.checkpoints.wait()
         self.ranks.stopping.end()

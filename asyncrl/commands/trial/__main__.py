@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from rich.console import Console
 
 from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import VERSION, ScriptedEngine, ServerEngine, read_answers
+from asyncrl.commands.trial.engines import ServerEngine, read_answers
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
@@ -43,13 +42,14 @@ from asyncrl.engine.base import Engine
 from asyncrl.engine.embedded import EmbeddedEngine
 from asyncrl.engine.fleet.server import InferenceServer
 from asyncrl.engine.from_config import open_server
+from asyncrl.engine.scripted import VERSION, ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.sandbox.sandboxes import open_sandbox
-from asyncrl.scoring.answers import answer_texts, response_text, texts_of_steps
+from asyncrl.scoring.answers import rule_input, texts_of_steps
 from asyncrl.scoring.rules.base import RuleInput
 from asyncrl.scoring.rules.registry import RuleSet, load_rules
 from asyncrl.scoring.step_rewards import StepFunction, StepInput
@@ -74,7 +74,12 @@ class TrialRequest:
     def read(self, folder: Path) -> TrainConfig:
         """The configuration, with the run's folder inside `folder`. Raises ConfigError."""
         words = [f"data.train={quoted(self.tasks)}", *self.words]
-        if self.answers is not None and OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
+        if OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
+            if self.answers is None:
+                raise ConfigError(
+                    "model.path: name a model with model.path=DIR, or a script that replaces the policy with --answers "
+                    'FILE, which needs no model; its lines are the policy\'s turns, such as "4"'
+                )
             words.append(f"model.path={NO_MODEL}")
         config = read(words, self.config_dir)
         return replace(config, run=replace(config.run, dir=str(folder), name="try"))
@@ -124,15 +129,15 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         trajectory = asyncio.run(_play(config, request, task, tokenizer, transcript))
         if trajectory is None:
             return False
-        answer, full_answer = answer_texts(trajectory, tokenizer, config.scoring.strip_thoughts)
-        response = response_text(trajectory, tokenizer)
-        given = RuleInput(task, trajectory, answer, response, full_answer=full_answer, sandbox=sandbox)
+        given = replace(rule_input(task, trajectory, tokenizer, config.scoring.strip_thoughts), sandbox=sandbox)
         if not _score(rules, given, transcript):
             return False
         if step_function is None:
             return True
         texts = texts_of_steps(trajectory, tokenizer)
-        return _reward_steps(step_function, StepInput(task, trajectory, texts, answer, full_answer), transcript)
+        return _reward_steps(
+            step_function, StepInput(task, trajectory, texts, given.answer, given.full_answer), transcript
+        )
 
 
 def _tools(actor: ActorConfig, task: Task) -> list[str]:
@@ -175,7 +180,8 @@ async def _play(
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
     async with AsyncExitStack() as stack:
         if request.answers is None:
-            engine = _engine(config.engine, config.model, config.run.seed, partial(open_server, config))
+            sized = replace(config.engine, max_length=config.engine.max_length or actor.max_tokens)
+            engine = _engine(sized, config.model, config.run.seed, partial(open_server, config))
         else:
             engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
         stack.push_async_callback(engine.close)
@@ -201,7 +207,7 @@ def _score(rules: RuleSet, given: RuleInput, transcript: Transcript) -> bool:
     try:
         scores = rules.score(given)
     except Exception as error:  # noqa: BLE001 - a rule may raise anything
-        transcript.failure(f"the rule failed: {reason_of(error)}{_place_of(error)}")
+        transcript.failure(f"the rule failed: {reason_of(error)}")
         return False
     transcript.scores(scores, given.answer, given.task.truth_text)
     return True
@@ -216,14 +222,6 @@ def _reward_steps(function: StepFunction, given: StepInput, transcript: Transcri
         return False
     transcript.step_rewards(rewards)
     return True
-
-
-def _place_of(error: Exception) -> str:
-    """The file and line that raised the error; empty for a ScoringError, which is about the data."""
-    frames = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, ScoringError) or not frames:
-        return ""
-    return f" ({frames[-1].filename}, line {frames[-1].lineno})"
 
 
 if __name__ == "__main__":

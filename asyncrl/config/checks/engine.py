@@ -24,7 +24,7 @@ def engine_conflicts(engine: EngineConfig, actor: ActorConfig, actors: int) -> I
     if engine.return_routed_experts and engine.kind == "vllm":
         yield "engine.return_routed_experts engine.kind: vLLM servers do not report experts; use sglang or embedded"
     if engine.kind == "embedded":
-        if actor.max_tokens > engine.max_length:
+        if engine.max_length is not None and actor.max_tokens > engine.max_length:
             yield "actor.max_tokens engine.max_length: an episode must fit into a slot; lower the first key"
         return
     if engine.dtype is not None:

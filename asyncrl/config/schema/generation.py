@@ -12,6 +12,8 @@ from asyncrl.config.schema.tools import FetchConfig, SandboxConfig, SearchConfig
 
 LARGEST_INTEGER: Mapping[str, int] = {"int8": 127, "int4": 7}
 """The largest integer of each quantized dtype of the embedded engine."""
+MOST_AT_ONCE = 64
+"""The most episodes that an actor runs at once by default. More episodes than a batch has make each one older."""
 DEVICE = "--device"
 """The argument of a server that names its device."""
 
@@ -20,7 +22,9 @@ DEVICE = "--device"
 class ActorConfig:
     """Episodes: how many at once, and their limits."""
 
-    concurrency: int = option(64, "episodes that one actor runs at once", "[1, inf)")
+    concurrency: int | None = option(
+        None, "episodes that one actor runs at once; null: learner.batch_size, at most 64", "[1, inf)"
+    )
     temperature: float = option(
         1.0, "sampling temperature of training episodes", "(0, inf)", fixed="stored log-probs are at this temperature"
     )
@@ -57,8 +61,9 @@ class ActorConfig:
     tool_retries: int = option(2, "further attempts at a failing tool before the episode fails", "[0, inf)")
     max_failure_share: float | None = option(
         None,
-        "a run ends if at least this share of its latest episodes, or scorings, failed for a minute; null: no limit. "
-        "A run whose first episodes all fail ends in any case (docs/faults.md)",
+        "a run ends if at least this share of its latest episodes, or scorings, failed for a minute; null: 0.9 until "
+        "fewer than half fail for the first time, and no limit from then on. A run whose first episodes all fail ends "
+        "in any case (docs/faults.md)",
         "(0, 1]",
     )
     max_tool_chars: int = option(
@@ -174,6 +179,10 @@ class ActorConfig:
     search: SearchConfig = field(default_factory=SearchConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
+    def at_once(self, batch_size: int) -> int:
+        """The number of episodes that one actor of a run with this `learner.batch_size` runs at once."""
+        return self.concurrency or min(MOST_AT_ONCE, batch_size)
+
     @property
     def played_by(self) -> str | None:
         """The option that names an agent; `None` if the actor plays the episodes itself."""
@@ -257,7 +266,9 @@ class EngineConfig:
         choices=("float32", "bfloat16", "float16", *LARGEST_INTEGER),
     )
     slots: int = option(64, "requests that the embedded engine decodes at once", "[1, inf)")
-    max_length: int = option(4096, "tokens that one slot of the embedded engine holds", "[1, inf)")
+    max_length: int | None = option(
+        None, "tokens that one slot of the embedded engine holds; null: actor.max_tokens", "[1, inf)"
+    )
     urls: list[str] = option([], "URLs of servers; each server is used by one actor only")
     urls_file: str | None = option(None, "file with one server URL a line; it is read again regularly")
     router: str | None = option(None, "URL of an SGLang router that lists the servers")

@@ -57,7 +57,9 @@ class LearnerConfig:
         choices=("constant", "linear", "cosine"),
     )
     lr_floor: float = option(0.0, "share of lr at which a linear or cosine schedule ends", "[0, 1]")
-    warmup_steps: int = option(0, "steps over which the learning rate grows linearly to lr", "[0, inf)")
+    warmup_steps: float = option(
+        0, "steps over which the learning rate grows linearly to lr; below 1: this share of all steps", "[0, inf)"
+    )
     betas: list[float] = option([0.9, 0.99], "AdamW's betas", "[0, 1)")
     momentum: float = option(0.95, "Muon's momentum", "[0, 1)")
     weight_decay: float = option(0.0, "decoupled weight decay; norms and biases have none", "[0, inf)")

@@ -183,8 +183,11 @@ class GuardConfig:
 class ScoringConfig:
     """The pool of scorers."""
 
-    rule: str = option("exact_number", "verifier: a built-in name, or the dotted path of a function or verl manager")
-    rules: dict[str, Any] = option({}, "verifiers by data source: a name, or a list of {name, weight, params}")
+    rule: Any = option(
+        "exact_number",
+        "verifier: a built-in name, the dotted path of a function or verl manager, or a list of {name, weight, params}",
+    )
+    rules: dict[str, Any] = option({}, "verifiers by data source, in the same forms as scoring.rule")
     strip_thoughts: bool = option(
         True,
         "rules read only the text after the last closed thought; if a thought is not closed, they read an empty text",

@@ -21,7 +21,7 @@ const FINE_TUNING_PARTS = [
   ["Where does the time go?", ["phases", "speed"]],
 ];
 const LOSSES = [["loss", "learner", "sft/loss"], ["held-out loss", "evaluation", "eval/loss"]];
-const READ = { learner: ["reward/mean", "seconds/step", "tokens_per_s", "lag/max"], evaluation: ["eval/accuracy"] };
+const READ = { learner: ["reward/mean", "lag/max"], evaluation: ["eval/accuracy"] };
 const SMALL = { height: 130 };
 
 export function open(main, page) {
@@ -112,9 +112,7 @@ class Card {
   tell() {
     const told = this.told;
     if (!told) return;
-    const [learner] = this.page.data.series(this.run, "learner", []);
-    const done = learner?.step.length ? learner.step[learner.step.length - 1] + 1 : 0;
-    this.#tellProgress(done, told, learner);
+    this.#tellProgress(told.done, told);
     fill(this.words[0], this.run.kind === "sft" ? this.#losses() : this.#learning());
     fill(this.words[1], this.#health(told));
     fill(this.words[2], this.#time(told));
@@ -122,25 +120,18 @@ class Card {
     fill(this.configuration, Object.entries(told.configuration).flatMap(([key, given]) => [element("dt", {}, key), element("dd", {}, foreign(given ?? "none"))]));
   }
 
-  #tellProgress(done, told, learner) {
+  #tellProgress(done, told) {
     const share = told.steps ? Math.min(1, done / told.steps) : null;
     this.progress.hidden = share === null;
     this.progress.firstChild.style.width = `${100 * (share ?? 0)}%`;
     this.progress.setAttribute("aria-valuenow", Math.round(100 * (share ?? 0)));
-    const seconds = this.#column("learner", "seconds/step").slice(-20);
-    const each = seconds.reduce((sum, one) => sum + one, 0) / seconds.length;
-    const left = told.state === "running" && told.steps && seconds.length ? each * (told.steps - done) : null;
-    const newest = learner?.time.at(-1) ?? null;
-    const until = told.state === "running" ? Math.max(told.now, newest) : newest;
-    const since = newest === null ? null : until - this.page.data.clock(this.run).start;
-    const speed = this.#column("learner", "tokens_per_s");
     fill(this.facts, [
       ["state", told.state],
       ["step", told.steps ? `${number(done)} of ${number(told.steps)}` : number(done)],
-      ["elapsed", duration(since)],
-      left === null ? null : ["left, about", duration(left)],
-      ["a step takes", duration(each)],
-      ["trained", `${number(speed.at(-1))} tokens/s`],
+      ["elapsed", duration(told.elapsed_s)],
+      told.left_s === null ? null : ["left, about", duration(told.left_s)],
+      ["a step takes", duration(told.step_s)],
+      told.tokens_per_s === null ? null : [told.state === "running" ? "sampled now" : "sampled", `${number(told.tokens_per_s)} tokens/s`],
     ].filter(Boolean).flatMap(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", { class: name === "state" ? `state ${text}` : null }, text))));
   }
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from asyncrl.config.keys import near_path
 from asyncrl.config.schema import ActorConfig, CriticConfig, EngineConfig, ImplicitConfig, ModelConfig, ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.launch.preflight.hub import unreachable
@@ -55,7 +56,7 @@ def check_length(policy: ModelConfig, actor: ActorConfig, engine: EngineConfig) 
 
     model = open_config(policy)
     lengths = {"actor.max_tokens": actor.max_tokens}
-    if engine.kind == "embedded":
+    if engine.kind == "embedded" and engine.max_length is not None:
         lengths["engine.max_length"] = engine.max_length
     positions = getattr(model.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions < max(lengths.values()):
@@ -131,18 +132,27 @@ def _missing_model(model: ModelConfig) -> str | None:
         return str(error)
 
 
-def _missing(path: str, revision: str | None = None) -> str | None:
-    """The reason why `path`, a folder or a name on the hub, has no model at this `revision`; `None` if it has one."""
+def missing_folder(path: str) -> str | None:
+    """The reason why the folder `path` has no model; `None` if it has one, or if the hub may have a model of this
+    name."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             return "the folder has no config.json: name the folder of a model"
         return None if any(any(folder.glob(each)) for each in WEIGHTS) else "the folder has no weight files"
     if folder.is_absolute():
-        return "there is no such folder"
+        return f"there is no such folder{near_path(path)}"
     if path.startswith(".") or path.count("/") > 1:
         # A resumed run keeps the relative paths of its start, but may be in another working directory.
-        return f"there is no such folder; a relative path starts at the working directory, {Path.cwd()}"
+        where = near_path(path) or f"; a relative path starts at the working directory, {Path.cwd()}"
+        return f"there is no such folder{where}"
+    return None
+
+
+def _missing(path: str, revision: str | None = None) -> str | None:
+    """The reason why `path`, a folder or a name on the hub, has no model at this `revision`; `None` if it has one."""
+    if (reason := missing_folder(path)) or Path(path).is_dir():
+        return reason
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

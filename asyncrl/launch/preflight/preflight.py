@@ -7,23 +7,19 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from asyncrl.config import locations
 from asyncrl.config.refusals import missing_data
-from asyncrl.config.schema import ActorConfig, AlgorithmConfig, ModelConfig, ScoringConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, AlgorithmConfig, ScoringConfig, TrainConfig
 from asyncrl.config.schema.tools import SandboxConfig
 from asyncrl.errors import (
     AsyncrlError,
     ConfigError,
     DataError,
     InteractionError,
-    ScoringError,
     StoppedError,
     StoreError,
     ToolError,
@@ -31,6 +27,7 @@ from asyncrl.errors import (
 )
 from asyncrl.launch.preflight.algorithm import check_algorithm
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
+from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage, check_episodes, notice, try_ticket
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.learning import check_learning
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
@@ -43,9 +40,10 @@ from asyncrl.launch.preflight.models import (
     policy_size,
 )
 from asyncrl.launch.preflight.prompts import check_prompts, prompt_lengths
+from asyncrl.launch.preflight.truths import check_truths
 from asyncrl.network.keys import check_keys
 from asyncrl.text import reason_of
-from asyncrl.types import NO_VERSION, Finish, Purpose, Role, Task, Ticket, Trajectory, Turn
+from asyncrl.types import Ticket
 
 if TYPE_CHECKING:
     from asyncrl.chat.chat import Chat
@@ -53,24 +51,6 @@ if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
 
 log = logging.getLogger("asyncrl.train")
-
-CREATION_NOTICE_S = 10.0
-RULE_S = 120.0
-"""The time limit when a rule is tried: its first use may load libraries from a cold disk."""
-
-_EPISODE = Trajectory(
-    id="preflight",
-    task_id="preflight",
-    group_id="preflight",
-    member=0,
-    tokens=np.zeros(2, np.int32),
-    logprobs=np.zeros(2, np.float32),
-    version_runs=np.array([[0, NO_VERSION], [1, 0]], np.int32),
-    turns=(Turn(0, 1, Role.PROMPT), Turn(1, 2, Role.ASSISTANT, "stop")),
-    steps=(),
-    finish=Finish.COMPLETED,
-)
-"""An episode whose answer is empty."""
 
 
 def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
@@ -83,11 +63,14 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
+    from asyncrl.actor.from_config import open_runner
     from asyncrl.chat.from_config import open_chat
     from asyncrl.data.from_config import run_tasks
     from asyncrl.episode.from_config import prepare_demonstrations
     from asyncrl.launch.preflight.datasets import make_tasks
     from asyncrl.modelling.opening import reads_images
+    from asyncrl.modelling.tokenizer import open_tokenizer
+    from asyncrl.scoring.verifier import Verifier
 
     actor, scoring, learner, found = config.actor, config.scoring, config.learner, Problems(stop)
     is_local, plays = config.cluster.launcher == "local", not actor.played_by
@@ -114,8 +97,14 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
             found.check(partial(check_grammars, config.engine.kind, actor, files))
             with found.collected():
                 _check_template(open_chat(config), actor, reads_images(config.engine.kind, config.model), files)
-        found.check(partial(_check_truths, scoring, config.model, actor.sandbox, files))
+        found.check(partial(check_truths, scoring, config.model, actor.sandbox, files))
     if not found.any:
+        with (
+            found.collected(),
+            closing(EpisodeJudge(scoring, partial(Verifier, scoring, config.model, actor.sandbox))) as judge,
+        ):
+            chat, tokenizer = cache(partial(open_chat, config)), cache(partial(open_tokenizer, config.model))
+            check_episodes(actor, files, TrialStage(tokenizer, chat, partial(open_runner, config)), judge)
         if shown := config.algorithm.sft.path:
             found.check(partial(prepare_demonstrations, config, shown, stop))
         if plays:
@@ -262,8 +251,8 @@ def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
 
 
 def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template refuses the tools or the data, or a row has images that the model
-    or the engine cannot read."""
+    """Raises ConfigError: the model's chat template refuses the tools or the data, a prompt ends with the assistant, or
+    a row has images that the model or the engine cannot read."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
@@ -274,6 +263,11 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
         check_tools(chat, functions)
     for file in files:
         for row, task in file.by_roles().items():
+            if task.messages[-1]["role"] == "assistant":
+                raise ConfigError(
+                    f"{file.place(row)} has a prompt that ends with a message of the assistant, and chat templates "
+                    "close that message before the policy's turn: end the prompt with a message of the user"
+                )
             if image_blocks(task.messages) and not reads:
                 raise ConfigError(f"{file.place(row)}: {READS_NONE}")
             with suppress(ToolError):  # Another check refuses the task's environment.
@@ -301,12 +295,9 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
             place = file.place(row)
             # A `create` that blocks cannot be interrupted, and the first one may take minutes, such as for a download.
             what = "`create` of actor.tools" if is_tools else "`reset` of an environment"
-            waits = f"{what} still runs with {place}; press Ctrl-C twice to end the start"
-            notice = threading.Timer(CREATION_NOTICE_S, log.warning, (waits,))
-            notice.daemon = True
-            notice.start()
             try:
-                asyncio.run(create(_try_out(task)))
+                with notice(f"{what} still runs with {place}"):
+                    asyncio.run(create(try_ticket(task)))
             except Exception as error:
                 reason = error if isinstance(error, ToolError) else reason_of(error)
                 if not isinstance(toolbox, Toolbox):
@@ -319,8 +310,6 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
                     "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
                     f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/tools.md)"
                 ) from error
-            finally:
-                notice.cancel()
 
 
 def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
@@ -346,41 +335,9 @@ def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) ->
         )
     for place, task in named:
         try:
-            asyncio.run(start(_try_out(task)))
+            asyncio.run(start(try_ticket(task)))
         except InteractionError as error:
             raise ConfigError(
                 f"actor.interactions: with {place}, {error}; `start_interaction` gets the row's "
                 "extra_info.interaction_kwargs as keywords (docs/environments.md)"
             ) from error
-
-
-def _try_out(task: Task) -> Ticket:
-    return Ticket("preflight", task, "preflight", 0, Purpose.TRAIN, 1.0, 0)
-
-
-def _check_truths(
-    scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxConfig, files: Sequence[TaskFile]
-) -> None:
-    """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source."""
-    from asyncrl.config.schema.scoring import needs
-    from asyncrl.sandbox.sandboxes import open_sandbox
-    from asyncrl.scoring.rules.base import RuleInput
-    from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
-    from asyncrl.scoring.verifier import Verifier
-
-    load_rules(scoring, sandbox=open_sandbox(sandbox))
-    lines = []
-    patient = replace(scoring, timeout_s=max(scoring.timeout_s, RULE_S))
-    with closing(Verifier(patient, model, sandbox)) as verifier:
-        for file in files:
-            for row, task in file.by_source().items():
-                names = rule_names(scoring, task.data_source)
-                # A user's own rule may need a real episode.
-                if "rules" not in needs(scoring, task.data_source) or not set(names.split(",")) <= set(BUILT_IN):
-                    continue
-                try:
-                    verifier.score(RuleInput(task, _EPISODE, answer="", response=""))
-                except ScoringError as error:
-                    lines.append(f"{file.place(row)} has a ground truth that the rule {names} cannot use: {error}")
-    if lines:
-        raise DataError("\n".join(lines))

@@ -277,9 +277,11 @@ def _ranks_of(module: nn.Module) -> int:
 
 def lr_scale(config: LearnerConfig, step: int) -> float:
     """Return the share of the full learning rate at a learner step: a linear warm-up, then `config.schedule`."""
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
-    done = min(1.0, (step - config.warmup_steps) / max(1, config.total_steps - config.warmup_steps))
+    given = config.warmup_steps
+    warmup = given if given >= 1 else round(given * config.total_steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    done = min(1.0, (step - warmup) / max(1, config.total_steps - warmup))
     falling = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + math.cos(math.pi * done)) / 2}[config.schedule]
     return config.lr_floor + (1 - config.lr_floor) * falling
 

@@ -62,6 +62,8 @@ FOLLOWS = (
     "until Ctrl-C, which does not end the run; --once prints it once. `asyncrl status` and `asyncrl inspect status` "
     "are the same command."
 )
+LETTERS = " With --json: each attempt alone, and with --limit only the N newest."
+MOST_REASONS = 20
 SAMPLES = 6
 """The number of samples of the status that are kept. Rates are measured from the oldest sample to the newest."""
 SUGGESTIONS = 8
@@ -140,7 +142,8 @@ def parser() -> ArgumentParser:
     command = add("show", show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="id of the episode, such as t000000012.3.0")
     add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
-    add("dead-letters", dead_letters, "attempts that were given up, and why", plain)
+    command = add("dead-letters", dead_letters, "attempts that were given up, by reason", plain, more=LETTERS)
+    command.add_argument("--limit", type=_count, metavar="N", help="at most N reasons (20); 0: all")
     about = "write all episodes, steps, plans and dead letters to Parquet"
     command = add("export", export, about, run, state, tokenizer)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
@@ -295,9 +298,12 @@ def show(arguments: Namespace) -> int:
 
 
 def _others(stored: StoredRun, name: str) -> str:
-    begin_like_it = [each for each in islice(stored.ids(after=name), SUGGESTIONS) if each.startswith(name)]
-    others = begin_like_it or list(islice(stored.ids(), SUGGESTIONS))
-    return f"do you mean {', '.join(others)}?" if others else "the store has none; replay.retention=all keeps them"
+    for length in range(len(name), -1, -1):
+        begin = name[:length]
+        others = [each for each in islice(stored.ids(after=begin), SUGGESTIONS) if each.startswith(begin)]
+        if others:
+            return f"do you mean {', '.join(others)}?"
+    return "the store has none; replay.retention=all keeps them"
 
 
 def export(arguments: Namespace) -> int:
@@ -339,7 +345,10 @@ def dead_letters(arguments: Namespace) -> int:
     """Print the dead letters of a run."""
     with _opened(arguments) as (_, stored):
         letters = stored.dead_letters()
-    return _print(arguments, describe_dead_letters(letters), lambda: dead_letter_table(letters))
+    limit = MOST_REASONS if arguments.limit is None else arguments.limit
+    if arguments.json and arguments.limit:
+        letters = sorted(letters, key=lambda each: each[1].order, reverse=True)[:limit]
+    return _print(arguments, describe_dead_letters(letters), lambda: dead_letter_table(letters, limit))
 
 
 def change_dead_letters(arguments: Namespace) -> int:

@@ -16,11 +16,13 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.config.secrets import shown_value
 from asyncrl.replay.records import DeadLetter
 from asyncrl.runs.advice import FINE
+from asyncrl.runs.failures import group_failures
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.runs.progress import progress_rows
 
 WORKERS_SHOWN = 16
 SHOWN_CHARACTERS = 300
+NEWEST_IDS = 3
 MIB = 1 << 20
 REASONS = {"dead_letters": "dead letters", "evicted": "evicted", "filtered": "filtered groups"}
 """Counts by reason, and their titles. A table of zeros is not shown."""
@@ -36,14 +38,21 @@ def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dic
     return [{"id": name, **structs.asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
 
 
-def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]]) -> Table:
-    """Dead letters for a terminal."""
-    table = Table(title=f"{len(letters)} dead letters", title_justify="left", box=None, pad_edge=False)
-    for column in ("id", "failed in", "attempts", "reason"):
-        table.add_column(column, header_style="dim", no_wrap=column == "id")
-    for name, letter in letters:
-        failed_in = "scoring" if letter.scoring else "episode"
-        table.add_row(name, failed_in, str(letter.attempt + 1), Text(printable(letter.reason)))
+def dead_letter_table(letters: Sequence[tuple[str, DeadLetter]], limit: int) -> Table:
+    """Dead letters by reason for a terminal: the `limit` most frequent reasons, or all if `limit` is 0."""
+    groups = group_failures(letters)
+    shown = groups[: limit or None]
+    title = f"{len(letters)} dead letters with {len(groups)} reasons"
+    if len(shown) < len(groups):
+        title += f", of which the {len(shown)} most frequent (--limit 0: all)"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    table.add_column("count", header_style="dim", justify="right", no_wrap=True)
+    for column in ("failed in", "newest ids", "reason"):
+        table.add_column(column, header_style="dim", no_wrap=column == "newest ids")
+    for group in shown:
+        failed_in = "scoring" if group.scoring else "episode"
+        ids = "\n".join(group.ids[:NEWEST_IDS])
+        table.add_row(str(len(group.ids)), failed_in, ids, Text(printable(group.reason)))
     return table
 
 

@@ -109,7 +109,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str, str]]:
         found.append(("trajectories", short(trained), f"trained of {short(accepted)} accepted"))
     if speed := summary.speed:
         found += [
-            ("actors ran", _duration(speed["seconds"]), f"{short(speed['tokens_per_s'])} tokens/s"),
+            ("elapsed", _duration(summary.elapsed_s), f"{short(speed['tokens_per_s'])} sampled tokens/s"),
             ("learner idle", f"{speed['learner_idle']:.0%}", f"engines {speed['rollout_idle']:.0%}"),
             ("largest lag", f"{speed['max_lag']:.0f}", "versions"),
         ]

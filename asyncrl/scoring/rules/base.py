@@ -38,12 +38,21 @@ class Rule(Protocol):
     def __call__(self, *, task: Task, answer: str, trajectory: Trajectory) -> float | Mapping[str, float | str]: ...
 
 
+@dataclass(frozen=True, slots=True)
+class RunStep:
+    """The learner step whose policy played an episode, and the last learner step of the run. 0: unknown."""
+
+    step: int = 0
+    steps: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleInput:
     """One episode for rules.
 
     - `answer`: the answer without its thoughts; `full_answer`: the answer with them
     - `response`: all text after the prompt, tool results included
+    - `turn_texts`: the text of each turn after the prompt of the last branch
     - `deadline`: the time (of `time.monotonic`) by which the rules must return
     - `sandbox`: the sandbox in which rules run the policy's programs
     """
@@ -55,6 +64,8 @@ class RuleInput:
     deadline: float = math.inf
     full_answer: str = ""
     sandbox: Sandbox = THIS_MACHINE
+    turn_texts: Sequence[str] = ()
+    progress: RunStep = RunStep()
 
     def copy(self) -> RuleInput:
         """An equal input for one rule, which may change it. Arrays are shared, since arrays from the wire are
@@ -72,6 +83,8 @@ REASON = "reason"
 """The key under which a rule may explain its score, as text."""
 TEXTS = (VOTE, REASON)
 SHORT_REASON_CHARS = 2000
+SKIPPED = object()
+"""The score of a rule that does not apply to an episode. The weighted sum leaves the rule out."""
 NOT_FINITE = "not_finite"
 """The name of the count of a rule's further numbers that were nan or infinite."""
 
@@ -80,7 +93,7 @@ NOT_FINITE = "not_finite"
 class RuleScores:
     """The scores that a task's rules gave to an episode.
 
-    - `outcome`: the score of the first rule, which judges if the answer is right
+    - `outcome`: the score of the first rule that applies, which judges if the answer is right
     - `total`: the weighted sum of all rules' scores
     - `scores`: each rule's score by name, and its further numbers as RULE/NAME
     - `vote` and `reasons`: see `Labels`
@@ -102,9 +115,10 @@ def completed(result: Any) -> Any:
     return asyncio.run(wait()) if inspect.isawaitable(result) else result
 
 
-def read_result(result: object) -> tuple[float, dict[str, float]]:
-    """The score in a rule's result, and its further numbers by name. Numbers that are not finite are left out, and
-    counted under NOT_FINITE; texts under TEXTS are left out too.
+def read_result(result: object) -> tuple[float | None, dict[str, float]]:
+    """The score in a rule's result, and its further numbers by name. The score is None if the rule does not apply.
+
+    Numbers that are not finite are left out, and counted under NOT_FINITE. Texts under TEXTS are left out too.
 
     Raises ScoringError: the result is neither a finite number nor a mapping of names to numbers with a finite `score`.
     """
@@ -114,10 +128,10 @@ def read_result(result: object) -> tuple[float, dict[str, float]]:
     numbers = {
         str(name): _number(name, value)
         for name, value in given.items()
-        if not (name in TEXTS and isinstance(value, str))
+        if not (name in TEXTS and isinstance(value, str)) and value is not SKIPPED
     }
-    score = numbers.pop("score")
-    if not math.isfinite(score):
+    score = numbers.pop("score", None)
+    if score is not None and not math.isfinite(score):
         raise ScoringError(f"a rule's score is {score}; it must be a finite number")
     extra = {name: value for name, value in numbers.items() if math.isfinite(value)}
     if len(extra) < len(numbers):

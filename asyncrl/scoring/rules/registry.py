@@ -1,4 +1,7 @@
-"""Finds rules by name: a built-in rule, or the dotted path of your function or of a reward manager class for verl."""
+"""Finds rules by name: a built-in rule, or the dotted path of your function or of a reward manager class for verl.
+
+Functions have the parameters of asyncrl, of verl or of TRL.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from typing import Any
 
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ScoringConfig
-from asyncrl.errors import ConfigError
+from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.plain import copied
 from asyncrl.sandbox.sandboxes import THIS_MACHINE, Sandbox
 from asyncrl.scoring.rules.base import RuleFunction, RuleInput, RuleScores, completed, read_reason, read_result
 from asyncrl.scoring.rules.confined import Confinement
+from asyncrl.scoring.rules.trl import BATCH, TrlFunction, fits
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
 from asyncrl.scoring.rules.votes import READERS, read_plainly, vote
-from asyncrl.types import Reason
+from asyncrl.types import Reason, Task
 
 BUILT_IN = (
     "code",
@@ -41,8 +45,12 @@ BUILT_IN = (
 KINDS = {
     "own": ("task", "answer", "trajectory"),
     "verl": ("data_source", "solution_str", "ground_truth", "extra_info"),
+    "trl": BATCH,
 }
-"""The parameters of a function by its kind: a rule of asyncrl (own), or a reward function for verl."""
+"""The parameters of a function by its kind: a rule of asyncrl (own), or a reward function for verl or TRL.
+
+A function for TRL has some of these parameters, and columns of the data.
+"""
 
 _MANAGER = ("tokenizer", "num_examine")
 _OFFERED = ("deadline", "full_answer", "confined", "sandbox")
@@ -64,24 +72,41 @@ class WeightedRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of each data source, and `default` for all other sources. The first rule of a list decides if an answer
-    is right."""
+    """The rules of each data source, and `default` for all other sources. The first rule of a list that applies to an
+    episode decides if its answer is right."""
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]
 
+    def check(self, task: Task) -> None:
+        """Raises ScoringError: a reward function of TRL takes a column that the task lacks."""
+        for rule in self.by_source.get(task.data_source, self.default):
+            if isinstance(rule.function, TrlFunction):
+                rule.function.check(task)
+
     def score(self, given: RuleInput) -> RuleScores:
-        """The scores of the task's rules. Raises any exception of a rule, and ScoringError for a malformed result."""
-        scores: dict[str, float] = {}
+        """The scores of the task's rules.
+
+        Raises any exception of a rule, and ScoringError: a result is malformed, or no rule applies.
+        """
         rules = self.by_source.get(given.task.data_source, self.default)
         results = [rule.function(given.copy()) for rule in rules]
+        scores: dict[str, float] = {}
         for rule, result in zip(rules, results, strict=True):
-            scores[rule.name], extra = read_result(result)
-            scores.update({f"{rule.name}/{name}": value for name, value in extra.items()})
-        total = sum(rule.weight * scores[rule.name] for rule in rules)
+            score, extra = read_result(result)
+            scores |= {rule.name: score} if score is not None else {}
+            scores |= {f"{rule.name}/{name}": value for name, value in extra.items()}
+        applied = [index for index, rule in enumerate(rules) if rule.name in scores]
+        if not applied:
+            names = ", ".join(rule.name for rule in rules)
+            raise ScoringError(
+                f"no rule applies to task {given.task.id}: {names} returned None; one must give a reward"
+            )
+        first = applied[0]
+        total = sum(rules[index].weight * scores[rules[index].name] for index in applied)
         said = [Reason(rule.name, read_reason(result)) for rule, result in zip(rules, results, strict=True)]
-        voted = vote(results[0], rules[0].read, given.answer)
-        return RuleScores(scores[rules[0].name], total, scores, voted, [each for each in said if each.text])
+        voted = vote(results[first], rules[first].read, given.answer)
+        return RuleScores(scores[rules[first].name], total, scores, voted, [each for each in said if each.text])
 
 
 def load_rules(
@@ -158,9 +183,9 @@ def _adapt(
     found: Any, setting: str, params: Mapping[str, Any], kind: str | None, tokenizer: LoadTokenizer | None
 ) -> RuleFunction:
     """`found` with its `params` bound. `setting` is its configuration entry, such as `scoring.rule=my.rule`.
-    `kind`, one of KINDS, decides for functions whose parameters fit both kinds. Reward managers need `tokenizer`.
+    `kind`, one of KINDS, decides for functions whose parameters fit several kinds. Reward managers need `tokenizer`.
 
-    Raises ConfigError: `found` has none of the known signatures, or it fits both kinds and `kind` is None.
+    Raises ConfigError: `found` has none of the known signatures, or it fits several kinds and `kind` is None.
     """
     try:
         signature = inspect.signature(found)
@@ -178,25 +203,28 @@ def _adapt(
         return _adapt_manager(found, params, setting, tokenizer)
     named = signature.parameters.keys()
     offered = [name for name in _OFFERED if name in named - params.keys()]
-    takes_all = {"own": takes([*KINDS["own"], *offered]), "verl": takes(KINDS["verl"])}
+    takes_all = {"own": takes([*KINDS["own"], *offered]), "verl": takes(KINDS["verl"]), "trl": fits(signature)}
     kinds = [each for each in KINDS if takes_all[each] and kind in (None, each)]
     if len(kinds) > 1:
-        # A function with ** takes the parameters of both kinds, so the parameters that it names decide.
+        # A function with ** takes the parameters of all kinds, so the parameters that it names decide.
         kinds = [each for each in kinds if named & set(KINDS[each])]
         if len(kinds) != 1:
             raise ConfigError(
-                f"{setting} has parameters that fit both a rule of asyncrl and a function for verl: give its kind in "
-                "scoring.rules, as [{name: ..., kind: own}] or [{name: ..., kind: verl}]"
+                f"{setting} has parameters that fit several kinds of function: give its kind in scoring.rules, as "
+                "[{name: ..., kind: own}] for a rule of asyncrl, or with kind: verl or kind: trl"
             )
     match kinds:
         case ["own"]:
             return _adapt_own(lambda **given: found(**given, **copied(dict(params))), offered)
         case ["verl"]:
             return verl_function(lambda **given: found(**given, **as_config(params)))
-    own, verl, with_params = *map(", ".join, KINDS.values()), f" and params {', '.join(params)}" if params else ""
+        case ["trl"]:
+            return TrlFunction(setting.partition("=")[2], found, params)
+    own, verl, trl = map(", ".join, KINDS.values())
+    with_params = f" and params {', '.join(params)}" if params else ""
     raise ConfigError(
         f"{setting} cannot judge an episode: write a function with the parameters ({own}){with_params}, "
-        f"verl's ({verl}), or a reward manager class with ({', '.join(_MANAGER)})"
+        f"verl's ({verl}), some of TRL's ({trl}), or a reward manager class with ({', '.join(_MANAGER)})"
     )
 
 

@@ -5,7 +5,8 @@ Calls run one after another, even within one turn. `get_call_reward` may reward 
 
 If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `get_reward` or
 `get_call_reward` raises, if `reset` keeps raising, or if a call takes too long, the environment has failed: the episode
-fails, and its ticket is retried. After a call that took too long the state of the object is unknown.
+fails, and its ticket is retried. An error that no move can cause, such as an unknown name, is a failure too. After a
+call that took too long the state of the object is unknown.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ CLOSE = "_close"
 
 Read = Callable[[Any], Any]
 
+FAULTS = (NameError, ImportError, SyntaxError)
+"""Errors of a tool that come from its code, and not from the policy's move."""
+
 MAX_STUCK = 1000
 """No episode begins while this many threads have calls that do not return, because each thread holds memory."""
 
@@ -70,7 +74,7 @@ class Environments:
     """The environments on offer, by the names that tasks use.
 
     `limits` apply to each call. Their `retries` apply only to `reset`, and each retry makes a new object. `spans`
-    records each call.
+    records each call. `faults` are the errors of tools that are failures.
     """
 
     def __init__(self, classes: Mapping[str, EnvironmentClass], limits: ToolLimits, spans: Spans | None = None) -> None:
@@ -78,6 +82,7 @@ class Environments:
         self.spans = spans or NoSpans()
         self.counts = EnvironmentCounts()
         self.tool_counts = ToolCounts()
+        self.faults: tuple[type[Exception], ...] = FAULTS
         self._classes = classes
         self._error_logger = ErrorLogger(log)
         self._lock = threading.Lock()
@@ -135,7 +140,7 @@ class Environments:
     def raised(self, reason: str, cause: Exception) -> None:
         """Count and log an error that a tool raised."""
         self.counts.errors += 1
-        self._error_logger.exception(reason, cause)
+        self._error_logger.exception(reason, cause, traced=False)
 
     def change_stuck(self, by: int) -> None:
         """Change the number of stuck threads. Called in any thread."""
@@ -269,6 +274,8 @@ class OpenEnvironment:
         except ToolRefusal as refusal:
             counts.refused += 1
             return str(refusal)
+        except self._environments.faults as error:
+            raise self._failed(call.name, reason_of(error), error) from error
         except Exception as error:  # noqa: BLE001 - the policy reads it
             self._environments.raised(f"tool {call.name} of {self._what} raised {reason_of(error)}", error)
             return f"Error: {_message_of(error)}"

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
-from asyncrl.text import reason_of
+from asyncrl.text import message_of
 from asyncrl.tools.contained import EscapeError
 
 T = TypeVar("T")
@@ -86,4 +86,4 @@ def _outcome(function: Callable[[], Any]) -> _Outcome:
     except Exception as error:  # noqa: BLE001 - it is raised where the result is awaited
         return _Outcome(error=error)
     except BaseException as error:  # noqa: BLE001 - the thread must answer in all cases
-        return _Outcome(error=EscapeError(f"it raised {reason_of(error)}"))
+        return _Outcome(error=EscapeError(f"it raised {message_of(error)}"))

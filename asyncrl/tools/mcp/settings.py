@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from asyncrl.config.schema import ActorConfig
+from asyncrl.config.schema.generation import MOST_AT_ONCE
 from asyncrl.config.variables import with_variables
 from asyncrl.errors import ConfigError
 from asyncrl.masking import masked
@@ -88,7 +89,7 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
         read.texts("tools"),
         read.text("prefix") or "",
         read.flag("shared"),
-        int(read.number("sessions", actor.concurrency, whole=True)),
+        int(read.number("sessions", actor.concurrency or MOST_AT_ONCE, whole=True)),
         read.number("start_s", McpServer.start_s),
         read.number("timeout_s", actor.tool_timeout_s),
     )

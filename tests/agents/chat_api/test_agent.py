@@ -89,6 +89,25 @@ async def test_the_agent_of_the_documentation_plays_an_episode(tmp_path: Path):
     assert sum(turn.role is Role.ASSISTANT for turn in trajectory.turns) == 2
 
 
+async def test_the_openai_client_of_the_documentation_calls_a_tool(tmp_path: Path):
+    pytest.importorskip("openai", reason="the block needs the package openai")
+    source = next(each for each in re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL) if "openai" in each)
+    (tmp_path / "my_openai_agent.py").write_text(source)
+    player = AgentPlayer(runpy.run_path(str(tmp_path / "my_openai_agent.py"))["solve"])
+    looks = '<tool_call>\n{"name": "look_up", "arguments": {"city": "Bern"}}\n</tool_call>'
+    engine = ScriptedEngine(TOKENIZER, [looks, "it is 134000"], end=END)
+    task = Task("t", [user("How many live in Bern?")], "134000", "t", extra_info={"populations": {"Bern": 134000}})
+    await player.start()
+    try:
+        ticket = replace(make_ticket("t/1"), task=task)
+        trajectory = await EpisodeRunner(engine, CHAT, player, LIMITS).run(ticket, lambda: None)
+    finally:
+        await player.close()
+    assert trajectory.rewards == {"calls": -0.01}
+    assert "134000" in CHAT.text(trajectory.tokens).partition("it is")[0]
+    assert [call.name for turn in trajectory.turns for call in turn.tool_calls] == ["look_up"]
+
+
 async def test_an_agent_that_summarises_its_history_trains_all_of_it_and_its_last_completion_is_last():
     async with episode([call("gold"), "there is gold", "sold it", "done"]) as agent:
         asked = [user("dig"), await agent.ask(user("dig"), tools=[TOOL])]

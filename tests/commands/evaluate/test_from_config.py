@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from asyncrl.commands.evaluate.evaluation import requested
 from asyncrl.commands.evaluate.from_config import EvaluationRequest, require_same, without_training
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
@@ -39,7 +40,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def request(run: Path, *words: str) -> EvaluationRequest:
-    return EvaluationRequest(run, str(run), str(run.parents[1] / "tasks.parquet"), 8, words)
+    return EvaluationRequest(run, str(run), [str(run.parents[1] / "tasks.parquet")], 8, words)
 
 
 def test_every_role_reads_the_configuration_of_the_run_without_its_training(run: Path, tmp_path: Path) -> None:
@@ -49,7 +50,7 @@ def test_every_role_reads_the_configuration_of_the_run_without_its_training(run:
     path.write_text(yaml.safe_dump(asdict(config)))
     assert read([f"experiment='{path}'"]) == config
     assert (config.learner.steps, config.learner.eval_attempts, config.replay.shards) == (0, 8, 1)
-    assert (config.data.eval, config.data.weights) == ([asked.data], {})
+    assert (config.data.eval, config.data.weights) == (asked.data, {})
     assert (config.network.replay_port, config.weights.to_engines, config.observe.sinks) == (0, "auto", ["console"])
     assert config.scoring.rules == {"test": [{"name": "exact_match", "weight": 0.5}]}
     assert (config.actor.temperature, config.model.path) == (0.7, "a folder, with a comma")
@@ -83,3 +84,22 @@ def test_an_evaluation_goes_on_with_what_it_measures_only(run: Path, tmp_path: P
     require_same(values_of(replace(config, engine=replace(config.engine, slots=3))), tmp_path)
     with pytest.raises(ConfigError, match=r"actor.temperature=0.9: it was 0.7"):
         require_same(values_of(replace(config, actor=replace(config.actor, temperature=0.9))), tmp_path)
+
+
+def test_a_run_is_evaluated_on_its_own_held_out_tasks_unless_others_are_named(run: Path, tmp_path: Path) -> None:
+    tasks, file = str(tmp_path / "tasks.parquet"), run / "config.yaml"
+    with pytest.raises(ConfigError, match=r"name tasks, since .* has no data.eval"):
+        requested(str(run), None, 8, None, [], None)
+    with pytest.raises(ConfigError, match="name the tasks on which the model owner/model is evaluated"):
+        requested("owner/model", None, 8, None, [], None)
+    values = yaml.safe_load(file.read_text())
+    values["data"]["eval"] = [tasks, tasks]
+    file.write_text(yaml.safe_dump(values))
+    asked = requested(str(run), None, 8, None, [], None)
+    assert asked.data == [tasks, tasks]
+    assert without_training(asked.read(), asked, run / "evaluations" / "one").data.eval == [tasks, tasks]
+    assert requested(str(run), tasks, 8, None, [], None).data == [tasks]
+    values["data"]["eval"] = [str(tmp_path / "missing.parquet")]
+    file.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match="the file does not exist"):
+        requested(str(run), None, 8, None, [], None)

@@ -126,7 +126,7 @@ def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
     [
         (("--index", 9), r"--index=9: .*tasks\.jsonl has tasks 0 to 1"),
         (("--answers", "nowhere.jsonl"), r"--answers=nowhere.jsonl cannot be read"),
-        ((), r"model\.path"),
+        ((), r"model\.path: name a model .*--answers FILE"),
         (("actor.environment=my_environments.Chess",), r"Chess"),
         (("scoring.rule=my_rewards.nowhere",), r"scoring\.rule=my_rewards\.nowhere cannot be imported"),
     ],

@@ -76,6 +76,11 @@ def test_what_a_template_does_not_show_does_not_start(tmp_path: Path, roles: lis
         preflight(config_of(tmp_path, "gemma2", roles, tools))
 
 
+def test_a_prompt_that_ends_with_the_assistant_does_not_start(tmp_path: Path):
+    [refused] = refusals(config_of(tmp_path, "phi4", ["user", "assistant"], []))
+    assert "tasks.parquet: row 0 has a prompt that ends with a message of the assistant" in refused
+
+
 @pytest.mark.parametrize("family", ["llama3_1", "hermes3", "deepseek_v3"])
 def test_several_tools_start_under_templates_that_show_one_call_or_have_one_for_tools(tmp_path: Path, family: str):
     preflight(config_of(tmp_path, family, ["system", "user"], ["calculator", "python"]))
@@ -214,6 +219,15 @@ def test_a_ground_truth_that_a_built_in_rule_cannot_use_is_refused(tmp_path: Pat
     with pytest.raises(DataError, match=r"tasks\.parquet: row 0 has a ground truth that the rule exact_number cannot"):
         preflight(config)
     config.scoring.rule = "exact_match"
+    preflight(config)
+
+
+def test_a_reward_function_of_trl_whose_column_is_missing_is_refused(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.correct"]
+    [reason] = refusals(config)
+    assert "tasks.parquet: row 0: tests.scoring.rules.test_trl.correct takes answer, which task" in reason
+    config.scoring.rule = ["exact_match", "tests.scoring.rules.test_trl.length"]
     preflight(config)
 
 
@@ -397,11 +411,11 @@ def test_a_tool_whose_constructor_fails_or_whose_create_refuses_is_a_problem_of_
 def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(tmp_path: Path):
     Weather.released = 0
     preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
-    assert Weather.released == 1
+    assert Weather.released == 2  # An episode is played, too.
     names = r"'city'.*the tool's `schema` \(on offer: weather, forecast; the row has: weather;"
     with pytest.raises(ConfigError, match=rf"with .*tasks\.parquet: row 0, tool forecast failed to create .*{names}"):
         preflight(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather", f"{__name__}.Forecast"]))
-    assert Weather.released == 3
+    assert Weather.released == 4
 
 
 def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[str, Any]) -> TrainConfig:

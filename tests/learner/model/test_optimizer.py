@@ -166,6 +166,11 @@ def test_the_learning_rate_warms_up_and_falls_to_its_floor(name: str, expected: 
     assert [lr_scale(config, step) for step in (0, 1, 2, 3, 6, 9, 20)] == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_warm_up_below_one_is_a_share_of_all_steps():
+    config = replace(CONFIG, warmup_steps=0.5, schedule="constant", steps=8)
+    assert [lr_scale(config, step) for step in range(6)] == [0.25, 0.5, 0.75, 1, 1, 1]
+
+
 def test_a_changed_schedule_holds_from_the_next_update_on():
     trainable = Trainable(Decoder(), 1e-2, replace(CONFIG, schedule="linear", lr_floor=0.0))
     assert trainable.learning_rate(6) == pytest.approx(5e-3)

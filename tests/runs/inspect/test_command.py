@@ -128,6 +128,7 @@ def test_the_help_of_a_subcommand_describes_it(call: Call) -> None:
         (["status", "--store", "yours"], "there is no store yours: name one, such as runs/NAME/replay; there are"),
         (["show", "t000000000.9.0", "--run", "mine"], "do you mean t000000000.0.0"),
         (["show", "t000000001", "--run", "mine"], "do you mean t000000001.0.0, t000000001.1.0?"),
+        (["show", "t000000077.0.0", "--run", "mine"], "do you mean t0"),
         (["show", "nonsense", "--run", "mine"], "such as t000000012.3.0"),
         (["export", "--to", "out", "--state", "tired", "--run", "mine"], "use one of waiting, leased"),
         (["import", "--from", "runs", "--to", "store"], "no run that `asyncrl inspect export` wrote"),
@@ -270,6 +271,7 @@ def test_dead_letters_are_a_table_or_json(call: Call) -> None:
     (letter,) = json.loads(call("dead-letters", "--run", "mine", "--json")[1])
     assert (letter["reason"], letter["attempts"]) == ("broken", 1)
     out = call("dead-letters", "--run", "mine")[1]
+    assert "1 dead letters with 1 reasons" in out
     assert letter["id"] in out
     assert "broken" in out
 

@@ -99,7 +99,7 @@ def test_a_rule_may_ask_for_its_deadline(rewards):
 
 def test_a_function_whose_parameters_do_not_tell_is_refused_until_it_has_a_kind(rewards):
     assert judge(f"{rewards}.verl_rest").outcome == 1.0
-    with pytest.raises(ConfigError, match=r"fit both a rule of asyncrl and a function for verl.*kind: verl"):
+    with pytest.raises(ConfigError, match=r"fit several kinds of function.*kind: verl"):
         judge(f"{rewards}.retried")
     assert judge([{"name": f"{rewards}.retried", "kind": "verl"}]).outcome == 1.0
     with pytest.raises(ConfigError, match="cannot judge an episode"):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from asyncrl.compat.rows import Row, Setting, at_home, made, none, same, used
 from asyncrl.compat.verl.configuration.data_rows import PROMPT, RESPONSE
-from asyncrl.compat.verl.configuration.rows import Row, Setting, at_home, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 MODEL = "actor_rollout_ref.model"
@@ -24,6 +24,14 @@ DTYPES = {
     **dict.fromkeys(("fp32", "float32"), "float32"),
 }
 ATTENTION = {"flash_attention_2": "flash_attention_2", "sdpa": "sdpa", "flex_attention": "flex_attention"}
+LORA = f"{MODEL}.lora"
+MEGATRON_LAYERS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+"""The layers that Megatron fuses, each with its layers in Hugging Face's models."""
 LEARNERS_OWN = "The learner has its own settings for layers, memory and kernels (docs/training.md)."
 
 
@@ -93,13 +101,22 @@ def _attention(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _lora(source: VerlConfig) -> Iterator[Setting | str]:
-    if source[f"{MODEL}.lora_adapter_path"] is not None:
-        yield "model.lora.path", source[f"{MODEL}.lora_adapter_path"]
+    folder = source[f"{MODEL}.lora_adapter_path"] or source[f"{LORA}.adapter_path"]
+    if folder is not None:
+        yield "model.lora.path", folder
     elif rank := source[f"{MODEL}.lora_rank"]:
-        targets = source[f"{MODEL}.target_modules"]
-        yield "model.lora.rank", rank
-        yield "model.lora.alpha", source[f"{MODEL}.lora_alpha"]
-        yield "model.lora.targets", [targets] if isinstance(targets, str) else list(targets)
+        yield from _adapters(rank, source[f"{MODEL}.lora_alpha"], source[f"{MODEL}.target_modules"])
+    elif rank := source[f"{LORA}.rank"]:
+        yield from _adapters(rank, source[f"{LORA}.alpha"], source[f"{LORA}.target_modules"])
+    if source[f"{LORA}.dropout"]:
+        yield f"{LORA}.dropout={source[f'{LORA}.dropout']}: adapters have no dropout here"
+
+
+def _adapters(rank: int, alpha: int, targets: Any) -> Iterator[Setting | str]:
+    given = [targets] if isinstance(targets, str) else list(targets)
+    yield "model.lora.rank", rank
+    yield "model.lora.alpha", alpha
+    yield "model.lora.targets", [name for each in given for name in MEGATRON_LAYERS.get(each, (each,))]
 
 
 def _micro_tokens(source: VerlConfig) -> Iterator[Setting | str]:
@@ -127,10 +144,7 @@ def _warmup(source: VerlConfig) -> Iterator[Setting | str]:
     elif share and total:
         yield "learner.warmup_steps", round(share * total)
     elif share:
-        yield (
-            f"{OPTIM}.lr_warmup_steps_ratio={share}: the number of steps is not known before the data is read; "
-            "set learner.warmup_steps"
-        )
+        yield "learner.warmup_steps", share
 
 
 def _schedule(source: VerlConfig) -> Iterator[Setting | str]:
@@ -205,7 +219,21 @@ ROWS = (
     used(f"{MODEL}.lora_alpha", "`model.lora.alpha`", 16, "The same value."),
     used(f"{MODEL}.target_modules", "`model.lora.targets`", "all-linear", "The same value; one name becomes a list."),
     used(f"{MODEL}.lora_adapter_path", "`model.lora.path`", None, "Rank, alpha and targets are read from the folder."),
-    none(MODEL, "exclude_modules lora.*", "`model.lora.targets` names all layers that get adapters."),
+    used(f"{LORA}.rank", "`model.lora.rank`", 0, "As `lora_rank`, for Megatron."),
+    used(f"{LORA}.alpha", "`model.lora.alpha`", 32, "The same value."),
+    used(
+        f"{LORA}.target_modules",
+        "`model.lora.targets`",
+        list(MEGATRON_LAYERS),
+        "Megatron's fused layers become those of the Hugging Face model, such as `q_proj`.",
+    ),
+    used(f"{LORA}.adapter_path", "`model.lora.path`", None, "As `lora_adapter_path`."),
+    used(f"{LORA}.dropout", "`model.lora`", 0.0, "Left out: adapters have no dropout. The report says so."),
+    none(
+        MODEL,
+        "exclude_modules lora.*",
+        "`model.lora.targets` names all layers that get adapters, which are always merged into the pushed weights.",
+    ),
     made(
         f"{MODEL}.custom_chat_template",
         "`model.chat_template`",
@@ -267,8 +295,8 @@ ROWS = (
         f"{OPTIM}.lr_warmup_steps_ratio",
         "`learner.warmup_steps`",
         0.0,
-        "The ratio times `total_training_steps`. If that key is not given, the report asks you to set "
-        "`learner.warmup_steps`.",
+        "The ratio times `total_training_steps`. If that key is not given, the ratio itself, which is a share of all "
+        "steps.",
     ),
     used(
         f"{OPTIM}.total_training_steps", "`learner.warmup_steps`", -1, "Used if `trainer.total_training_steps` is null."

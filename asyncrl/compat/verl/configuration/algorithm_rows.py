@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from asyncrl.compat.rows import Setting, alias, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import ACTOR, ESTIMATOR
 from asyncrl.compat.verl.configuration.data_rows import RESPONSE
-from asyncrl.compat.verl.configuration.rows import Setting, alias, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 POLICY_LOSS = f"{ACTOR}.policy_loss"

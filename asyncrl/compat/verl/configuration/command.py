@@ -4,29 +4,23 @@ CONFIG is the YAML that verl's ppo_trainer prints with --cfg job, or a shell scr
 is not run: only its words with dotted keys are read. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY override CONFIG. All
 other keys have verl's defaults.
 
-Prints the differences, the keys without a counterpart, and what to use instead. Without --out it also prints the
-experiment file, with these lines as comments. docs/verl.md lists all keys.
+Prints the differences, the keys without a counterpart, and what to use instead. The experiment file has these lines as
+comments. Without --out it is printed. docs/verl.md lists all keys.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from asyncrl.algorithms.from_config import composition_of
+from asyncrl.compat.report import experiment_text, refused, write
 from asyncrl.compat.verl.configuration.script import named_config
 from asyncrl.compat.verl.configuration.source import read_verl
-from asyncrl.compat.verl.configuration.translation import experiment, translate
-from asyncrl.compat.verl.configuration.yaml_files import read_small
+from asyncrl.compat.verl.configuration.translation import translate
+from asyncrl.compat.yaml_files import read_small
 from asyncrl.config.commands import command_name
-from asyncrl.config.compose import read
-from asyncrl.errors import ConfigError
 
 
 def main(argv: Sequence[str]) -> None:
@@ -42,20 +36,13 @@ def main(argv: Sequence[str]) -> None:
     if not given.words:
         parser.error("name a configuration file of verl, or keys of verl as KEY=VALUE")
     file = Path(given.words[0]) if "=" not in given.words[0] and given.words[0][:1] != "~" else None
-    text, report = translated(file, given.words[1:] if file else given.words, given.out)
-    if given.out is None:
-        sys.stdout.write("".join(f"# {line}\n" for line in report) + text)
-    else:
-        given.out.write_text(text)
-        sys.stdout.write("".join(f"{line}\n" for line in report))
+    write(*translated(file, given.words[1:] if file else given.words, given.out), given.out)
 
 
 def translated(file: Path | None, words: list[str], out: Path | None) -> tuple[str, list[str]]:
     """The text of the experiment file, and the lines of the report. Raises ConfigError: an input cannot be read."""
     result = translate(read_verl(file, words, os.environ))
-    name = out or Path("mine.yaml")
-    text = f"# From verl: asyncrl train experiment={name if name.is_absolute() else f'./{name}'}\n"
-    text += OmegaConf.to_yaml(experiment(result))
+    text = experiment_text(result, out)
     problems = list(refused(text))
     unread = _unread(file)
     return text, [*unread, *result.report, *(["Fix before a start:"] if problems else []), *problems]
@@ -70,15 +57,3 @@ def _unread(file: Path | None) -> list[str]:
         f"Not read: --config-name={name}. Its keys are missing below: let verl print the whole configuration (the "
         "script's command with --cfg job --resolve), and translate that YAML"
     ]
-
-
-def refused(text: str) -> Iterator[str]:
-    """The errors in the text of an experiment file, one per line. Missing data files are no error."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "experiment.yaml"
-        file.write_text(text)
-        try:
-            config = read([f"experiment={file}"], names_missing_data=False)
-            composition_of(config.algorithm, config.learner.minibatches)
-        except ConfigError as error:
-            yield from (f"  {line.replace(f'{file}: ', '')}" for line in str(error).splitlines())

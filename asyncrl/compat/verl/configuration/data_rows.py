@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from asyncrl.compat.verl.configuration.rows import Row, Setting, at_home, dotted, found_from, made, none, same, used
+from asyncrl.compat.rows import Row, Setting, at_home, dotted, found_from, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 TRAIN = "data.train_files"

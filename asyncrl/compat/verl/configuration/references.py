@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from asyncrl.compat.verl.configuration.yaml_files import MAX_VALUES
+from asyncrl.compat.yaml_files import MAX_VALUES
 
 MISSING = "???"
 REFERENCE = re.compile(r"\$\{\s*(oc\.select\s*:\s*)?(\.*)([\w-]+(?:\.[\w-]+)*)\s*(?:,([^{}$]*))?\}")

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from asyncrl.compat.rows import Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
-from asyncrl.compat.verl.configuration.rows import Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
-from asyncrl.compat.verl.configuration.yaml_files import read_yaml
+from asyncrl.compat.yaml_files import read_yaml
 from asyncrl.config.group_files import FAILURES
 
 ROLLOUT = "actor_rollout_ref.rollout"

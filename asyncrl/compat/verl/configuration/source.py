@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from asyncrl.compat.verl.configuration.references import MISSING, References
 from asyncrl.compat.verl.configuration.script import script_words
-from asyncrl.compat.verl.configuration.yaml_files import MAX_VALUES, read_small, read_yaml
+from asyncrl.compat.yaml_files import MAX_VALUES, read_small, read_yaml
 from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.errors import ConfigError
 

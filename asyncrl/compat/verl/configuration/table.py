@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from asyncrl.compat.rows import Row
 from asyncrl.compat.verl.configuration import (
     actor_rows,
     algorithm_rows,
@@ -12,7 +13,6 @@ from asyncrl.compat.verl.configuration import (
     rollout_rows,
     trainer_rows,
 )
-from asyncrl.compat.verl.configuration.rows import Row
 
 TABLE: tuple[Row, ...] = (
     *data_rows.ROWS,

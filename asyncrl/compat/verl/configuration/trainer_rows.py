@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.actor_rows import STEPS
-from asyncrl.compat.verl.configuration.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.verl.configuration.source import VerlConfig
 
 EPOCHS = "trainer.total_epochs"

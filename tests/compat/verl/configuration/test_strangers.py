@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
+from asyncrl.compat.report import Translated
 from asyncrl.compat.verl.configuration.command import translated
 from asyncrl.compat.verl.configuration.references import MAX_CHARACTERS, References
 from asyncrl.compat.verl.configuration.source import read_verl
-from asyncrl.compat.verl.configuration.translation import Translated, translate
+from asyncrl.compat.verl.configuration.translation import translate
 from asyncrl.errors import ConfigError
 
 SECRET = "secret-of-this-machine"

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from asyncrl.compat.report import Translated
 from asyncrl.compat.verl.configuration.command import main, translated
 from asyncrl.compat.verl.configuration.script import script_words
 from asyncrl.compat.verl.configuration.source import read_verl
 from asyncrl.compat.verl.configuration.table import BY_KEY, TABLE
-from asyncrl.compat.verl.configuration.translation import Translated, translate
+from asyncrl.compat.verl.configuration.translation import translate
 from asyncrl.config.compose import read
 from asyncrl.config.keys import OPTIONS, option_of
 from asyncrl.config.schema import TrainConfig
@@ -510,7 +511,29 @@ def test_the_command_writes_the_file_and_prints_the_report(tmp_path: Path, capsy
     main(words)
     printed = capsys.readouterr().out
     assert "# Different here:" in printed
-    assert printed.endswith(out.read_text().partition("\n")[2])
+    assert printed.replace("./mine.yaml", str(out)) == out.read_text(), "the file keeps the report, too"
+
+
+def test_the_words_of_lora_scripts_become_adapters_that_are_trained() -> None:
+    model = "actor_rollout_ref.model"
+    found = from_words(f"{model}.lora_rank=64", f"{model}.lora_alpha=32", f"{model}.target_modules=all-linear").settings
+    assert [found[f"model.lora.{name}"] for name in ("rank", "alpha", "targets")] == [64, 32, ["all-linear"]]
+    megatron = from_words(
+        f"{model}.lora.rank=8", f"{model}.lora.target_modules=[linear_qkv,linear_fc2]", f"{model}.lora.dropout=0.1"
+    )
+    assert megatron.settings["model.lora.rank"] == 8
+    assert megatron.settings["model.lora.alpha"] == 32
+    assert megatron.settings["model.lora.targets"] == ["q_proj", "k_proj", "v_proj", "down_proj"]
+    assert has(megatron.differs, "lora.dropout=0.1", "no dropout")
+    folder = from_words(f"{model}.lora.adapter_path=here", f"{model}.lora.rank=8").settings
+    assert folder["model.lora.path"] == "here"
+    assert "model.lora.rank" not in folder
+
+
+def test_a_share_of_warm_up_steps_is_kept_where_the_number_of_steps_is_not_known() -> None:
+    share = "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1"
+    assert from_words(share).settings["learner.warmup_steps"] == 0.1
+    assert from_words(share, "trainer.total_training_steps=50").settings["learner.warmup_steps"] == 5
 
 
 def test_keys_that_the_users_manager_gets_are_not_called_unknown_or_left_out() -> None:

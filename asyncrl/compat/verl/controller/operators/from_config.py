@@ -151,7 +151,8 @@ def policy_parts(config: TrainConfig) -> PolicyParts:
                 "engine.kind=embedded; `asyncrl train` uses servers"
             )
         actor = config.actor
-        return Rollout(player, RolloutLimits(actor.concurrency, config.replay.max_attempts, actor.episode_timeout_s))
+        at_once = actor.at_once(config.learner.batch_size)
+        return Rollout(player, RolloutLimits(at_once, config.replay.max_attempts, actor.episode_timeout_s))
 
     def batches(ranks: Ranks, model: PackedModel, flops: ForwardFlops) -> Batches:
         def fetcher(source: BatchSource) -> BatchFetcher:

@@ -1,4 +1,4 @@
-"""The type `Row` of the table that translates verl's keys, and functions that make rows."""
+"""The type `Row` of the tables that translate keys of other trainers, and functions that make rows."""
 
 from __future__ import annotations
 
@@ -7,23 +7,22 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
 
-from asyncrl.compat.verl.configuration.source import VerlConfig
-
 Setting = tuple[str, Any]
 """One of asyncrl's keys, with its value."""
-Translate = Callable[[VerlConfig], Iterator[Setting | str]]
-"""Gives settings, and a remark for each value that has no exact counterpart."""
+Translate = Callable[[Any], Iterator[Setting | str]]
+"""Gives settings, and a remark for each value that has no exact counterpart. It gets the configuration of the other
+trainer, whose values it reads by key."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Keys of verl and their counterpart in asyncrl.
+    """Keys of another trainer and their counterpart in asyncrl.
 
-    - `there`: keys of verl. A key that ends in `.*` means all keys of its section that no other row has
+    - `there`: keys of that trainer. A key that ends in `.*` means all keys of its section that no other row has
     - `here`: our keys; empty if there is no counterpart
     - `sentence`: the translation in words, or what to use instead
     - `translate`: makes our settings; None if another row's function reads these keys, or if this row makes no settings
-    - `defaults`: the values of the keys in verl
+    - `defaults`: the values of the keys in that trainer
     - `alias_of`: the newer name of this key; empty if its name is current
     """
 
@@ -38,7 +37,7 @@ class Row:
 def same(there: str, here: str, default: Any, sentence: str = "The same value.") -> Row:
     """A row whose value is copied; null leaves asyncrl's default."""
 
-    def copy(source: VerlConfig) -> Iterator[Setting | str]:
+    def copy(source: Any) -> Iterator[Setting | str]:
         if source[there] is not None:
             yield here, source[there]
 

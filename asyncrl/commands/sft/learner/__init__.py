@@ -1,0 +1,1 @@
+"""The process of `asyncrl sft` that trains, which the command starts and supervises."""

@@ -1,0 +1,175 @@
+"""Translates a configuration of another trainer with a table of rows, and reports the differences.
+
+`asyncrl from-verl` and `asyncrl from-trl` share this report and the form of the experiment file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from omegaconf import DictConfig, OmegaConf
+
+from asyncrl.algorithms.from_config import composition_of
+from asyncrl.compat.rows import Row, Setting
+from asyncrl.config.compose import read
+from asyncrl.config.keys import OPTIONS, did_you_mean
+from asyncrl.config.option import as_yaml
+from asyncrl.errors import ConfigError
+from asyncrl.masking import masked
+
+
+class OtherConfig(Protocol):
+    """A configuration of another trainer: the value of each key, its own default included."""
+
+    def __getitem__(self, key: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Translated:
+    """The result of a translation.
+
+    - `trainer`: the name of the other trainer
+    - `settings`: our keys with their values
+    - `differs`: lines about values that could not be copied exactly
+    - `without`: lines about keys without a counterpart
+    - `unknown`: lines about keys that the table does not know
+    - `off`: keys without a counterpart whose value turns a feature off
+    """
+
+    trainer: str
+    settings: Mapping[str, Any]
+    differs: tuple[str, ...]
+    without: tuple[str, ...]
+    unknown: tuple[str, ...]
+    off: tuple[str, ...]
+
+    @property
+    def report(self) -> Iterator[str]:
+        """The lines of the whole report."""
+        parts = {
+            "Different here:": self.differs,
+            "No counterpart:": self.without,
+            "Unknown, and left out:": self.unknown,
+            f"Turned off in {self.trainer}, and left out:": (", ".join(self.off),) if self.off else (),
+        }
+        for title, lines in parts.items():
+            if lines:
+                yield title
+                yield from (f"  {line}" for line in lines)
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a trainer's keys, in order. `row_of` finds the row of a key; None: the key is unknown.
+
+    `version` names the trainer with its release, for messages about unknown keys.
+    """
+
+    rows: Sequence[Row]
+    row_of: Callable[[str], Row | None]
+    trainer: str
+    version: str
+
+    def settings(self, source: OtherConfig) -> Iterator[Setting | str]:
+        """The settings of all rows, and remarks on values that could not be copied."""
+        for row in self.rows:
+            try:
+                yield from row.translate(source) if row.translate else ()
+            except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
+                shown = self.with_value(row.there[0], source)
+                yield f"{shown}: this value or a related one is wrong, and is left out: {error}"
+
+    def translated(
+        self, source: OtherConfig, given: Sequence[str], settings: Mapping[str, Any], differs: Sequence[str]
+    ) -> Translated:
+        """The result for the `given` keys, with the settings in the order of our own keys."""
+        without, off = self._without(source, given)
+        names = [each.removesuffix(".*") for row in self.rows for each in row.there]
+        unknown = [
+            f"{self.with_value(key, source)}: {self.version} lacks this key{did_you_mean(key, names)}"
+            for key in given
+            if self.row_of(key) is None
+        ]
+        order = {key: number for number, key in enumerate(OPTIONS)}
+        ordered = dict(sorted(settings.items(), key=lambda each: order.get(each[0], len(order))))
+        return Translated(self.trainer, ordered, tuple(differs), tuple(without), tuple(unknown), tuple(off))
+
+    def with_value(self, key: str, source: OtherConfig) -> str:
+        """The key and its value, as `key=value`."""
+        # None of the trainer's own keys is a secret, although some end with `_key` or `_token`.
+        return f"{key}={as_yaml(masked(source[key], '' if self.row_of(key) else key.rpartition('.')[2]))}"
+
+    def _without(self, source: OtherConfig, given: Sequence[str]) -> tuple[list[str], list[str]]:
+        """The lines about `given` keys without a counterpart, and the keys whose value turns a feature off."""
+        lines, off = [], []
+        rows = ((key, row) for key in given if (row := self.row_of(key)) is not None and _has_none(row))
+        by_row = sorted(rows, key=lambda each: self.rows.index(each[1]))
+        for row, keys in itertools.groupby(by_row, key=lambda each: each[1]):
+            named = [key for key, _ in keys]
+            said = [key for key in named if source[key] not in (None, False, "", [], {}, -1)]
+            off += [key for key in named if key not in said]
+            if said:
+                lines.append(f"{', '.join(self._shown(row, said, source))}: {row.sentence.replace('`', '')}")
+        return lines, off
+
+    def _shown(self, row: Row, keys: Sequence[str], source: OtherConfig) -> Iterator[str]:
+        """The keys that the row names, each with its value. Keys of a section that the row has as `.*` are counted."""
+        whole: Counter[str] = Counter()
+        for key in keys:
+            sections = [each for each in row.there if each.endswith(".*") and key.startswith(each[:-1])]
+            if sections:
+                whole[sections[0]] += 1
+            else:
+                yield self.with_value(key, source)
+        yield from (f"{section} ({number} keys)" for section, number in whole.items())
+
+
+def experiment(translated: Translated) -> DictConfig:
+    """The settings as the nested keys of an experiment file."""
+    content = OmegaConf.create({})
+    for key, value in translated.settings.items():
+        OmegaConf.update(content, key, value, force_add=True)
+    return content
+
+
+def experiment_text(translated: Translated, out: Path | None) -> str:
+    """The text of the experiment file. Its first line says how to start it from the file `out`."""
+    name = out or Path("mine.yaml")
+    start = f"asyncrl train experiment={name if name.is_absolute() else f'./{name}'}"
+    return f"# From {translated.trainer}: {start}\n{OmegaConf.to_yaml(experiment(translated))}"
+
+
+def refused(text: str) -> Iterator[str]:
+    """The errors in the text of an experiment file, one per line. Missing data files are no error."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "experiment.yaml"
+        file.write_text(text)
+        try:
+            config = read([f"experiment={file}"], names_missing_data=False)
+            composition_of(config.algorithm, config.learner.minibatches)
+        except ConfigError as error:
+            yield from (f"  {line.replace(f'{file}: ', '')}" for line in str(error).splitlines())
+
+
+def write(text: str, report: Sequence[str], out: Path | None) -> None:
+    """Write the experiment file to `out`, and the report to the terminal. The file has the report as comments.
+
+    Without `out`, the file goes to the terminal.
+    """
+    whole = "".join(f"# {line}\n" for line in report) + text
+    if out is None:
+        sys.stdout.write(whole)
+    else:
+        out.write_text(whole)
+        sys.stdout.write("".join(f"{line}\n" for line in report))
+
+
+def _has_none(row: Row) -> bool:
+    return not row.here and row.translate is None and not row.defaults

@@ -1,0 +1,194 @@
+"""Translates the keys of TRL that set the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from asyncrl.compat.rows import Row, Setting, made, none, same, used
+from asyncrl.compat.trl.reward_rows import functions, rule_name
+from asyncrl.compat.trl.source import TrlConfig
+
+MODES = {
+    "token_truncate": ("truncate", "token"),
+    "token_mask": ("mask", "token"),
+    "sequence_truncate": ("truncate", "sequence"),
+    "sequence_mask": ("mask", "sequence"),
+}
+"""The correction and its level for each mode of importance sampling."""
+MEANS_OF_SEQUENCES = ("grpo", "sapo", "luspo")
+CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+
+
+def part(name: str, **params: Any) -> dict[str, Any]:
+    """The setting of a part of the algorithm."""
+    return {"name": name, "params": params} if params else {"name": name}
+
+
+def _advantage(source: TrlConfig) -> Iterator[Setting | str]:
+    if source["multi_objective_aggregation"] == "normalize_then_sum":
+        names = [f"rule/{rule_name(each)}" for each in functions(source)]
+        weights = source["reward_weights"] or [1.0] * len(names)
+        yield "algorithm.advantage", part("gdpo", weights=dict(zip(names, weights, strict=True)))
+        yield (
+            "multi_objective_aggregation=normalize_then_sum: every function must give a number for every episode: one "
+            "for which a function returns None cannot be compared"
+        )
+        return
+    scale = {True: "group", False: "none"}.get(source["scale_rewards"], source["scale_rewards"])
+    if scale == "batch":
+        yield "algorithm.advantage", part("reinforce_pp_baseline")
+        yield "scale_rewards=batch: reinforce_pp_baseline divides by the spread of the batch's advantages"
+    else:
+        yield "algorithm.advantage", part("grpo", normalise_std=scale != "none")
+
+
+def _clips(source: TrlConfig) -> dict[str, float]:
+    high = source["epsilon"] if source["epsilon_high"] is None else source["epsilon_high"]
+    return {"clip_low": source["epsilon"], "clip_high": high}
+
+
+def _loss(source: TrlConfig) -> Iterator[Setting | str]:
+    kind = source["loss_type"]
+    if kind == "cispo":
+        # TRL bounds the ratio itself by epsilon_high, and asyncrl by 1 + clip_high.
+        yield "algorithm.loss", part("cispo", clip_low=1.0, clip_high=max(0.0, _clips(source)["clip_high"] - 1))
+    elif kind == "sapo":
+        yield (
+            "algorithm.loss",
+            part("sapo", tau_pos=source["sapo_temperature_pos"], tau_neg=source["sapo_temperature_neg"]),
+        )
+    elif kind in CLIPPED and source["importance_sampling_level"] == "sequence":
+        yield "algorithm.loss", part("gspo", **_clips(source))
+    else:
+        yield "algorithm.loss", part("ppo", **_clips(source), dual_clip=source["delta"])
+    if kind == "luspo":
+        yield "loss_type=luspo: the loss of a sequence is not multiplied by its length here"
+    elif kind not in (*CLIPPED, "cispo", "sapo"):
+        yield f"loss_type={kind}: asyncrl lacks this loss and uses ppo (docs/algorithms.md lists all)"
+
+
+def _aggregation(source: TrlConfig) -> Iterator[Setting | str]:
+    kind = source["loss_type"]
+    if kind == "dr_grpo":
+        yield "algorithm.aggregation", part("seq-mean-token-sum-norm", norm=source["max_completion_length"])
+    else:
+        yield "algorithm.aggregation", part("seq-mean-token-mean" if kind in MEANS_OF_SEQUENCES else "token-mean")
+
+
+def _kl(source: TrlConfig) -> Iterator[Setting | str]:
+    if not source["beta"]:
+        yield "algorithm.kl", part("none")
+        return
+    weighted = bool(source["use_bias_correction_kl"])
+    yield "algorithm.kl", part("k3", weight=source["beta"], place="loss", importance_weighted=weighted)
+
+
+def _correction(source: TrlConfig) -> Iterator[Setting | str]:
+    by_sequence = source["importance_sampling_level"] == "sequence" and source["loss_type"] in CLIPPED
+    corrects = source["use_vllm"] and source["vllm_importance_sampling_correction"]
+    if corrects:
+        name, level = MODES.get(source["vllm_importance_sampling_mode"], ("truncate", "token"))
+        cap = source["vllm_importance_sampling_cap"] or source["vllm_importance_sampling_clip_max"]
+        high, low = cap or float("inf"), source["vllm_importance_sampling_clip_min"] or 0.0
+        level = "geometric" if by_sequence and level == "token" else level
+        bounds = {"cap": high, "floor": low} if name == "truncate" else {"low": low, "high": high}
+        corrections = [part(name, level=level, **bounds)]
+    else:
+        corrections = [part("truncate", level="geometric" if by_sequence else "token", cap=2.0)]
+        yield (
+            "importance weights are truncated at 2, as by default, because episodes may be older than the policy that "
+            "trains on them"
+        )
+    if source["off_policy_mask_threshold"] is not None:
+        corrections.append(part("opsm", delta=source["off_policy_mask_threshold"]))
+    yield "algorithm.correction", corrections
+
+
+VLLM = "vllm_importance_sampling"
+ROWS: tuple[Row, ...] = (
+    made(
+        "scale_rewards",
+        "`algorithm.advantage.params.normalise_std`",
+        "group",
+        "`group` and true become `grpo`; `none` and false the same without the division by the group's spread; "
+        "`batch` becomes `reinforce_pp_baseline`.",
+        _advantage,
+    ),
+    used(
+        "multi_objective_aggregation",
+        "`algorithm.advantage`",
+        "sum_then_normalize",
+        "`normalize_then_sum` becomes `gdpo`, with the names and weights of the functions.",
+    ),
+    made(
+        "loss_type",
+        "`algorithm.loss`, `algorithm.aggregation`",
+        "dapo",
+        "`grpo`, `bnpo`, `dapo` and `dr_grpo` become `ppo` with the aggregation of the same method; `cispo` and `sapo` "
+        "keep their names. A loss that asyncrl lacks becomes `ppo`, and the report names it.",
+        _loss,
+    ),
+    made(
+        "importance_sampling_level",
+        "`algorithm.loss`, `algorithm.aggregation`",
+        "token",
+        "`sequence` becomes the loss `gspo`.",
+        _aggregation,
+    ),
+    used(
+        "epsilon", "`algorithm.loss.params.clip_low`, `algorithm.loss.params.clip_high`", 0.2, "The clips of the loss."
+    ),
+    used(
+        "epsilon_high",
+        "`algorithm.loss.params.clip_high`",
+        None,
+        "The upper clip. With `cispo` it bounds the ratio itself, so that `clip_high` is one less.",
+    ),
+    used("delta", "`algorithm.loss.params.dual_clip`", None, "The largest ratio of a token with a negative advantage."),
+    used("sapo_temperature_pos", "`algorithm.loss`", 1.0, "`tau_pos` of `sapo`."),
+    used("sapo_temperature_neg", "`algorithm.loss`", 1.05, "`tau_neg` of `sapo`."),
+    made(
+        "beta",
+        "`algorithm.kl.params.weight`, `algorithm.kl`",
+        0.0,
+        "0 becomes no KL; any other value is the weight of `k3` in the loss.",
+        _kl,
+    ),
+    used("use_bias_correction_kl", "`algorithm.kl`", True, "`importance_weighted` of the KL."),
+    same("entropy_coef", "algorithm.entropy_weight", 0.0),
+    made(
+        f"{VLLM}_correction",
+        "`algorithm.correction`",
+        True,
+        "With vLLM, the correction of `vllm_importance_sampling_mode`. Otherwise importance weights are truncated at "
+        "2, because episodes may be older than the policy that trains on them.",
+        _correction,
+    ),
+    used(f"{VLLM}_mode", "`algorithm.correction`", "sequence_mask", "`truncate` or `mask`, at this level."),
+    used(f"{VLLM}_clip_max", "`algorithm.correction`", 3.0, "`cap` of `truncate`, or `high` of `mask`."),
+    used(f"{VLLM}_clip_min", "`algorithm.correction`", None, "`floor` of `truncate`, or `low` of `mask`."),
+    used(f"{VLLM}_cap", "`algorithm.correction`", None, "An older name of `vllm_importance_sampling_clip_max`."),
+    used("off_policy_mask_threshold", "`algorithm.correction`", None, "Adds `opsm` with this `delta`."),
+    none(
+        "",
+        "vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg",
+        "asyncrl lacks the loss `vespo`; docs/algorithms.md lists all losses.",
+    ),
+    none(
+        "",
+        "mask_truncated_completions",
+        "A truncated episode is trained. `algorithm.reward=[{name: overlong}]` lowers the rewards of long episodes.",
+    ),
+    none("", "top_entropy_quantile", "The loss `clip_cov` or `kl_cov` treats tokens by their covariance instead."),
+    none(
+        "",
+        "use_adaptive_entropy entropy_coef_min entropy_coef_max entropy_coef_delta entropy_target",
+        "`algorithm.entropy_weight` is a fixed weight.",
+    ),
+    none(
+        "",
+        "sync_ref_model ref_model_mixup_alpha ref_model_sync_steps",
+        "The reference of the KL is always the model that the run began with.",
+    ),
+)

@@ -1,0 +1,129 @@
+"""Translates the keys of TRL for rewards, tools and environments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from asyncrl.compat.rows import Row, Setting, made, none, used
+from asyncrl.compat.trl.source import TrlConfig
+from asyncrl.compat.trl.values import Named
+
+THOUGHTS = r"^<think>(?!.*<think>).*?</think>.*$"
+SHIPPED: Mapping[str, Mapping[str, Any]] = {
+    "accuracy_reward": {"name": "math", "as": "accuracy_reward"},
+    "reasoning_accuracy_reward": {"name": "math", "as": "reasoning_accuracy_reward"},
+    "think_format_reward": {
+        "name": "format",
+        "as": "think_format_reward",
+        "params": {"pattern": f"(?s){THOUGHTS}", "thoughts": True},
+    },
+}
+"""The rule of asyncrl for each reward function that TRL ships."""
+OVERLONG = "get_soft_overlong_punishment"
+MODEL = "reward_model_name_or_path"
+
+
+def functions(source: TrlConfig) -> list[Any]:
+    """The reward functions, as a list."""
+    given = source["reward_funcs"]
+    return given if isinstance(given, list) else [] if given is None else [given]
+
+
+def rule_name(given: Any) -> str:
+    """The name under which the function reports its score."""
+    return str(given.path if isinstance(given, Named) else given).rpartition(".")[2]
+
+
+def _rules(source: TrlConfig) -> Iterator[Setting | str]:
+    given = functions(source)
+    weights = source["reward_weights"] or [1.0] * len(given)
+    if len(weights) != len(given):
+        yield f"reward_weights={weights}: there are {len(given)} reward functions, so every weight is 1"
+        weights = [1.0] * len(given)
+    rules: list[dict[str, Any]] = []
+    for each, weight in zip(given, weights, strict=True):
+        name = rule_name(each)
+        path = each.path if isinstance(each, Named) else each if isinstance(each, str) else ""
+        if name == OVERLONG:
+            yield "algorithm.reward", [{"name": "overlong", "params": {"max_length": 1280, "buffer": 256}}]
+        elif name in SHIPPED and (path == name or path.startswith("trl.rewards")):
+            rules.append({**SHIPPED[name], "weight": weight})
+        elif isinstance(each, str) and ("/" in each or "." not in each):
+            yield from _model(each)
+        elif path:
+            rules.append({"name": path, "weight": weight})
+        else:
+            yield "reward_funcs: one has no name; write it as a function in a module, and add it to scoring.rule"
+    if rules:
+        yield "scoring.rule", rules[0]["name"] if rules == [{"name": rules[0]["name"], "weight": 1.0}] else rules
+    elif not given and not source[MODEL]:
+        yield "reward_funcs are not given: set scoring.rule"
+
+
+def _model(path: str) -> Iterator[Setting | str]:
+    yield "scoring.outcome_model.family", "sequence_classifier"
+    yield "scoring.outcome_model.path", path
+
+
+def _reward_model(source: TrlConfig) -> Iterator[Setting | str]:
+    if source[MODEL]:
+        yield from _model(source[MODEL])
+
+
+def _environment(source: TrlConfig) -> Iterator[Setting | str]:
+    given = source["environment_factory"]
+    if isinstance(given, Named):
+        yield "actor.environment", given.path
+        yield "scoring.shaping.environment_weight", 1.0
+    elif isinstance(given, Mapping):
+        yield "actor.environments", {name: each.path for name, each in given.items() if isinstance(each, Named)}
+        yield "scoring.shaping.environment_weight", 1.0
+    elif given is not None:
+        yield "environment_factory: no class is named; set actor.environment to the dotted path of a class"
+
+
+def _turns(source: TrlConfig) -> Iterator[Setting | str]:
+    if source["max_tool_calling_iterations"] is not None:
+        # The last turn answers, after that many turns with calls.
+        yield "actor.max_turns", source["max_tool_calling_iterations"] + 1
+
+
+def _tools(source: TrlConfig) -> Iterator[Setting | str]:
+    if source["tools"]:
+        names = ", ".join(rule_name(each) for each in source["tools"])
+        yield f"tools={names}: make them methods of a class, and name the class in actor.environment"
+
+
+ROWS: tuple[Row, ...] = (
+    made(
+        "reward_funcs",
+        "`scoring.rule`",
+        None,
+        "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
+        "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`.",
+        _rules,
+    ),
+    used("reward_weights", "`scoring.rule`", None, "The `weight` of each function; null means 1."),
+    made(MODEL, "`scoring.outcome_model.path`", None, "A sequence classifier with one label.", _reward_model),
+    made(
+        "environment_factory",
+        "`actor.environment`, `actor.environments`",
+        None,
+        "The dotted path of the class, or of each class of a mapping ([environments.md](environments.md)).",
+        _environment,
+    ),
+    made(
+        "tools",
+        "`actor.tools`",
+        None,
+        "Make the functions methods of a class, which `actor.environment` names. The report lists them.",
+        _tools,
+    ),
+    made(
+        "max_tool_calling_iterations", "`actor.max_turns`", None, "One more than this number, for the answer.", _turns
+    ),
+    none("", "rollout_func", "Write an agent, and name it in `actor.agent` ([agents.md](agents.md))."),
+    none("", "reward_processing_classes", "`scoring.outcome_model` reads the tokenizer of the model's folder."),
+    none("", "callbacks", "The console, `observe.sinks` and the dashboard show a run."),
+)

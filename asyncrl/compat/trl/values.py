@@ -1,0 +1,260 @@
+"""Values of a Python script that is not run: constants, names of functions, data sets, and sums of them.
+
+The script may come from a stranger, so the number of steps and the size of values are limited.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+MAX_STEPS = 20_000
+MAX_CHARACTERS = 1 << 16
+MAX_NUMBER = 1e18
+_SUMS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_OF_ROWS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas")
+_TRIVIAL = ("with_format", "shuffle")
+"""Methods of a data set that change no row. The run shuffles the rows itself."""
+
+
+class UnknownValueError(ValueError):
+    """Only the running script knows this value."""
+
+
+@dataclass(frozen=True)
+class Named:
+    """A function or class by its dotted path. `defined_here` is true if the script defines it."""
+
+    path: str
+    defined_here: bool = False
+
+
+@dataclass(frozen=True)
+class ScriptRows:
+    """A data set as `data.train` names it; empty if the script makes it. `changes` are the methods that change rows."""
+
+    source: str
+    splits: bool = False
+    changes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """The call of a class, such as `LoraConfig`, with its keywords."""
+
+    name: str
+    keywords: Mapping[str, Any]
+
+
+class Script:
+    """The values in the source `text` of a script, whose functions have the module's name `module`.
+
+    Raises SyntaxError: the text is no Python.
+    """
+
+    def __init__(self, text: str, module: str) -> None:
+        self.tree = ast.parse(text)
+        self._module = module
+        self._steps = 0
+        self._imports: dict[str, str] = {}
+        self._assigned: dict[str, list[tuple[int, ast.expr]]] = {}
+        self._defined: set[str] = set()
+        for node in ast.walk(self.tree):
+            self._note(node)
+
+    def value(self, node: ast.expr) -> Any:
+        """The value of an expression. Raises UnknownValueError."""
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise UnknownValueError(f"the script's values take more than {MAX_STEPS} steps")
+        match node:
+            case ast.Constant(value=bool() | int() | float() | str() | None as constant):
+                return constant
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self.value(each) for each in items]
+            case ast.Dict(keys=keys, values=values) if None not in keys:
+                names = [self.value(each) for each in keys if each is not None]
+                return dict(zip(map(str, names), map(self.value, values), strict=True))
+            case ast.Name(id=name):
+                return self._of_name(name, node)
+            case ast.Attribute(value=owner, attr=name):
+                return self._of_attribute(self.value(owner), name)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                return -self._number(operand)
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _SUMS:
+                return self._sum(type(op), self.value(left), self.value(right))
+            case ast.JoinedStr(values=parts):
+                return self._text("".join(str(self._plain(part)) for part in parts))
+            case ast.FormattedValue(value=inner, format_spec=None):
+                return self.value(inner)
+            case ast.Subscript(value=owner, slice=index):
+                return self._item(self.value(owner), self.value(index))
+            case ast.Call():
+                return self._call(node)
+        raise UnknownValueError(ast.unparse(node)[:80])
+
+    def calls(self, name: str) -> Iterator[ast.Call]:
+        """The calls of the class `name`, in order."""
+        found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        yield from sorted((node for node in found if last_name(node.func) == name), key=lambda node: node.lineno)
+
+    def attributes_of(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """The attributes that the script sets on the object that `call` makes, as in `config.beta = 0.1`."""
+        names = {name for name, values in self._assigned.items() if any(value is call for _, value in values)}
+        for node in ast.walk(self.tree):
+            match node:
+                case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=attribute)], value=value):
+                    if name in names:
+                        yield attribute, value
+
+    def trains_when_imported(self) -> bool:
+        """True if an import of the script calls `.train()`."""
+        return any(
+            isinstance(inner, ast.Call) and isinstance(inner.func, ast.Attribute) and inner.func.attr == "train"
+            for node in self.tree.body
+            if isinstance(node, ast.Expr | ast.Assign)
+            for inner in ast.walk(node)
+        )
+
+    def _note(self, node: ast.AST) -> None:
+        match node:
+            case ast.Import(names=names):
+                self._imports |= {
+                    each.asname or each.name.partition(".")[0]: (each.asname and each.name)
+                    or each.name.partition(".")[0]
+                    for each in names
+                }
+            case ast.ImportFrom(module=str() as module, names=names, level=0):
+                self._imports |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                self._assigned.setdefault(name, []).append((node.lineno, value))
+            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+                self._assigned.setdefault(name, []).append((node.lineno, value))
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                self._defined.add(name)
+
+    def _of_name(self, name: str, node: ast.expr) -> Any:
+        before = [value for line, value in self._assigned.get(name, ()) if line < node.lineno]
+        if before:
+            try:
+                return self.value(before[-1])
+            except UnknownValueError:
+                # A module can give what only a call knows, such as a function that another function returns.
+                if isinstance(before[-1], ast.Call) and last_name(before[-1].func)[:1].islower():
+                    return Named(f"{self._module}.{name}", True)
+                raise
+        if name in self._defined:
+            return Named(f"{self._module}.{name}", True)
+        if name in self._imports:
+            return Named(self._imports[name])
+        raise UnknownValueError(name)
+
+    def _of_attribute(self, owner: Any, name: str) -> Any:
+        if isinstance(owner, Named):
+            return Named(f"{owner.path}.{name}", owner.defined_here)
+        raise UnknownValueError(name)
+
+    def _number(self, node: ast.expr) -> Any:
+        value = self.value(node)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise UnknownValueError(ast.unparse(node)[:80])
+        return value
+
+    def _sum(self, op: type[ast.operator], left: Any, right: Any) -> Any:
+        texts = isinstance(left, str) and isinstance(right, str) and op is ast.Add
+        lists = isinstance(left, list) and isinstance(right, list) and op is ast.Add
+        numbers = all(isinstance(each, int | float) for each in (left, right))
+        if not (texts or lists or numbers) or (numbers and right == 0 and op not in (ast.Add, ast.Sub, ast.Mult)):
+            raise UnknownValueError("a sum of other values than numbers or texts")
+        made = _SUMS[op](left, right)
+        if numbers and abs(made) > MAX_NUMBER:
+            raise UnknownValueError("a number that is too large")
+        return self._text(made) if texts else made
+
+    def _text(self, text: str) -> str:
+        if len(text) > MAX_CHARACTERS:
+            raise UnknownValueError(f"a text of more than {MAX_CHARACTERS} characters")
+        return text
+
+    def _plain(self, node: ast.expr) -> Any:
+        value = self.value(node)
+        if not isinstance(value, str | int | float):
+            raise UnknownValueError(ast.unparse(node)[:80])
+        return value
+
+    def _item(self, owner: Any, index: Any) -> Any:
+        if isinstance(owner, ScriptRows) and isinstance(index, str):
+            return split_of(owner, index)
+        if isinstance(owner, Mapping) and index in owner:
+            return owner[index]
+        raise UnknownValueError(f"[{index!r}]"[:80])
+
+    def _call(self, node: ast.Call) -> Any:
+        name = last_name(node.func)
+        if name in _OF_ROWS:
+            return self._rows(name, node)
+        if isinstance(node.func, ast.Attribute) and name not in ("from_pretrained", "join", "get"):
+            owner = self.value(node.func.value)
+            if isinstance(owner, ScriptRows):
+                return owner if name in _TRIVIAL else replace(owner, changes=(*owner.changes, name))
+        if name == "from_pretrained" and node.args:
+            return self.value(node.args[0])
+        if name == "dict" and not node.args:
+            return self.keywords(node)
+        if name[:1].isupper():
+            return MadeOf(name, self.keywords(node))
+        raise UnknownValueError(ast.unparse(node)[:80])
+
+    def keywords(self, node: ast.Call) -> dict[str, Any]:
+        """The values of a call's keywords; `**NAME` is expanded. Raises UnknownValueError."""
+        found: dict[str, Any] = {}
+        for each in node.keywords:
+            value = self.value(each.value)
+            found |= {each.arg: value} if each.arg is not None else dict(value)
+        return found
+
+    def _rows(self, name: str, node: ast.Call) -> ScriptRows:
+        if name not in _OF_ROWS[:2]:
+            return ScriptRows("")
+        words = [self.value(each) for each in node.args]
+        keywords = self.keywords(node)
+        if name == "load_from_disk":
+            return ScriptRows(str(words[0] if words else keywords.get("dataset_path", "")))
+        path = words[0] if words else keywords.get("path")
+        config = words[1] if len(words) > 1 else keywords.get("name")
+        return rows_of(path, config, keywords.get("split"), keywords.get("data_files"))
+
+
+def rows_of(path: Any, config: Any = None, split: Any = None, files: Any = None) -> ScriptRows:
+    """The rows that `datasets.load_dataset` reads with these arguments."""
+    if path in ("json", "parquet", "arrow"):
+        if isinstance(files, dict):
+            files = files.get(split)
+        return ScriptRows(str(files)) if isinstance(files, str) else ScriptRows("")
+    if not isinstance(path, str) or files is not None:
+        return ScriptRows("")
+    options = {"config": config, "split": split}
+    query = "&".join(f"{name}={value}" for name, value in options.items() if value is not None)
+    return ScriptRows(f"hub:{path}{'?' if query else ''}{query}", splits=split is None)
+
+
+def split_of(rows: ScriptRows, split: str) -> ScriptRows:
+    """One split of a data set that was loaded with all its splits."""
+    if not rows.splits:
+        return rows
+    return ScriptRows(f"{rows.source}{'&' if '?' in rows.source else '?'}split={split}", changes=rows.changes)
+
+
+def last_name(node: ast.expr) -> str:
+    """The last name of a dotted name, such as `GRPOConfig` of `trl.GRPOConfig`; empty for other expressions."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

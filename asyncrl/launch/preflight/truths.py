@@ -1,0 +1,78 @@
+"""Checks, before anything starts, that the built-in rules can use the ground truths of the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncrl.config.schema import ModelConfig, ScoringConfig
+from asyncrl.config.schema.tools import SandboxConfig
+from asyncrl.errors import DataError, ScoringError
+from asyncrl.types import NO_VERSION, Finish, Role, Task, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from asyncrl.data.reading import TaskFile
+
+RULE_S = 120.0
+"""The time limit when a rule is tried: its first use may load libraries from a cold disk."""
+
+_EPISODE = Trajectory(
+    id="preflight",
+    task_id="preflight",
+    group_id="preflight",
+    member=0,
+    tokens=np.zeros(2, np.int32),
+    logprobs=np.zeros(2, np.float32),
+    version_runs=np.array([[0, NO_VERSION], [1, 0]], np.int32),
+    turns=(Turn(0, 1, Role.PROMPT), Turn(1, 2, Role.ASSISTANT, "stop")),
+    steps=(),
+    finish=Finish.COMPLETED,
+)
+"""An episode whose answer is empty."""
+
+
+def check_truths(scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxConfig, files: Sequence[TaskFile]) -> None:
+    """Raises DataError: a built-in rule cannot use the ground truth of the first row of a data source, or a reward
+    function of TRL takes a column that this row lacks."""
+    from asyncrl.config.schema.scoring import needs
+    from asyncrl.sandbox.sandboxes import open_sandbox
+    from asyncrl.scoring.rules.registry import BUILT_IN, load_rules, rule_names
+
+    rules = load_rules(scoring, sandbox=open_sandbox(sandbox))
+    lines, known = [], []
+    rows = [(file.place(row), task) for file in files for row, task in file.by_source().items()]
+    for place, task in rows:
+        if "rules" not in needs(scoring, task.data_source):
+            continue
+        try:
+            rules.check(task)
+        except ScoringError as error:
+            lines.append(f"{place}: {error}")
+        # Rules of the user's own need a real episode (`episode.py`).
+        if set((names := rule_names(scoring, task.data_source)).split(",")) <= set(BUILT_IN):
+            known.append((place, task, names))
+    lines += _unusable(known, scoring, model, sandbox) if known else []
+    if lines:
+        raise DataError("\n".join(lines))
+
+
+def _unusable(
+    known: Sequence[tuple[str, Task, str]], scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxConfig
+) -> list[str]:
+    """A line for each place whose task has a ground truth that its built-in rules, the third value, cannot use."""
+    from asyncrl.scoring.rules.base import RuleInput
+    from asyncrl.scoring.verifier import Verifier
+
+    lines = []
+    patient = replace(scoring, timeout_s=max(scoring.timeout_s, RULE_S))
+    with closing(Verifier(patient, model, sandbox)) as verifier:
+        for place, task, names in known:
+            try:
+                verifier.score(RuleInput(task, _EPISODE, answer="", response=""))
+            except ScoringError as error:
+                lines.append(f"{place} has a ground truth that the rule {names} cannot use: {error}")
+    return lines

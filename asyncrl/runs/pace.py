@@ -1,0 +1,40 @@
+"""Computes how far a run is, and how long it will take: every view shows these numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+PACE_STEPS = 20
+"""The number of the newest steps whose mean time is the pace of the run."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepPace:
+    """The progress of a run: `done` of `planned` steps, at `step_s` seconds each. `None`: unknown."""
+
+    done: int
+    planned: int | None
+    step_s: float | None
+
+    @property
+    def share(self) -> float | None:
+        """The share of the steps that are done; `None` without a plan."""
+        return min(1.0, self.done / self.planned) if self.planned else None
+
+    @property
+    def left_s(self) -> float | None:
+        """The seconds that the remaining steps take at the pace of the newest ones; `None`: unknown."""
+        if self.planned is None or self.step_s is None:
+            return None
+        return max(0, self.planned - self.done) * self.step_s
+
+
+def pace(newest: Iterable[Mapping[str, Any]], planned: int | None) -> StepPace:
+    """The pace of a run. `newest` are the learner's newest rows, the oldest first, at least `PACE_STEPS` of them if
+    there are so many."""
+    rows = list(newest)[-PACE_STEPS:]
+    seconds = [float(row["seconds/step"]) for row in rows if "seconds/step" in row]
+    return StepPace(rows[-1]["step"] + 1 if rows else 0, planned, fmean(seconds) if seconds else None)

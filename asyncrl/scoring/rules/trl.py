@@ -1,0 +1,169 @@
+"""Reward functions written for TRL's GRPOTrainer, used unchanged.
+
+A function takes the lists `prompts`, `completions` and `completion_ids`, and each column of the data as a further list.
+It returns a list of rewards. None in this list means that the function does not apply to a completion. Here each call
+has one episode, so every list has one element.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from numbers import Real
+from typing import Any
+
+from asyncrl.errors import ConfigError, ScoringError
+from asyncrl.plain import copied
+from asyncrl.scoring.answers import prompt_and_response
+from asyncrl.scoring.rules.base import REASON, SKIPPED, RuleInput, completed, plain
+from asyncrl.text import reason_of
+from asyncrl.types import TEXT_PROMPT, Role, Task, ToolCall
+
+BATCH = ("prompts", "completions", "completion_ids")
+"""A function with one of these parameters is a reward function of TRL."""
+_SERVICES = ("trainer_state", "log_extra", "log_metric")
+_ELSEWHERE = "environments"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """The fields of `transformers.TrainerState` that reward functions get.
+
+    `global_step` is the learner step whose policy played the episode, and `max_steps` the last learner step of the run.
+    """
+
+    global_step: int
+    max_steps: int
+
+
+@dataclass
+class _Log:
+    """The texts and numbers that a function logs about one episode."""
+
+    texts: list[str] = field(default_factory=list)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        self.texts += [f"{column}: {value}" for value in values]
+
+    def metric(self, name: str, value: float) -> None:
+        self.numbers[name] = value
+
+
+def fits(signature: inspect.Signature) -> bool:
+    """True if a function of this signature may be a reward function of TRL."""
+    parameters = signature.parameters.values()
+    return any(each.name in BATCH or each.kind is each.VAR_KEYWORD for each in parameters)
+
+
+class TrlFunction:
+    """The rule that calls `reward`, whose dotted path is `name`, with `params` as further keywords.
+
+    Raises ConfigError: the function needs TRL's `environments`.
+    """
+
+    def __init__(self, name: str, reward: Callable[..., Any], params: Mapping[str, Any]) -> None:
+        self._name, self._reward, self._params = name, reward, params
+        parameters = inspect.signature(reward).parameters
+        self._takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+        self._names = set(parameters)
+        self._required = [
+            each.name
+            for each in parameters.values()
+            if each.default is each.empty and each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)
+        ]
+        if _ELSEWHERE in self._required:
+            raise ConfigError(
+                f"{name} takes `{_ELSEWHERE}`, which live in actors, not in scorers; let the environment give the "
+                "reward (docs/environments.md)"
+            )
+
+    def check(self, task: Task) -> None:
+        """Raises ScoringError: the function takes a column that the task lacks."""
+        columns = _columns(task)
+        if missing := [each for each in self._required if each not in (*BATCH, *_SERVICES, *columns, *self._params)]:
+            raise ScoringError(
+                f"{self._name} takes {', '.join(missing)}, which task {task.id} lacks; its columns are "
+                f"{', '.join(sorted(columns))}: name the missing column in data.columns, as "
+                f"{{{missing[0]}: {missing[0]}}}"
+            )
+
+    def __call__(self, given: RuleInput) -> Any:
+        """The reward of one episode.
+
+        Raises ScoringError, which names the function and the task: see `check`; the function raised, or returned no
+        list with one reward.
+        """
+        log, task = _Log(), given.task
+        self.check(task)
+        offered = {**_columns(task), **_batch(given), **_services(given, log), **copied(dict(self._params))}
+        try:
+            known = {each: value for each, value in offered.items() if self._takes_all or each in self._names}
+            result = completed(self._reward(**known))
+        except Exception as error:
+            form = "a text, as in the file" if _is_text(task) else "a list of messages"
+            raise ScoringError(
+                f"{self._name} raised {reason_of(error)}, at task {task.id}; its completion is {form}"
+            ) from error
+        one = _only(result, f"{self._name}, at task {task.id},")
+        return {**log.numbers, "score": SKIPPED if one is None else one, REASON: "\n".join(log.texts)}
+
+
+def _only(result: Any, name: str) -> Any:
+    """The one reward in a function's result."""
+    if isinstance(result, str | Mapping) or not hasattr(result, "__len__"):
+        raise ScoringError(f"{name} returned {result!r:.100}; it must return a list with a reward for each completion")
+    if len(result) != 1:
+        raise ScoringError(f"{name} returned {len(result)} rewards for 1 completion")
+    one = plain(result[0])
+    if one is not None and not (isinstance(one, Real) and math.isfinite(one)):
+        raise ScoringError(f"{name} returned {one!r:.100}; return a number, or None where it does not apply")
+    return one
+
+
+def _columns(task: Task) -> dict[str, list[Any]]:
+    """The columns of a task: those of its row, and the fields of its `extra_info`."""
+    row = {
+        "data_source": task.data_source,
+        "ground_truth": task.ground_truth,
+        "reward_model": {"ground_truth": copied(task.ground_truth)},
+        "extra_info": copied(dict(task.extra_info)),
+    }
+    fields = {name: value for name, value in task.extra_info.items() if name != TEXT_PROMPT}
+    return {name: [value] for name, value in (row | fields).items()}
+
+
+def _batch(given: RuleInput) -> dict[str, list[Any]]:
+    task, trajectory = given.task, given.trajectory
+    _, start = prompt_and_response(trajectory)
+    is_text = _is_text(task)
+    return {
+        "prompts": [task.messages[0]["content"] if is_text else [dict(each) for each in task.messages]],
+        "completions": [given.response if is_text else _messages(given, start)],
+        "completion_ids": [trajectory.tokens[start:].tolist()],
+    }
+
+
+def _is_text(task: Task) -> bool:
+    """True if the file has the prompt as text, and no system message makes it a conversation."""
+    return task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
+
+
+def _messages(given: RuleInput, start: int) -> list[dict[str, Any]]:
+    turns = [turn for turn in given.trajectory.turns if turn.start >= start]
+    return [
+        {"role": "assistant" if turn.role is Role.ASSISTANT else "tool", "content": text, **_calls(turn.tool_calls)}
+        for turn, text in zip(turns, given.turn_texts, strict=True)
+    ]
+
+
+def _calls(calls: Sequence[ToolCall]) -> dict[str, Any]:
+    made = [{"type": "function", "function": {"name": each.name, "arguments": dict(each.arguments)}} for each in calls]
+    return {"tool_calls": made} if made else {}
+
+
+def _services(given: RuleInput, log: _Log) -> dict[str, Any]:
+    state = TrainerState(given.progress.step, given.progress.steps)
+    return dict(zip(_SERVICES, (state, log.extra, log.metric), strict=True))

@@ -1,0 +1,106 @@
+"""Columns of other data sets are recognised where their names are clear, and refused with the fix where not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from asyncrl.data.layout import RowLayout
+from asyncrl.data.reading import TaskFile
+from asyncrl.data.sources import parts
+from asyncrl.errors import DataError
+from asyncrl.types import TEXT_PROMPT
+
+Row = Mapping[str, Any]
+Write = Callable[[Path, Sequence[Row]], Path]
+MESSAGES = [{"role": "user", "content": "1+1?"}]
+WANTED = ("prompt", "data_source", "reward_model"), ("extra_info", "tools", "environment")
+
+
+def as_parquet(folder: Path, rows: Sequence[Row]) -> Path:
+    pq.write_table(pa.Table.from_pylist([dict(each) for each in rows]), folder / "sums.parquet")
+    return folder / "sums.parquet"
+
+
+def as_lines(folder: Path, rows: Sequence[Row]) -> Path:
+    (folder / "sums.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return folder / "sums.jsonl"
+
+
+FORMS = pytest.mark.parametrize("write", [as_parquet, as_lines])
+
+
+@FORMS
+@pytest.mark.parametrize(
+    ("row", "truth", "extra"),
+    [
+        ({"prompt": "1+1?", "ground_truth": "2"}, "2", {TEXT_PROMPT: True}),
+        ({"prompt": MESSAGES, "solution": "2"}, "2", {"solution": "2"}),
+        (
+            {"question": "1+1?", "answer": "2", "level": 3},
+            "2",
+            {"question": "1+1?", "answer": "2", "level": 3, TEXT_PROMPT: True},
+        ),
+        ({"problem": "1+1?", "solution": 2}, 2, {"problem": "1+1?", "solution": 2, TEXT_PROMPT: True}),
+        ({"prompt": "1+1?", "question": "?", "answer": "2"}, "2", {"question": "?", "answer": "2", TEXT_PROMPT: True}),
+    ],
+)
+def test_clear_names_need_no_columns(tmp_path: Path, write: Write, row: Row, truth: Any, extra: Row) -> None:
+    (task,) = TaskFile(write(tmp_path, [row]))
+    assert (task.ground_truth, task.data_source, dict(task.extra_info)) == (truth, "sums", extra)
+    assert [dict(each) for each in task.messages] == MESSAGES
+
+
+@FORMS
+def test_rows_that_a_start_writes_are_recognised_alike(tmp_path: Path, write: Write) -> None:
+    source = write(tmp_path, [{"question": "1+1?", "answer": "2"}])
+    (part,) = parts(str(source), *WANTED)
+    (row,) = part.rows
+    assert row["reward_model"] == {"ground_truth": "2"}
+    assert row["extra_info"] == {"question": "1+1?", "answer": "2", TEXT_PROMPT: True}
+
+
+@FORMS
+def test_a_text_in_verls_layout_becomes_a_message_and_other_columns_stay_ignored(tmp_path: Path, write: Write) -> None:
+    row = {"prompt": "1+1?", "data_source": "a", "reward_model": {"ground_truth": "2"}, "more": 1}
+    (task,) = TaskFile(write(tmp_path, [row]))
+    assert ([dict(each) for each in task.messages], task.ground_truth, task.data_source) == (MESSAGES, "2", "a")
+    assert dict(task.extra_info) == {TEXT_PROMPT: True}
+
+
+@FORMS
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {"problem": "1+1?", "answer": "2", "solution": "so 2"},
+            r"columns answer and solution, and either may be the ground truth; it has answer, problem, solution: "
+            r"name one, as data.columns=\{prompt: COLUMN, ground_truth: answer\}",
+        ),
+        (
+            {"problem": "1+1?", "question": "?", "answer": "2"},
+            r"columns question and problem.*data.columns=\{prompt: question, ground_truth: answer\}",
+        ),
+        (
+            {"prompt": MESSAGES},
+            r"no column .*; it has prompt; name the columns to use, as data.columns=",
+        ),
+        ({"text": "1+1?"}, r"no column prompt, .*; it has text; name the columns"),
+    ],
+)
+def test_unclear_names_are_refused_with_the_line_to_write(tmp_path: Path, write: Write, row: Row, reason: str) -> None:
+    with pytest.raises(DataError, match=reason):
+        TaskFile(write(tmp_path, [row]))
+
+
+@FORMS
+def test_named_columns_come_first(tmp_path: Path, write: Write) -> None:
+    layout = RowLayout({"prompt": "problem", "ground_truth": "answer"})
+    (task,) = TaskFile(write(tmp_path, [{"problem": "1+1?", "answer": "2", "solution": "so 2"}]), layout=layout)
+    assert (task.ground_truth, dict(task.extra_info)) == ("2", {TEXT_PROMPT: True})

@@ -1,0 +1,70 @@
+"""Paths that do not exist are refused before torch and transformers are imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from asyncrl.config.schema import TrainConfig
+from asyncrl.errors import ConfigError, DataError
+from asyncrl.launch.preflight.paths import check_paths
+from tests.helpers import GENEROUS_S
+
+
+def check(config: TrainConfig) -> None:
+    check_paths(config.data, config.algorithm, config.model, config.actor, config.scoring)
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainConfig:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "train.jsonl").touch()
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "config.json").touch()
+    (tmp_path / "policy" / "model.safetensors").touch()
+    (tmp_path / "paths_rewards.py").write_text("def score(): ...\n")
+    config = TrainConfig()
+    config.model.path, config.data.train = "./policy", ["train.jsonl"]
+    return config
+
+
+def test_each_path_that_does_not_exist_has_a_line_with_the_path_that_was_meant(config: TrainConfig):
+    config.scoring.rule = "paths_rewards.score"
+    check(config)
+    config.data.train, config.model.path = ["trian.jsonl"], f"{Path.cwd()}/polcy"
+    config.scoring.rules = {"s": [{"name": "paths_rewards.scores"}]}
+    config.actor.tools = ["calculator", "paths_tools.Weather"]
+    with pytest.raises(ConfigError) as refused:
+        check(config)
+    assert [line.partition(": there is no such")[2] for line in str(refused.value).splitlines()[:2]] == [
+        " file; did you mean train.jsonl?",
+        f" folder; did you mean {Path.cwd()}/policy?",
+    ]
+    assert "actor.tools: 'paths_tools.Weather' cannot be imported" in str(refused.value)
+    assert "did you mean paths_rewards.score?" in str(refused.value)
+
+
+def test_missing_files_alone_are_an_error_of_the_data(config: TrainConfig):
+    config.data.train = ["other.jsonl"]
+    with pytest.raises(DataError, match=r"data\.train=other\.jsonl: there is no such file; see docs/data\.md"):
+        check(config)
+
+
+@pytest.mark.slow
+def test_a_start_names_missing_paths_before_it_imports_torch(config: TrainConfig):
+    words = ["model.path=./policy", "data.train=trian.jsonl"]
+    code = (
+        "import sys; from asyncrl.launch.local import main; "
+        f"status = main({words!r}); assert status == 2; assert not {{'torch', 'transformers'}} & sys.modules.keys()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=GENEROUS_S, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (
+        0,
+        "asyncrl: data.train=trian.jsonl: there is no such file; did you mean train.jsonl?\n",
+    )
