@@ -15,8 +15,8 @@ __all__ = ["Run", "evaluate", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Return `Run`, `evaluate` or `train`. Their file is imported only at their first use: `import asyncrl` stays
-    light."""
+    """Return `Run`, `evaluate` or `train`. The file that defines them is imported only when one of them is first used,
+    so that `import asyncrl` stays fast."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module("asyncrl.commands.from_python")

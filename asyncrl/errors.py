@@ -53,7 +53,7 @@ class WeightsError(AsyncrlError):
 
 
 class ToolError(AsyncrlError):
-    """A tool failed, and not because of a wrong call. The episode is retried, never scored as zero."""
+    """A tool failed for another reason than a wrong call. The episode is retried, never scored as zero."""
 
 
 class InteractionError(AsyncrlError):
@@ -61,11 +61,13 @@ class InteractionError(AsyncrlError):
 
 
 class ScoringError(AsyncrlError):
-    """A scorer or verifier failed. The trajectory is retried, then dead-lettered, never scored as zero."""
+    """A scorer or verifier failed. The scoring is tried again. After too many failures the trajectory becomes a dead
+    letter, which is not trained. It is never scored as zero."""
 
 
 class TooManyFailuresError(AsyncrlError):
-    """Too many episodes or scorings failed, so the run ends. It can resume once the cause is fixed."""
+    """Too many episodes or scorings failed, or filters refuse every group, so the run ends. It can resume once the
+    cause is fixed."""
 
 
 class DataProtoError(AsyncrlError, AssertionError, RuntimeError):

@@ -23,7 +23,8 @@ FEED, AGAIN, EVALUATION = "t", "r", "e"
 """The first letters of group ids."""
 
 TRIAL_GROUP = f"{FEED}999999999"
-"""The group of the episodes that only the checks of a start play. No feed counts so far."""
+"""The group of the episodes that only the checks before a run play. Its number is larger than any that the feed
+reaches."""
 
 _LAST_NUMBER = re.compile(r"(\d+)\D*$")
 

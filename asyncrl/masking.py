@@ -74,7 +74,7 @@ def masked(value: Any, name: str = "") -> Any:
     - values whose name is that of a secret, such as `api_key`
     - all values of environments and headers
     - passwords in addresses
-    - tokens in the form of a known service
+    - access tokens in a form that a known service uses
     """
     if is_secret_name(name) or (holds_secrets(name) and isinstance(value, Mapping | list | tuple)):
         return hidden(value)

@@ -67,7 +67,7 @@ def count_characters(value: Any) -> int:
 
 
 def cut(text: str, max_chars: int) -> str:
-    """Cut out the middle of a text to keep `max_chars` characters. Errors are usually at the end."""
+    """Cut out the middle of a text to keep `max_chars` characters. Error messages are usually at the end of a text."""
     if len(text) > max_chars:
         head = max_chars - max_chars // 2
         text = f"{text[:head]}\n[{len(text) - max_chars} characters cut]\n{text[len(text) - max_chars // 2 :]}"

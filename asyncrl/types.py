@@ -224,7 +224,7 @@ class Turn(NamedTuple):
 
 
 class Step(NamedTuple):
-    """The token span [start, end) of one process score. It lies within one assistant turn."""
+    """The token span [start, end) of one step, which a process model scores. It lies within one assistant turn."""
 
     start: int
     end: int
@@ -237,8 +237,9 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `id`: the ticket's id, so that an episode that ran twice is stored once.
     - `tokens` int32[T].
     - `logprobs` float32[T]: of the behaviour policy, at the sampling temperature; 0 on tokens that no policy sampled.
-    - `version_runs` int32[R, 2]: runs of tokens with the same policy version, each as its first token and its version.
-      The version is `NO_VERSION` for tokens that no policy sampled. `versions` has the versions of all tokens.
+    - `version_runs` int32[R, 2]: runs of tokens with the same policy version. A run has the index of its first token,
+      and its version. The version is `NO_VERSION` for tokens that no policy sampled. `versions` has the versions of all
+      tokens.
     - `rewards` come from the environment (tools); `timings` are seconds by phase.
     - `grammar_mass` float32[T], empty if no turn has a grammar: the total probability of the tokens that the grammar
       allowed, before renormalisation. 1 on tokens without a grammar, 0 if it was not measured.
@@ -429,7 +430,7 @@ def dtype_of(hint: Any) -> np.dtype[Any] | None:
 
 
 def runs_of(versions: NDArray[np.int32]) -> NDArray[np.int32]:
-    """versions int32[T] as `version_runs` int32[R, 2]."""
+    """The runs int32[R, 2] of equal `versions` int32[T], in the form of `Trajectory.version_runs`."""
     changes = (versions[1:] != versions[:-1]).nonzero()[0]
     runs = np.zeros((len(changes) + 1, 2), np.int32)
     runs[1:, 0] = changes + 1

@@ -8,7 +8,7 @@ Dtypes come from a closed list, and a buffer must have exactly the announced num
 a message are bounded by its size.
 
 `encode` replaces characters that UTF-8 cannot encode, and truncates a `reason`. msgpack has no integers of more than 64
-bits, so they are encoded as an extension type.
+bits, so longer integers are encoded as an extension type.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ MAX_LARGE_HEADER_BYTES = 256 << 20
 MAX_DEPTH = 100
 """The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
-"""The nesting depth of a tool call's arguments in a trajectory's body."""
+"""The depth at which a trajectory's body has the arguments of a tool call."""
 TASKS_BYTES = 64 << 20
 """The largest size of the tasks in one reply; the next reply has further tasks. A ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
 """The largest length of a `reason`, which explains a failure to people and may come from a long exception."""
 FEW_LISTS = 1000
-"""`check_keys` skips a body if at most this many of its bytes may begin a list."""
+"""`check_keys` skips a body in which at most this many bytes could be the first byte of a list."""
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700

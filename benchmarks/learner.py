@@ -38,7 +38,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -51,6 +51,7 @@ from asyncrl.algorithms.algorithm import Algorithm
 from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.config.schema import AlgorithmConfig, LearnerConfig, ModelConfig
 from asyncrl.launch.placement.placement import MOST_THREADS
+from asyncrl.learner.batch.entropy_sample import entropy_share
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.batch.minibatch import Minibatch
 from asyncrl.learner.batch.schedule import schedule
@@ -166,7 +167,8 @@ def make_batch(
         weights=[1.0] * len(lengths),
     )
     labels = [Labels(each.id, reward=float(rng.random()), outcome=0.0, scorer="random") for each in made]
-    return plan, build_episodes(plan, labels, device), build_local_batch(own, [made[index] for index in own], device)
+    batch = build_local_batch(own, [made[index] for index in own], device)
+    return plan, build_episodes(plan, labels, device), replace(batch, entropy_share=entropy_share(sum(plan.sampled)))
 
 
 def _trajectory(name: str, group: int, length: int, vocabulary: int, rng: np.random.Generator) -> Trajectory:

@@ -36,7 +36,8 @@ STOP_POLL_S = 0.1
 
 
 def run(config: TrainConfig) -> None:
-    """Run episodes until a signal. Raises ConfigError: the model or a tool cannot be loaded; RunOverError."""
+    """Run episodes until a signal. Raises ConfigError: the model or a tool cannot be loaded; RunOverError: the replay
+    says that the run is done."""
     stop, drain, activity = process.stop_on_signals(), process.event_on(process.DRAIN), Activity()
     process.limit_threads(config.cluster.actor_threads)
     with heartbeat(activity, config.cluster.hang_timeout_s):

@@ -98,7 +98,7 @@ def demonstration_recorder(actor: ActorConfig, data: DataConfig, chat: Chat) -> 
 def _of_episodes(actor: ActorConfig, data: DataConfig) -> tuple[EpisodeLimits, bool, Split]:
     """The limits of episodes, whether each completion is compared with the rendering of the chat template, and the
     split into steps."""
-    # max_total_tokens may be less than max_tokens, but must not limit an episode with one branch.
+    # max_total_tokens may be less than max_tokens, but must not limit an episode that is a single sequence.
     total = max(actor.max_tokens, actor.max_total_tokens)
     prompts = (data.max_prompt_length, data.truncation)
     limits = EpisodeLimits(actor.max_turns, actor.max_turn_tokens, actor.max_tokens, total, *prompts)

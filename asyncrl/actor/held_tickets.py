@@ -1,4 +1,4 @@
-"""Keeps track of the tickets that a worker holds."""
+"""Keeps track of the tickets that a worker holds. A ticket permits one episode."""
 
 from __future__ import annotations
 

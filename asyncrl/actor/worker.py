@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 LONGEST_REASON = 200
-"""The maximum number of characters of a failure's reason that the timeline of spans has."""
+"""The maximum number of characters of a failure's reason that the timeline shows."""
 
 RunEpisode = Callable[[Ticket, Callable[[], None]], Awaitable[Trajectory]]
 """Runs the episode of a ticket, and calls its second argument when the engine serves the ticket's version.
@@ -77,7 +77,7 @@ class RolloutWorker:
         self._renew_s = renew_s
         self._spans = spans or NoSpans()
         self._error_logger = ErrorLogger(log)
-        # The event loop's threads would not do: tools may keep them busy for longer than a lease lasts.
+        # These are not the default threads of the event loop: tools may keep those busy for longer than a lease lasts.
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="replay")
         self._delivery = Delivery(sink, metrics, outgoing or OutgoingImages(), self._in_thread)
         self._held = HeldTickets()

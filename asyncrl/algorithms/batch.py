@@ -120,6 +120,7 @@ class Tokens:
     - `proximal` float32[N]: the log-prob at the start of the learner step
     - `reference` float32[N]: the log-prob under the reference policy
     - `values` float32[N]: the critic's value of the state before token t
+    - `measured` bool[N]: the tokens whose entropy is a metric if the loss does not need it. None: all
     - `implicit` float32[N]: log(pi_phi / pi_ref) of an implicit process model
     - `collisions` float32[N]: the sum over the vocabulary of pi_prox^2, the probability that two draws of the token are
       the same
@@ -159,12 +160,13 @@ class Tokens:
     lag: Tensor | None = None
     streams: Tensor | None = None
     centres: Centres | None = None
+    measured: Tensor | None = None
     view: PolicyTokens | None = None
 
     def __post_init__(self) -> None:
         _check_shapes(self, "sequence", [name for name, _ in self.tensors() if name != "streams"])
         _check_dtypes(self, torch.int64, ("sequence", "position", "versions", "lag"))
-        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "selected"))
+        _check_dtypes(self, torch.bool, ("mask", "restricted", "demonstrated", "selected", "measured"))
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are not None, by name."""

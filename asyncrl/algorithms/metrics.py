@@ -77,6 +77,14 @@ def update_sums(
     }
 
 
+def entropy_sums(entropy: Tensor, measured: Tensor | None) -> dict[str, Tensor]:
+    """Sums over the entropies float[M] of the kept tokens. `measured` bool[M]: only the entropies of these tokens were
+    computed, and all others are 0. None: all were."""
+    count = entropy.new_full((), entropy.numel(), dtype=torch.float64) if measured is None else measured.sum().double()
+    chosen = entropy.detach() if measured is None else torch.where(measured, entropy.detach(), 0.0)
+    return {"entropy": _sum(chosen), "entropy_tokens": count}
+
+
 def taught_sums(logprobs: Tensor, advantages: Tensor) -> dict[str, Tensor]:
     """Sums over the tokens of demonstrations. logprobs and advantages are float[M]."""
     return {
@@ -124,7 +132,10 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
     for name in ("clip", "loss"):
         share = tokens if name == "clip" else get.get("minibatches", 0.0) or 1.0
         result |= {key: value / share for key, value in get.items() if key.startswith(f"{name}/")}
-    result |= {key: get[key] / kept for key in ("entropy", "kl_reference") if key in get}
+    if get.get("entropy_tokens"):
+        result["entropy"] = get["entropy"] / get["entropy_tokens"]
+    if "kl_reference" in get:
+        result["kl_reference"] = get["kl_reference"] / kept
     if TAUGHT in get:
         taught = max(1.0, get[TAUGHT])
         means = {key: get[key] / taught for key in get if key.startswith("demonstration/") and key != TAUGHT}

@@ -18,7 +18,15 @@ from asyncrl.algorithms.demonstrations import of_demonstrations, only_sampled
 from asyncrl.algorithms.log_ratios import clamp_log
 from asyncrl.algorithms.loss_streams import LossStream, weighted
 from asyncrl.algorithms.losses.base import TokenLosses, Updates
-from asyncrl.algorithms.metrics import MASKED_BY_GRAMMARS, TAUGHT, age_sums, return_sums, taught_sums, update_sums
+from asyncrl.algorithms.metrics import (
+    MASKED_BY_GRAMMARS,
+    TAUGHT,
+    age_sums,
+    entropy_sums,
+    return_sums,
+    taught_sums,
+    update_sums,
+)
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.proximal import interpolated, interpolated_linearly, is_live
 from asyncrl.algorithms.restricted_tokens import behaviour_where_restricted, with_restricted_fixed
@@ -63,7 +71,8 @@ def loss_of_pass(
         terms |= {"kl": kl_weight * divergence} if parts.kl.place == "loss" else {}
     if entropy is not None:
         spread = updates.view.take(entropy)
-        sums["entropy"] = spread.detach().sum().double()
+        measured = None if parts.entropy_weight or tokens.measured is None else updates.view.take(tokens.measured)
+        sums |= entropy_sums(spread, measured)
         terms |= {"entropy": -parts.entropy_weight * spread} if parts.entropy_weight else {}
     totals = totals.of_pass(updates.view.owner)
     losses = {

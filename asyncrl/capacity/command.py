@@ -43,7 +43,7 @@ MANY = 0.9
 WASTEFUL = 0.2
 """The share of discarded tokens above which the notes do not recommend more engines."""
 SETTING = re.compile(r"[a-z_]+(\.[a-z_]+)*=")
-"""The start of a KEY=VALUE word."""
+"""Matches the KEY= at the beginning of a word KEY=VALUE."""
 PROGRESS_S = 10.0
 """The seconds between two lines of progress outside of a terminal."""
 TABLE_WIDTH = 110

@@ -35,7 +35,7 @@ class TypicalEpisode(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The speed of each part.
+    """The measured speed of each part of a run.
 
     - `tasks` has the episodes of some tasks. A simulated group draws a task, and each member draws one of its episodes.
     - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.

@@ -20,7 +20,8 @@ Process: TypeAlias = Generator[simpy.Event, Any, None]
 
 
 class SimulatedEngines:
-    """The engines of the simulated shard of a batch. `count`, the shard's share of all engines, may be a fraction.
+    """The engines that generate the simulated shard of a batch. `count`, the shard's share of all engines, may be a
+    fraction.
 
     - `version` is the policy version that the engines serve.
     - `idle_s` are the seconds without a request, as a mean over the engines.

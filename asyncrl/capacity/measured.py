@@ -2,8 +2,8 @@
 
 The first steps are left out, since engines are still empty and models compile. The metrics have only means over all
 episodes that ended within some seconds, but the store has every single episode. For an episode whose data was deleted,
-the store has only its numbers of tokens and turns, and its total seconds. The seconds in tools are then the total minus
-generation at the mean speed.
+the store has only its numbers of tokens and turns, and its total seconds. The seconds in tools are then the total
+seconds, minus the time that generation takes at the mean speed.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def describe(run: Run) -> RunDescription:
 
 def _described(run: Run, configured: Sizes) -> RunDescription:
     """The rates of the run, and its sizes: the `configured` sizes, with the numbers of engines and scorers that ran."""
-    # Rows without these are left out: a step that a stop cut short, or a step that trained nothing.
+    # Rows without these metrics are left out. They belong to steps that a stop cut short or that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
     steps = rows[FIRST_STEPS:]

@@ -26,9 +26,9 @@ from asyncrl.types import BatchPlan, Ticket
 LARGEST_BATCH = 256
 FEWEST_GROUPS = 16
 """The smallest number of groups in the batch of a simulated shard. The slowest groups of a batch decide when it is
-complete, and too few groups have no typical slowest one."""
+complete, and among too few groups the speed of the slowest one depends too much on chance."""
 MOST_EPISODES = 1_000_000
-"""The largest number of simulated episodes. 1,000 groups take about a second."""
+"""The largest number of simulated episodes. More would take too long."""
 MOST_TURNS = 20_000_000
 EPISODES_OF_AN_ACTOR = 64
 MOST_FAILED = 0.5

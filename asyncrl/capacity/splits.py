@@ -53,8 +53,8 @@ def _mean_episode(rates: Rates) -> TypicalEpisode:
 
 
 def balanced_rate(rates: Rates, sizes: Sizes) -> float:
-    """Trajectories per second if no part ever waited: the smaller rate of engines and learner, at mean speed. The age
-    bound limits the number of running episodes."""
+    """Trajectories per second if no part ever waited: the rate of the engines or of the learner, whichever is smaller,
+    at mean speed. The age bound limits the number of running episodes."""
     episode = _mean_episode(rates)
     running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
     # The time of an episode depends on the number of requests of its engine. That number depends on the time that

@@ -41,6 +41,20 @@ class ConfigChange:
     new: Any
     time: int
 
+    @property
+    def text(self) -> str:
+        """The change for people, with masked secrets."""
+        return f"{self.key} {shown_value(self.key, self.old)} -> {shown_value(self.key, self.new)}"
+
+
+def with_steps(key: str, value: str, changes: Sequence[ConfigChange]) -> str:
+    """The `value` of a key for people. If it changed in mid-run, each value with the step from which it applies."""
+    own = [each for each in changes if each.key == key]
+    if not own:
+        return value
+    later = (f"{shown_value(key, each.new)} from step {each.step}" for each in own)
+    return ", then ".join((shown_value(key, own[0].old), *later))
+
 
 def values_of(config: TrainConfig) -> dict[str, Any]:
     """The value of every key, made of plain lists, mappings, texts and numbers."""

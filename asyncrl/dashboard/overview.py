@@ -10,21 +10,24 @@ from typing import Any
 
 import lmdb
 
+from asyncrl.config.changes import with_steps
 from asyncrl.config.option import as_yaml, part_text
 from asyncrl.config.schema import AlgorithmConfig
-from asyncrl.config.secrets import masked
+from asyncrl.config.secrets import masked, shown_value
 from asyncrl.dashboard.plain import plain
 from asyncrl.dashboard.series import LONGEST_TEXT
 from asyncrl.dashboard.stores import ReplayStores
 from asyncrl.errors import AsyncrlError, ConfigError
 from asyncrl.runs.elapsed import elapsed_s
+from asyncrl.runs.evidence import read_evidence, recent_shares
+from asyncrl.runs.health import judge
 from asyncrl.runs.lines import finite
 from asyncrl.runs.pace import PACE_STEPS, pace
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.stalls import Wait
 from asyncrl.runs.table import is_fine_tuning, state_of
-from asyncrl.runs.warnings import WINDOW, learning_warnings
+from asyncrl.runs.trends import Trend
 from asyncrl.runs.watch import RunWatch
 from asyncrl.text import reason_of
 
@@ -51,14 +54,31 @@ class Overviews:
             return {**found, "waits_text": "", "advice": None}
         try:
             with self._stores.alone():
-                stalls = watch.look()
+                stalls, changes = watch.look(), run.changes()
         except (AsyncrlError, OSError, lmdb.Error) as error:
             return {**found, "problems": list(dict.fromkeys([*found["problems"], str(error)]))}
         except (ArithmeticError, LookupError, TypeError, ValueError) as error:
             # A damaged row of metrics may have texts instead of numbers.
             problem = f"it is unknown which role waits for which: {reason_of(error)}"
             return {**found, "problems": [*found["problems"], problem]}
-        return {**_with_faults(found, stalls.faults), "waits_text": stalls.text, "advice": stalls.advice}
+        configuration = {key: with_steps(key, value, changes) for key, value in found["configuration"].items()}
+        found = {**_with_faults(found, stalls.faults), "configuration": configuration}
+        return {**found, "waits_text": stalls.text, "advice": stalls.advice}
+
+
+def changes_of(run: Run, stores: ReplayStores) -> list[dict[str, Any]]:
+    """The changes of the configuration in mid-run: the first `step` that uses the change, the `key`, and the values
+    `old` and `new` as text."""
+    with stores.alone():
+        found = run.changes()
+    return [
+        {
+            "step": each.step,
+            "key": each.key,
+            **{name: shown_value(each.key, getattr(each, name)) for name in ("old", "new")},
+        }
+        for each in found
+    ]
 
 
 def overview(run: Run) -> dict[str, Any]:
@@ -68,7 +88,10 @@ def overview(run: Run) -> dict[str, Any]:
     - `steps`, `max_lag`: from the configuration; `None` if it could not be read;
     - `roles`: the host, pid (0: no process now) and restarts of each role by name;
     - `dead`: the number of episodes that could not be scored or were left out;
-    - `warnings`: sentences;
+    - `warnings`, `remarks`: sentences about the run's health;
+    - `shares`: shares of the newest episodes and of the newest tool calls, by name;
+    - `trends`: the first and the last value of rewards and held-out results, and their `way` ("up" or "down") if they
+      differ by more than their noise;
     - `problems`: the reasons why something could not be read.
     """
     problems: list[str] = []
@@ -77,6 +100,8 @@ def overview(run: Run) -> dict[str, Any]:
         settings = run.settings()
     except ConfigError as error:
         problems.append(str(error))
+    evidence = read_evidence(run, run.is_running())
+    health = judge(evidence)
     replays = [run.newest_values(role) for role in run.roles("replay*")]
     failing = [str(row["failing"])[:LONGEST_TEXT] for row in replays if row.get("failing")]
     return {
@@ -88,7 +113,10 @@ def overview(run: Run) -> dict[str, Any]:
         "max_lag": settings.replay.max_lag if settings else None,
         "dead": sum(finite(row.get("dead")) or 0 for row in replays),
         "roles": plain(run.processes()),
-        "warnings": [*_warnings(run), *failing],
+        "warnings": [*health.warnings, *failing],
+        "remarks": health.remarks,
+        "shares": plain(recent_shares(evidence.actors)),
+        "trends": plain({name: _trend(trend) for name, trend in health.trends.items()}),
         "problems": problems,
     }
 
@@ -159,5 +187,5 @@ def _is_part(value: Any) -> bool:
     return isinstance(value, list) or (isinstance(value, dict) and "name" in value)
 
 
-def _warnings(run: Run) -> list[str]:
-    return list(learning_warnings(run.newest_rows("learner", WINDOW), str(run.folder)).values())
+def _trend(trend: Trend) -> dict[str, Any]:
+    return {"first": trend.first, "last": trend.last, "way": trend.way}

@@ -27,7 +27,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from asyncrl.dashboard.access import Access, guard
 from asyncrl.dashboard.episode_routes import EpisodeAnswers
-from asyncrl.dashboard.overview import Overviews
+from asyncrl.dashboard.overview import Overviews, changes_of
 from asyncrl.dashboard.run_list import ComparedRuns, all_runs
 from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, read_series
@@ -55,6 +55,7 @@ def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application
         "overview": lambda shown, _: overviews.of(shown.run),
         "catalogue": lambda shown, _: catalogue(shown.run),
         "series": _series,
+        "changes": lambda shown, _: changes_of(shown.run, stores),
         **EpisodeAnswers(runs, stores).by_address(),
     }
     app.add_routes([web.get("/", _page_file("index.html"))])

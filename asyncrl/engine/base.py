@@ -146,8 +146,8 @@ class Engine(Protocol):
         """Switch to `version` between two decoding steps, all or nothing, while requests continue.
 
         Raises WeightsError (and changes nothing): names or shapes differ from the model's, or `version` is not newer.
-        Raises CanaryError: with the new weights, the engine fails `check`. A fleet continues with the servers that pass
-        it.
+        Raises CanaryError: with the new weights, the engine fails `check`, which compares its log-probs with the
+        learner's. A fleet continues with the servers that pass the check.
         """
 
     async def wait_for_version(self, version: int, pin: str | None = None) -> None:

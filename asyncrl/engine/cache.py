@@ -67,7 +67,7 @@ class SlotCache:
 class Layout:
     """The cache positions of the N packed tokens of one pass, and the positions that each token sees.
 
-    - `chunks` start with the chunks of one token.
+    - `chunks` must begin with all chunks that have only one token.
     - `positions` int64[1, N], on the device: the position of each token in its slot
     - `last`, an int64 array of numpy: the index of each chunk's last token among the N tokens
     """
@@ -91,8 +91,9 @@ class Layout:
     def _group(
         self, slots: np.ndarray[Any, Any], stops: np.ndarray[Any, Any]
     ) -> list[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]]:
-        """Group the decoding slots that attend together. A group has its packed tokens, its slots (None: attend without
-        copies) and its mask. Without copies, the mask is for all slots up to the highest.
+        """Group the decoding slots that attend together. Returns for each group the indices of its packed tokens, its
+        slots (None: attend without copies) and its mask. Without copies, the mask has a row for every slot up to the
+        highest one that decodes.
         """
         if not len(slots):
             return []
@@ -219,7 +220,7 @@ def _check_kind(model: Any, cache: SlotCache) -> None:
 
 def _check_slots(model: Any, cache: SlotCache, ids: torch.Tensor, alone: torch.Tensor) -> None:
     """Check that the logits of `ids` equal `alone`, the logits of a plain pass. Slot 0 computes them by a chunk and
-    then token by token, slot 1 by one chunk. Raises ConfigError."""
+    then token by token, slot 1 by one chunk. Raises ConfigError: they differ."""
     half, count = max(1, len(ids) // 2), len(ids)
     passes = [[SlotChunk(0, 0, half)], *([SlotChunk(0, index, index + 1)] for index in range(half, count))]
     if len(cache.keys[0]) > 1:

@@ -58,13 +58,13 @@ from asyncrl.weights.threads import in_own_thread
 logger = logging.getLogger(__name__)
 
 SLOT_TOKENS = 4096
-"""The length of a slot where neither `engine.max_length` nor the longest episode sets it."""
+"""The length of a slot if neither `engine.max_length` nor the longest episode decides it."""
 
 
 class EmbeddedEngine:
     """An `Engine` (see base) over `model`. The engine owns the model and replaces its attention.
 
-    - `model` must have `config.dtype` already, unless this is a dtype of integers. In that case the engine rounds the
+    - `model` must have `config.dtype` already, unless this is an integer dtype. In that case the engine rounds the
       model's matrices.
     - `initial_version` is the policy version of the model's weights. Without it, generation waits for the first update.
     - `prefill_tokens` limits the prompt tokens of one pass.
@@ -74,7 +74,7 @@ class EmbeddedEngine:
 
     - the model is too short for `max_length`, or its attention does not fit a slot cache
     - weights in the published format cannot be converted into the model's format
-    - `config` wants routed experts, and the model has none that can be returned
+    - `config` asks for the experts that computed each token, and the model has none that can be returned
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class EmbeddedEngine:
         device: str | None = None,
         **options: Any,
     ) -> Self:
-        """Load the Hugging Face model that `model` names, on the GPU if there is one; `options` are those of the class.
+        """Load the Hugging Face model that `model` names, on the GPU if there is one; `options` are further arguments
+        of the class.
 
         Raises ConfigError: see the class; or the model's configuration cannot be used.
         """
@@ -328,8 +329,8 @@ class EmbeddedEngine:
             del self._unproven[index]
 
     def _check_canary(self, check: CanaryCheck) -> None:
-        """Raises CanaryError: the model's log-probs differ from the canary's. The canary's slot is empty, before and
-        afterwards."""
+        """Raises CanaryError: the model's log-probs differ from those of the learner in the canary. The slot of the
+        canary is empty, before and afterwards."""
         by, tokens = "the embedded engine", check.canary.tokens[: self._max_length]
         self._unproven[self._canary_slot] = len(tokens)
         try:

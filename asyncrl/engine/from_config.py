@@ -85,7 +85,8 @@ def _servers_settings(
         each,
         run=locations.run_identity(run),
         name=process.worker_name("actor"),
-        # Links to the learner's folders must be on the same file system, so the links are made next to these folders.
+        # The actor makes hard links to the learner's files. They must be in the same file system as the files, so they
+        # are made next to the learner's folders.
         folders=(routes.folder / "held" if by_disk else run_dir / "weights").absolute(),
         logs=run_dir / "logs",
         seed=run.seed,

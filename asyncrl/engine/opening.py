@@ -1,4 +1,5 @@
-"""Opens the embedded engine, or a fleet with the servers that an actor starts. Only this file imports all kinds."""
+"""Opens the embedded engine, or a fleet with the servers that an actor starts. Only this file imports all kinds of
+engines and servers."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def as_integers(matrix: torch.Tensor, largest: int) -> torch.Tensor:
 
 
 def _matrices(model: Any) -> set[str]:
-    """The names of the weights of linear layers, without the output layer, and of stacked experts."""
+    """The names of the weights that linear layers and stacked experts have. The output layer is left out."""
     outputs = model.get_output_embeddings()
     linear = {
         f"{name}.weight"

@@ -1,8 +1,8 @@
 """Samples one token for each row, reproducibly: the noise depends only on the request and the position.
 
-A row takes the first token at which its cumulative probability passes a uniform number (inverse transform sampling).
-This number is a hash of the request's key and the sampled position. So it depends neither on the rest of the batch nor
-on the order of requests.
+A row takes the first token at which its cumulative probability exceeds a uniform random number (inverse transform
+sampling). This number is a hash of the request's key and the sampled position. So it depends neither on the rest of the
+batch nor on the order of requests.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def request_key(seed: int, session: str) -> int:
 def uniforms(keys: Sequence[int], positions: Sequence[int]) -> NDArray[np.float64]:
     """A number in (0, 1) for each pair of key and position.
 
-    It is the output of SplitMix64 (Steele, Lea and Flood 2014) at step `position` from state `key`. Only 48 bits are
-    used, so that rounding cannot reach 0 or 1.
+    The number is the output of SplitMix64 (Steele, Lea and Flood 2014) at step `position` from state `key`. Only 48
+    bits are used, so that rounding cannot reach 0 or 1.
     """
     state = np.array(keys, np.uint64) + np.array(positions, np.uint64) * _GOLDEN
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -46,7 +46,8 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, uniform: torch.Tenso
     logprobs = (logits.float() / torch.where(greedy, 1.0, temperature)[:, None]).log_softmax(-1)
     cumulative = logprobs.exp().cumsum(-1, dtype=torch.float64)
     passed = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)[:, 0]
-    # If the logits are not finite, no token passes; the log-prob is then not finite either.
+    # If the logits are not finite, no cumulative probability exceeds the random number. The log-prob is then not finite
+    # either.
     tokens = torch.where(greedy, logits.argmax(-1), passed.clamp(max=logits.shape[-1] - 1))
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]
 

@@ -36,7 +36,7 @@ from asyncrl.modelling.routing import RoutedTokens
 class Request:
     """One call of `generate`: at most `limit` tokens after `prompt` int32[P], each with `wanted` alternatives.
 
-    `future` gets its result or error.
+    `future` gets the result or the error of the call.
     """
 
     session: str
@@ -97,7 +97,7 @@ class SlotChunk(NamedTuple):
 
 
 class Scheduler:
-    """Plans passes over `slots` sequences, with at most `prefill_tokens` prompt tokens.
+    """Plans passes over `slots` sequences, with at most `prefill_tokens` prompt tokens in each pass.
 
     `copy(source, slot, count)` must copy the keys and values of the first `count` tokens from slot to slot.
     """
@@ -122,13 +122,14 @@ class Scheduler:
         return bool(self._running or self._waiting)
 
     def submit(self, request: Request) -> None:
-        """Queue a request. Raises EngineError: its session has one already."""
+        """Queue a request. Raises EngineError: its session already has a request."""
         if self._request(request.session):
             raise EngineError(f"session {request.session!r} is generating already; await it or release it first")
         self._waiting[request.session] = request
 
     def plan(self) -> list[tuple[Slot, SlotChunk]]:
-        """Plan the chunks of the next pass, with chunks of one token first. Copies prefixes shared with other slots."""
+        """Plan the chunks of the next pass, with chunks of one token first. Before that, copy into slots the prefixes
+        that other slots have computed."""
         self._admit()
         single: list[tuple[Slot, SlotChunk]] = []
         longer: list[tuple[Slot, SlotChunk]] = []

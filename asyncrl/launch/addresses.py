@@ -25,8 +25,8 @@ from asyncrl.network.keys import check_keys, make_keys
 log = logging.getLogger("asyncrl.train")
 
 FILE = "left_open.json"
-"""The file in a run's folder with the configuration keys that the launcher set at the last start, and their values
-before that."""
+"""The file in a run's folder with the configuration keys that the launcher set when the run was last started, and their
+values before that."""
 KEYS_FOLDER = "keys"
 
 _NETWORK_KEYS = ("replay_host", "replay_port", "learner_host", "weights_port")
@@ -108,8 +108,8 @@ class RunAddresses:
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The command-line words that reset the configuration keys which the launcher set at the last start of the run. The
-    launcher then chooses their values again."""
+    """The command-line words that reset the configuration keys which the launcher set when the run was last started.
+    The launcher then chooses their values again."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

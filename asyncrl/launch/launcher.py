@@ -44,9 +44,9 @@ class Launcher(Protocol):
         """
 
     def end_left(self, stop: threading.Event) -> Collection[str]:
-        """End the processes that an earlier start of the run left on the hosts of the placement. Return the kernel ids
-        (`ProcessIdentity.kernel`) of the hosts that answered. `stop` interrupts this. The caller ends the processes on
-        this machine."""
+        """End the processes that an earlier launcher of the run left on the hosts of the placement. Return the kernel
+        ids (`ProcessIdentity.kernel`) of the hosts that answered. `stop` interrupts this. The caller ends the processes
+        on this machine."""
 
     def watch(self, supervisor: Supervisor) -> None:
         """Called at every poll of the `supervisor`, through which the launcher can restart roles."""

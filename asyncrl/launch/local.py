@@ -65,7 +65,8 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
             role_command(role.module, path, *role.arguments),
             role_environment(role),
             drains=role.module in ("actor", "scoring"),
-            # A stopping learner reports its last checkpoint to the replay, and tells its ranks on other hosts to stop.
+            # The replay ends last, since a stopping learner reports its last checkpoint to it. So do the learner's
+            # other hosts, which the learner tells to stop.
             ends_last=role.module == "replay" or (role.module == "learner" and role.name != LEARNER),
         )
         for role in placement.roles

@@ -82,7 +82,7 @@ def exclusively(run_dir: Path) -> Iterator[None]:
 
 def _locked(run_dir: Path) -> TextIO:
     """Lock the owner's file, and write the host and the id of this process into it. Raises BlockingIOError: another
-    process has locked it; OSError.
+    process has locked it; OSError: it cannot be written.
 
     An owner that started nothing removes the folder. If that happens during this call, the call tries again.
     """

@@ -48,8 +48,8 @@ def without_option(words: Sequence[str]) -> tuple[list[str], str]:
 
 
 def show_plan(config: TrainConfig, option: str = OPTION) -> None:
-    """Print the plan that the command line's `option` selects. Raises ConfigError: the plan is impossible, or a start
-    would refuse the configuration."""
+    """Print the plan that the command line's `option` selects. Raises ConfigError: the plan is impossible, or `asyncrl
+    train` would refuse the configuration."""
     check_algorithm(config)
     if assumed := option.partition("=")[2]:
         hosts = assumed_hosts(config.cluster, assumed)

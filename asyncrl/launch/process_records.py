@@ -1,7 +1,7 @@
 """Writes and reads `processes.json` in a run's folder: the host, the process and the number of restarts of each role.
 
-The supervisor renews the file as long as it lives. If the supervisor was killed, the next start of the run reads from
-the file which processes may still run, and for how long at most.
+The supervisor renews the file as long as it lives. If the supervisor was killed, the next supervisor of the run reads
+from the file which processes may still run, and for how long at most.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ RUN is the folder of a run, such as runs/NAME, or its name. KEY=VALUE changes a 
 (docs/configuration.md).
 
 Addresses and ports that the command line of the run did not name are chosen again. Relative paths in the configuration
-start at the working directory: call this in the directory where the run was started.
+are relative to the working directory, so call this in the directory where the run was started.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads the folder of an earlier start, and moves its files away so that the run can begin again."""
+"""Reads the folder of a run that was started before, and moves its files away so that the run can begin again."""
 
 from __future__ import annotations
 

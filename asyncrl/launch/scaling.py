@@ -34,7 +34,7 @@ POLL_S = 0.2
 
 class Scaler:
     """Serves `asyncrl scale`: `scale` gets the wished counts by name, and raises ConfigError if they are impossible. A
-    wish from before the start of the run is deleted.
+    wish that is older than this object is deleted.
     """
 
     def __init__(self, run_dir: Path, scale: Callable[[Mapping[str, int]], None]) -> None:

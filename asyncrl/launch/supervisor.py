@@ -46,7 +46,7 @@ SHOWN_LINES = 3
 WELL_S = 300.0
 """A role that ran this long before it failed counts its failures from 1 again."""
 SOON_S = 2.0
-"""A stop that takes longer logs the work that it waits for."""
+"""A stop that takes longer than this logs the work that it waits for."""
 KILLED_S = 12.0
 """The longest wait for killed processes at the end of a run. A process that hangs in the kernel, or on a host that
 cannot be reached, may never end."""
@@ -269,7 +269,7 @@ class Supervisor:
         if status == EXIT_USAGE:
             raise RunFailedError(f"{name} cannot run:\n{_message(last)}")
         if status == EXIT_HOPELESS:
-            raise RunFailedError(f"{name} has ended the run, since too much fails:\n{_message(last)}")
+            raise RunFailedError(f"{name} has ended the run:\n{_message(last)}")
         child.failures = 1 if now - child.started >= WELL_S else child.failures + 1
         if child.failures > self._max_restarts:
             how = "killed because it hung" if child.hung else f"with status {status}"

@@ -1,4 +1,4 @@
-"""Ends the processes that an earlier start of a run has left running, so that no role runs twice.
+"""Ends the processes that an earlier supervisor of a run has left running, so that no role runs twice.
 
 When a supervisor is killed, the kernel asks its roles to stop, but a learner that saves may run for minutes.
 `processes.json` in the run's folder names the processes. Processes of this machine are asked to end, and killed after a
@@ -36,7 +36,8 @@ KILLED_S = 30.0
 
 
 class Survivor:
-    """A role's process of an earlier start, with its children; `beats` is the file of its heartbeat."""
+    """A role's process that an earlier supervisor left running, with its children; `beats` is the file of its
+    heartbeat."""
 
     def __init__(self, name: str, process: ProcessIdentity, beats: Path) -> None:
         self.name, self._process, self._beats = name, process, beats
@@ -77,8 +78,8 @@ def end_here(
 
 
 def _found(run_dir: Path) -> dict[ProcessIdentity, str]:
-    """The processes of this machine that were started as a role of the folder, with the role's name. `processes.json`
-    lacks a process that started while the disk was full, or just before the supervisor was killed."""
+    """Maps each process of this machine that was started as a role of the folder to the name of the role.
+    `processes.json` lacks a process that started while the disk was full, or just before the supervisor was killed."""
     found = {}
     for each in psutil.process_iter():
         with suppress(psutil.Error, OSError):

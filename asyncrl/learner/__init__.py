@@ -2,10 +2,10 @@
 
 This package keeps three of the promises in docs/concepts.md:
 
-- The learner's math is exact: any split of a batch into passes and ranks gives the same update (`trainer.py`, with
-  `batch/` for the passes and their counts, and `ranks/ranks.py` for the sums).
-- Same batch after a crash: a step depends only on its recorded plan, the weights and the seed (`loop.py`), and the
-  checkpoints give the weights back (`checkpoint/`).
+- The learner's math is exact: any split of a batch into passes and ranks gives the same update. `trainer.py` has the
+  math, `batch/` makes the passes and counts their tokens, and `ranks/ranks.py` adds over ranks.
+- Same batch after a crash: a step depends only on its recorded plan, the weights and the seed (`loop.py`), and
+  checkpoints restore the weights (`checkpoint/`).
 - Nothing trained twice: `checkpointing.py` tells the replay which steps are in a complete checkpoint.
 
 Files in reading order:

@@ -1,6 +1,6 @@
 """Checkpointing: begins a checkpoint when one is due, and tells the replay once it is complete.
 
-Until the replay gets this report, it keeps the data of the steps that a restart would train again.
+Until then, the replay keeps the data of the steps that a restart would train again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from asyncrl.learner.trainer import Trainer
 def resume(
     checkpoints: Checkpoints, trainer: Trainer, history: SettingsHistory, demonstrations: DemonstrationFeed | None
 ) -> Progress:
-    """Load the newest checkpoint, if there is one, into the models, the algorithm and the demonstrations. Raises
-    CheckpointError: the checkpoint cannot be used."""
+    """Restore the models, the state of the algorithm and the position in the demonstrations from the newest checkpoint,
+    if there is one. Raises CheckpointError: the checkpoint cannot be used."""
     progress = checkpoints.restore(trainer.models) or Progress()
-    # The saved state belongs to the algorithm of the last trained step.
+    # The saved state fits only the algorithm that trained the last step. A later step may use another one.
     trainer.configure(history.at(max(0, progress.step - 1)))
     if progress.algorithm:
         trainer.algorithm.restore(progress.algorithm)
@@ -52,7 +52,7 @@ class Checkpointing:
 
     def report_restored(self) -> None:
         """Tell the replay of the checkpoint that this process resumed from."""
-        # An earlier process may have ended after it wrote the checkpoint and before it reported it.
+        # An earlier process may have ended after it wrote the checkpoint and before it told the replay.
         if self.progress.step:
             self.stop.together(self._report, self.progress.step)
 
@@ -72,7 +72,8 @@ class Checkpointing:
 
     def save(self) -> None:
         """Begin a checkpoint. It is reported to the replay at the end of the step in which it becomes complete."""
-        # Holds the lock, so that the helper thread cannot start a second checkpoint before this one is recorded.
+        # Holds the lock, so that the helper thread, which saves when a process is stopped, cannot start a second
+        # checkpoint before this one is recorded.
         with self.ranks.stopping.lock:
             self.checkpoints.save(self._whole_progress(), self.trainer.models)
             self.saved = self.progress.step

@@ -1,7 +1,8 @@
-"""Lets the learner and servers use the same GPUs in turns (cluster.colocated). machine/gpu_lock.py has the protocol.
+"""Lets the learner and inference servers use the same GPUs in turns (cluster.colocated). machine/gpu_lock.py has the
+protocol.
 
-While the learner has the GPUs, its models, gradients and moments are on them. Otherwise they are in host memory, and
-must not be read.
+While the learner has the GPUs, its models, gradients and optimizer moments are on them. Otherwise these tensors are in
+host memory, and must not be read.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class SharedGpus:
             self._lock.close()
 
     def acquire(self, phases: Phases) -> None:
-        """Wait for the GPUs, and copy the models back to them. Raises StoppedError."""
+        """Wait for the GPUs, and copy the models back to them. Raises StoppedError: the learner was asked to stop."""
         if self._lock is None or self.has_gpus:
             return
         with phases("release"):

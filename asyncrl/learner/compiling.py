@@ -26,19 +26,20 @@ def compile_passes(
 ) -> None:
     """Compile the layers of the policy and of the reference for training, before the first weights are published.
 
-    Sequences have up to `longest` tokens, and passes up to `largest`. `has_scores`: the policy has passes without
-    gradients even if the algorithm needs none. All ranks call this. Gradients are dropped. Raises StoppedError on all
-    ranks: the trainer's `stop` was set.
+    Sequences have up to `longest` tokens, and passes up to `largest`. `has_scores` says that the policy makes passes
+    without gradients even if the algorithm needs no such passes. All ranks call this. It drops the gradients that it
+    computes. Raises StoppedError on all ranks: the trainer's `stop` was set.
     """
-    # Passes of different kinds need different kernels, and compiling them in a step would hold up that step for
-    # seconds. Passes differ in kind if only one has shared prefixes or gradients, or if one has far more tokens.
+    # Makes a pass of every kind here. Each kind needs its own kernels, and compiling kernels in a step would hold up
+    # that step for seconds. Passes differ in kind if only one has shared prefixes or gradients, or if one has far more
+    # tokens.
     policy, algorithm, ranks = trainer.policy.module, trainer.algorithm, trainer.ranks
     if ranks.rank == 0:
         logger.info("compiling the layers before the first batch, which takes up to some minutes (model.compile)")
     needs_scores = algorithm.needs_proximal or algorithm.needs_collisions or has_scores
     kept = policy.activations.share
-    # The largest pass might not fit if its activations are kept. A layer that keeps none runs the same kernels as a
-    # layer that keeps all, and runs once more in the backward pass.
+    # The largest pass might not fit if its activations are kept. A layer that keeps no activations runs the same
+    # kernels as a layer that keeps all. It only runs them once more in the backward pass.
     policy.activations.keep(0.0)
     with unmeasured_work("compiling the layers", ranks.activity):
         for tokens in _sizes(min(largest, MOST * ranks.context_size)):
@@ -79,7 +80,7 @@ def _sequences(tokens: int, longest: int, vocabulary: int) -> list[Tensor]:
 
 
 def _placed(trainer: Trainer, packed: PackedSequences) -> PackedSequences:
-    """Return the sequences in the form that passes have on this rank."""
+    """Return this rank's part of the sequences, in the same form as in a pass that trains."""
     policy, ranks = trainer.policy.module, trainer.ranks
     if policy.replays is not None:
         packed = replace(packed, routing=torch.from_numpy(policy.replays.missing(len(packed.ids))))

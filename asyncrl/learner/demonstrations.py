@@ -83,8 +83,8 @@ class DemonstrationFeed:
         progress.demonstrations_digest = self.rendered.digest
 
     def values(self, position: int) -> dict[str, Value]:
-        """Return the epoch at a position, and the numbers of demonstrations that were cut or left out because they were
-        too long."""
+        """Return the epoch at a position, and how many demonstrations were cut or left out because they were too
+        long."""
         return {
             "sft/epoch": position / len(self.rendered),
             "sft/cut": float(self.rendered.cut),
@@ -136,8 +136,8 @@ class DemonstrationFeed:
         return ImitationBatch(pack_demonstrations(own, rows, device, sharing), passes, tokens, weight, len(members))
 
     def _passes(self, lengths: Sequence[int], costs: Sequence[float], limit: int, first: int) -> Passes:
-        """Schedule the passes of this rank, or of its context group, in an update whose first demonstration has the
-        index `first`."""
+        """Schedule the passes of this rank, or of the ranks with which it divides the tokens of a pass, in an update
+        whose first demonstration has the index `first`."""
         if not lengths:
             return []
         ranks = self._ranks

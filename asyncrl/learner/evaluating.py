@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 class Evaluating:
     """Evaluates the weights every `every` steps, before the first step and after the last. If `every` is 0, it
     evaluates nothing. Only rank 0 requests evaluations and logs their results to `metrics`. With `waits`, training
-    continues only after each result. `rated_by` names the result that rates the checkpoint of the step, if checkpoints
-    are rated.
+    continues only once each result has arrived. `rated_by` is the name of the result by which checkpoints are compared,
+    to keep the best one. None: they are not compared.
     """
 
     every: int
@@ -37,8 +37,8 @@ class Evaluating:
 
     def evaluate(self, steps: int) -> None:
         """Request an evaluation of the weights after `steps` steps if one is due, and log results that have arrived.
-        Before the first step, after the last, and always with `waits`, it waits until all results have arrived.
-        Raises StoppedError on every rank.
+        With `waits`, or before the first step, or after the last, wait until all results have arrived. Raises
+        StoppedError on every rank.
         """
         self.stop.together(self._evaluate, steps)
 

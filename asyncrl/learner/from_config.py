@@ -120,8 +120,8 @@ def train(
 ) -> None:
     """Agree with the replay on the changes of the configuration, and train.
 
-    Raises the errors of `train_rank`; ConfigError: a key changed that the run must keep; StoreError: a stored run
-    cannot be trained again by this algorithm.
+    Raises the errors of `train_rank`; ConfigError: a setting has changed that must stay the same for the whole run;
+    StoreError: a stored run cannot be trained again by this algorithm.
     """
     changes = ranks.together(lambda: replay.configure(recorded(values_of(config)), int(time.time())))
     if ranks.rank == 0:
@@ -146,8 +146,8 @@ def run_settings(config: TrainConfig) -> RunSettings:
     """Return the settings of a whole run. Raises DataError: the run's demonstrations were not rendered."""
     actor, observe, folder = config.actor, config.observe, locations.run_dir(config.run)
     shown = config.algorithm.sft.path
-    # An episode of an agent, or with the template's history, may have several sequences, which must all fit into one
-    # pass.
+    # If an agent plays the episodes, or their history is that of the template, one episode may have several sequences.
+    # They must all fit into one pass.
     is_split = actor.played_by is not None or actor.history == "template"
     return RunSettings(
         folder=folder,
@@ -178,7 +178,8 @@ def run_settings(config: TrainConfig) -> RunSettings:
 def open_publisher(
     config: TrainConfig, ranks: Ranks, context: zmq.Context[Any], stop: threading.Event, spans: Spans | None = None
 ) -> Publisher:
-    """Open the publisher of the run's weights. Raises ConfigError: the learner's port is taken; StoppedError."""
+    """Open the publisher of the run's weights. Raises ConfigError: the learner's port is taken; StoppedError: `stop`
+    was set."""
     network, weights, run = config.network, config.weights, locations.run_identity(config.run, make=True)
     expected, device = model_shapes(config.model).tensors, ranks.device
     routes = route_settings(config)

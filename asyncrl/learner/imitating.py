@@ -23,8 +23,8 @@ def add_imitation_gradient(
     policy: Trainable[Policy], passes: Iterator[ForwardPass], imitation: ImitationBatch, update: int, sums: Sums
 ) -> Sums:
     """Add the gradient of one update's imitation loss to the policy's gradient. The loss is the weight times the mean
-    negative log-likelihood of the demonstrations over the tokens of all ranks. Adds to `sums`, and returns the loads of
-    the experts."""
+    negative log-likelihood of the demonstrations over the tokens of all ranks. Adds the loss to `sums`. Returns how
+    much the policy's experts were used (see model/router_balance.py), if it is a mixture of experts."""
     loads = Sums()
     count, tokens = len(imitation.passes[update]), imitation.tokens[update]
     for number, each in enumerate(passes, 1):

@@ -1,8 +1,8 @@
 """The learner's loop: the story of a step, from its plan to its metrics.
 
-Step k trains plan k under policy version k // publish_every; version 0 is published before step 0. The result of a step
-depends only on its plan, the weights before the step and the run's seed. So a learner that resumes from a checkpoint,
-and is given the recorded plans again, repeats the lost steps exactly.
+Step k trains the episodes that plan k names, and the policy has version k // publish_every then. Version 0 is published
+before step 0. The result of a step depends only on its plan, the weights before the step and the run's seed. So a
+learner that resumes from a checkpoint, and is given the recorded plans again, repeats the lost steps exactly.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Learner:
             self.evaluating.evaluate(step)
 
     def _configure(self, step: int) -> None:
-        """Use the settings of `step`. An adaptive KL keeps its coefficient unless algorithm.kl changed."""
+        """Use the settings of `step`. An adaptive KL penalty keeps its coefficient unless algorithm.kl changed."""
         before, settings = self.history.at(max(0, step - 1)), self.history.at(step)
         if before != settings:
             kept = self.trainer.algorithm.state()
@@ -146,7 +146,8 @@ class Learner:
         return self.ranks.any(bool(plan.skipped))
 
     def _train(self, plan: BatchPlan, phases: Phases) -> TrainedStep:
-        """Fetch one plan and train it. Raises StepFailedError: the step has failed in several starts of the learner."""
+        """Fetch one plan and train it. Raises StepFailedError: the step has failed several times in the same way,
+        although the learner was restarted each time."""
         with self.failures(plan.step):
             with phases("fetch"):
                 fetched = self.stop.together(self.fetcher.take, plan)
@@ -167,7 +168,8 @@ class Learner:
         return TrainedStep(episodes, batch, result, 0 if imitation is None else imitation.count)
 
     def _imitation(self, step: int, updates: int) -> ImitationBatch | None:
-        """Build the batch of demonstrations that a step trains in addition to its episodes, or return None."""
+        """Build the batch of demonstrations that a step trains in addition to its episodes. None: it trains no
+        demonstrations."""
         if self.demonstrations is None or not self.trainer.trains_policy(step):
             return None
         settings, position = self.history.at(step), self.progress.demonstrations

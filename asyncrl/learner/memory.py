@@ -41,7 +41,8 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     All ranks call this while no optimizer has moments yet. `lengths` has the lengths of the sequences of the largest
     pass. Returns the share that is kept, the same on all ranks.
     """
-    # Passes of the policy without kept activations give the peak memory, and the bytes of activations for each token.
+    # First measures passes in which the policy keeps no activations: their peak of memory, and the bytes of activations
+    # that each token would have.
     policy, ranks = trainer.policy.module, trainer.ranks
     models = list(trainer.models.values())
     if activations is not None and not any(each.fits_exchange or each.fits_reshard for each in models):
@@ -53,7 +54,7 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     for tried in ([FEW_TOKENS], lengths):
         peak = _peak(policy, tried, with_entropy, ranks)
     others = peak + _not_allocated_yet(trainer)
-    # All ranks must choose alike, so they use the same numbers.
+    # All ranks must make the same choice, so they use the same numbers.
     room = -ranks.largest(others - usable)
     whole = ranks.largest(policy.activations.nbytes * sum(lengths) / ranks.context_size)
     share = min(1.0, max(0.0, room / whole)) if activations is None else activations
@@ -108,7 +109,7 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ran
     ids = torch.arange(sum(lengths)) % policy.vocabulary
     packed = PackedSequences.of(ids.split(list(lengths)))
     packed = (packed.padded() if policy.pads_passes else packed).divided(ranks.context).to(device)
-    # Every pass of an update after the first begins with the gradients of earlier passes.
+    # Measures the second pass: like most passes of an update, it begins with the gradients of earlier passes in memory.
     for _ in range(2):
         torch.cuda.reset_peak_memory_stats(device)
         logprobs, entropy = policy(packed, with_entropy)
@@ -118,8 +119,8 @@ def _peak(policy: Policy, lengths: Sequence[int], with_entropy: bool, ranks: Ran
 
 
 def _not_allocated_yet(trainer: Trainer) -> int:
-    """Return the bytes that training will add: moments, float32 gradients of all models but the policy, and weights and
-    gradients that the configuration leaves unsharded."""
+    """Return the bytes that training will add: optimizer moments, float32 gradients of all models but the policy, and
+    weights and gradients that the configuration leaves unsharded."""
     missing = 0
     for model in trainer.models.values():
         missing += model.moment_bytes() + model.exchange_bytes(model.exchange)

@@ -1,4 +1,5 @@
-"""Loads the models of a run: the policy, the reference, the critic and the implicit process model."""
+"""Loads the models of a run: the policy, the reference, the critic, and the implicit process model. That model learns
+from the outcomes of episodes how much reward each token deserves."""
 
 from __future__ import annotations
 
@@ -58,7 +59,7 @@ def load_trainer(settings: RunSettings, history: SettingsHistory, ranks: Ranks, 
 
 
 def _load_implicit(models: ModelSettings, ranks: Ranks) -> Policy | None:
-    """Load the implicit process model, if the learner trains one. It starts with the policy's weights, unless
+    """Load the implicit process model, if the algorithm uses one. It starts with the policy's weights, unless
     `implicit.path` names other weights."""
     own = models.implicit
     if not own.train:
@@ -84,13 +85,13 @@ def _check_images(policy: Policy, implicit: Policy | None, has_critic: bool) -> 
 
 
 def fit_passes(trainer: Trainer, settings: RunSettings, history: SettingsHistory) -> None:
-    """Compile the layers, and choose the activations and weights that memory can keep, before the first pass that
-    trains. Raises StoppedError."""
+    """Prepare the models for training. Compile the layers, and then fit the training into memory: choose which
+    activations layers keep, and how often ranks exchange weights. Raises StoppedError: `trainer.stop` was set."""
     ranks, model = trainer.ranks, settings.models.policy
     largest = _largest_pass(settings, history)
     if compiles(model, ranks.device):
         shares_prefixes = any(each.learner.shared_prefixes is not False for each in history.every())
-        # The balance loss needs constants, which passes without gradients compute.
+        # The balance loss, which keeps the experts of a mixture equally busy, also needs passes without gradients.
         balances = any(each.algorithm.balance_weight != 0 for each in history.every())
         compile_passes(trainer, shares_prefixes, settings.models.longest, sum(largest), balances)
     if ranks.device.type == "cuda":

@@ -36,8 +36,9 @@ class Versions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Publishing:
-    """Publishes the weights of `policy` in buckets of `bucket_bytes`, each version with a canary if `canary` has its
-    settings. Only rank 0 has a `publisher`. If a recorded run is trained again, no rank has a publisher."""
+    """Publishes the weights of `policy` in pieces (buckets) of `bucket_bytes`, each version with a canary if `canary`
+    is set. The canary has log-probs with which engines check the weights that they got. Only rank 0 has a `publisher`.
+    If a recorded run is trained again, no rank has a publisher."""
 
     policy: Policy
     ranks: Ranks

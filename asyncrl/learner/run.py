@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connections:
-    """The connections of one rank to the rest of the run. Only rank 0 has a `publisher`, and sinks that write."""
+    """The connections of one rank to the rest of the run. Only on rank 0 is there a `publisher`, and only there do the
+    sinks of metrics write anything."""
 
     ranks: Ranks
     replay: BatchSource

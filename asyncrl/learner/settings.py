@@ -21,7 +21,8 @@ class StepSettings:
     """The settings that one step is trained with.
 
     - `learner` and `algorithm`: these sections of the configuration.
-    - `critic_lr` and `implicit_lr`: the learning rates of the critic and of the implicit process model.
+    - `critic_lr` and `implicit_lr`: the learning rates of the critic and of the implicit process model, which rewards
+      single tokens.
     - `critic_weight`: the weight of the critic's loss, if the critic shares the policy's layers.
     - `critic_warmup_steps`: the number of first steps that train only the critic.
     """
@@ -66,7 +67,7 @@ class ModelSettings:
     """The settings of the models.
 
     - `policy`, `critic` and `implicit`: the sections of the configuration that name the models.
-    - `seed`: the seed of the first values of new adapters.
+    - `seed`: the seed of the values with which new LoRA adapters begin.
     - `temperature`: the policy's temperature.
     - `longest_episode`: the maximum number of tokens in one sequence of an episode.
     - `longest`: the maximum number of tokens in any sequence, including demonstrations.
@@ -87,13 +88,14 @@ class RunSettings:
 
     - `folder`: the folder of the run.
     - `gpu_locks`: the folder of the locks of the GPUs that the learner shares with servers. None: it shares none.
-    - `largest_episode`: the maximum number of tokens in one episode. The tokens of all its branches must fit into one
-      pass.
+    - `largest_episode`: the maximum number of tokens in one episode. If it consists of several sequences, all of them
+      must fit into one pass.
     - `bucket_bytes`: the size of the buckets in which weights are published.
-    - `canary`: the settings of the canaries of versions, or None for no canaries.
+    - `canary`: the settings of the canary of each version (log-probs with which engines check its weights). None: no
+      canaries.
     - `demonstrations`: the demonstrations that are trained in addition to episodes, if there are any.
-    - `max_lag`: lags are counted up to this number.
-    - `uploads_model`: the sinks of metrics get the exported model.
+    - `max_lag`: the metrics count each lag up to this number separately, and all greater lags together.
+    - `uploads_model`: true if the sinks of metrics also get the exported model.
     """
 
     folder: Path

@@ -33,8 +33,8 @@ TRACK = "steps"
 
 
 class Phases:
-    """The seconds of one learner step by phase. `begin` is called with the name of each phase at its start. `spans`
-    records each phase of `step` with the same `clock`."""
+    """Measures how many seconds each phase of one learner step takes. `begin` is called with the name of each phase
+    when it starts. `spans` records each phase of `step` with the same `clock`."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class StepMetrics:
 
 
 def lag_counts(tokens: Tokens, version: int, max_lag: int) -> Tensor:
-    """Count the trajectories by their lag (staleness): 0, 1, ..., max_lag, and more, int64[max_lag + 2]. A
-    demonstration has no lag."""
+    """Return the number of trajectories with each lag (staleness) from 0 to `max_lag`, and as the last number those
+    with a greater lag, int64[max_lag + 2]. A demonstration has no lag."""
     sampled = tokens.mask if tokens.demonstrated is None else tokens.mask & ~tokens.demonstrated
     _, index = tokens.sequence[sampled].unique(return_inverse=True)
     count = int(index.max()) + 1 if len(index) else 0
@@ -161,7 +161,7 @@ def step_histograms(episodes: Episodes, lags: Tensor, result: StepResult) -> dic
 
 
 def _played(episodes: Episodes, values: Tensor) -> Tensor:
-    """Select the values [S] of the episodes that the policy played."""
+    """Select those of the S `values` that belong to episodes that the policy played."""
     return values if episodes.demonstrated is None else values[~episodes.demonstrated]
 
 

@@ -31,10 +31,9 @@ class StepResult:
     overflowed: int = 0
     """The number of updates of any model that were left out because the gradient overflowed float16."""
     summary: dict[str, float] = field(default_factory=dict)
-    """The metrics of the algorithm and of the models, by their names."""
+    """Maps the names of the metrics of the algorithm and of the models to their values."""
     ratios: dict[str, list[float]] = field(default_factory=dict)
-    """The number of tokens in each bin of the importance weights, by the names of the raw and of the corrected
-    weights."""
+    """Maps the names of the raw and the corrected importance weights to the number of tokens in each bin."""
 
     @property
     def mean_norm(self) -> float:
@@ -64,10 +63,12 @@ def add_gradient(model: Trainable[Any], output: Tensor, rows: Tensor, loss: Call
     """Add the gradient of `loss`, a loss of the model's `output`, to the gradient of the model. Returns the sums of the
     loss.
 
-    The ranks of a context group have the same `output` and loss, and each adds the gradient of its own tokens.
+    Ranks that divide the tokens of a pass (a context group) have the same `output` and loss. Each of them adds the
+    gradient of its own tokens.
     """
     if not len(rows):
-        # A pass without rows adds a gradient of 0. It only takes part in the collectives of the other ranks.
+        # A pass without tokens of the batch (`rows`) adds a gradient of 0. It only takes part in the collectives of the
+        # other ranks.
         (output.sum() * 0).backward()
         return {}
     value, sums = loss()

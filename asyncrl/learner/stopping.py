@@ -1,11 +1,11 @@
 """Saves the finished steps when the learner is asked to stop, before the process ends.
 
-In these cases finished steps are not saved, and the next start trains them again:
+In these cases finished steps are not saved, and the restarted learner trains them again:
 
 - The stop comes between the first update and the end of a step with several updates. The weights then belong to no
   finished step.
-- No version was published after the last finished step. The next start would serve the weights of this step under the
-  number of the newest version, which has other weights.
+- No version was published after the last finished step. If the step were saved, the restarted learner would serve its
+  weights under the number of the newest version, which has other weights.
 - The models are not on the GPUs, since servers that share the GPUs have not freed them in time.
 """
 
@@ -51,7 +51,7 @@ class StopCheckpoint:
 
     @contextmanager
     def saving_finished_steps(self) -> Iterator[None]:
-        """Save the finished steps if a stop ends the block. Raises StoppedError.
+        """Save the finished steps if a stop ends the block, and raise the block's StoppedError again.
 
         If a rank's main thread stays in the middle of a pass, the helper thread saves the steps, and ends the process.
         """
@@ -59,7 +59,8 @@ class StopCheckpoint:
         try:
             yield
         except StoppedError:
-            # All ranks must save alike, and a rank in the middle of a pass can save only in this way.
+            # A rank in the middle of a pass can save only with `_save_within_pass`, and all ranks must save in the same
+            # way.
             if self.ranks.stopping.is_abrupt:
                 self._save_within_pass()
             else:

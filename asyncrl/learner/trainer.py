@@ -55,10 +55,11 @@ class Trainer:
     critic_alone: int = 0
     """The number of first learner steps that train the critic, and not the policy."""
     balance: Balance = field(default_factory=Balance)
-    """The settings by which the policy's experts are balanced, if it is a mixture."""
+    """The settings by which the policy's experts are kept equally busy, if it is a mixture of experts."""
 
     def configure(self, settings: StepSettings) -> None:
-        """Use these settings from the next step on. The coefficient of an adaptive KL starts again at its first value.
+        """Use these settings from the next step on. The coefficient of an adaptive KL penalty starts again at its first
+        value.
 
         Raises ConfigError: see `Algorithm.from_config` and `Balance.from_config`.
         """
@@ -75,7 +76,7 @@ class Trainer:
 
     @property
     def models(self) -> dict[str, Trainable[Any]]:
-        """The models that are trained, by name."""
+        """Maps names to the models that are trained."""
         models = {"policy": self.policy, "critic": self.critic, "implicit": self.implicit}
         return {name: model for name, model in models.items() if model is not None}
 
@@ -166,7 +167,7 @@ class Trainer:
                 add_sums(sums, self._backward(batch, episodes, each, minibatch.totals, seen, is_warmup))
                 add_sums(loads, self.policy.module.loads.sums())
             if imitation is not None:
-                # The balance loss covers only the tokens of episodes.
+                # The balance loss of the experts covers only the tokens of episodes.
                 self.policy.module.loads.push(None)
                 self._imitate(imitation, index, sums)
             self._update(step, result, loads, trained)
@@ -191,13 +192,13 @@ class Trainer:
         Returns the sums of the pass.
         """
         algorithm, packed, rows = self.algorithm, this.packed, this.rows
-        tokens = replace(batch.tokens.select(rows), view=this.view)
+        tokens = replace(batch.tokens.select(rows), view=this.view, measured=this.measured)
         with torch.no_grad() if is_warmup else nullcontext():
             values = None
             if self.policy.module.value_head is None:
-                logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy)
+                logprobs, entropy = self.policy.module(packed, algorithm.needs_entropy, measures=True)
             else:
-                logprobs, entropy, values = self.policy.module.with_values(packed, algorithm.needs_entropy)
+                logprobs, entropy, values = self.policy.module.with_values(packed, algorithm.needs_entropy, True)
         replayed = self.policy.module.replay_sums(packed) if len(rows) else {}
         if seen is not None and len(rows):
             seen[rows] = logprobs.detach().to(seen.dtype)
@@ -230,11 +231,13 @@ class Trainer:
         return sums
 
     def _balance_by_loss(self, batch: LocalBatch, passes: Passes) -> None:
-        """Have the passes of a minibatch add the gradient of the balance loss, if it has a weight."""
+        """Have the passes of a minibatch add the gradient of the balance loss, unless its weight is 0. This loss keeps
+        the experts equally busy."""
         loads, sums = self.policy.module.loads, Sums()
         loads.push(None)
         if self.balance.weight:
-            # Additional passes compute the constants of this loss before the passes that train.
+            # The loss contains the share of the tokens that each expert gets. These additional passes compute the
+            # shares before the passes that train.
             with torch.no_grad():
                 for each in self._passes(batch, passes):
                     self.policy.module(each.packed)
@@ -242,8 +245,8 @@ class Trainer:
             loads.push(self._over_ranks(sums), self.balance.weight * self.policy.loss_factor)
 
     def _update(self, step: int, result: StepResult, loads: Sums, trained: Mapping[str, Trainable[Any]]) -> None:
-        """Turn the gradients of the `trained` models into updates. `loads` has the loads of the experts in the update's
-        passes. Raises StoppedError on every rank: a rank was asked to stop.
+        """Turn the gradients of the `trained` models into updates. `loads` says how much each expert was used in the
+        passes of the update. Raises StoppedError on every rank: a rank was asked to stop.
         """
         self.ranks.stop_if(self.stop.is_set(), updating=True)
         updates = {name: model.update(step) for name, model in trained.items()}

@@ -1,4 +1,5 @@
-"""Heartbeats: a process shows that its main thread advances, so that its starter notices if the main thread hangs.
+"""Heartbeats: a process shows that its main thread advances, so that the process that started it notices if the main
+thread hangs.
 
 A thread of the process renews the modification time of a file, which also works over a shared folder. The content of
 the file names the work that the process must finish before it may be killed, or is empty.
@@ -29,12 +30,12 @@ START_S = 300.0
 """A process has at least this long until its first heartbeat. It first loads libraries, which can take a minute from a
 network disk."""
 LONGEST_LOOK_S = 2.0
-"""The longest silence that the time between two looks at a heartbeat can add. If more time has passed, the process that
-looks did not run either."""
+"""The maximum number of seconds between two looks at a heartbeat that count as silence. If more time has passed, the
+process that looks did not run either."""
 FINISH_S = 600.0
 """The longest time for which a stop waits for a process to finish work, such as a checkpoint."""
 STACKS_S = 3.0
-"""A process writes the stacks of its threads to its log this long before it counts as hung."""
+"""This many seconds before a process counts as hung, it writes the stacks of its threads to its log."""
 
 
 class Activity:
@@ -172,8 +173,8 @@ def heartbeat(activity: Activity, hang_s: float, still_s: float = 0.0, stop_s: f
     """Send heartbeats of `activity` during the block, if the process that started this process wants them. `hang_s` and
     `still_s`: see `Heartbeat`.
 
-    Once the starter has ended, no process would notice that this process hangs. So this process then kills itself with
-    its group after `stop_s` seconds, or after `FINISH_S` if it must finish some work.
+    Once the process that started this one has ended, no process would notice a hang. This process then has `stop_s`
+    seconds to end, or `FINISH_S` if it must finish some work. After that it kills itself with its process group.
     """
     path = os.environ.pop(VARIABLE, None)  # Removed, so that children do not inherit it.
     if path is None:

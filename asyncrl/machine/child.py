@@ -1,7 +1,7 @@
 """Starts child processes that do not outlive their parent. `guard.py` is the program that ensures this.
 
 `start_child` and `ending_with_parent` start programs that end their own children. `start_guarded` and `Guarded` start
-programs that do not: all processes that such a program started are killed with it.
+programs that do not end their own children: all processes that such a program started are killed with it.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
 
 These rules hold:
 
-- Learner and servers never use the GPUs at once. A rank first locks its own file exclusively, and then looks for an
-  actor's shared lock on the servers' file. An actor first locks the servers' file, and then looks for ranks. So at most
-  one of them finds the other's file free.
+- Learner and servers never use the GPUs at the same time. A rank first locks its own file exclusively, and then looks
+  for an actor's shared lock on the servers' file. An actor first locks the servers' file, and then looks for ranks. So
+  at most one of them finds the other's file free.
 - The learner comes first: as soon as it asks, actors wait.
 - The lock of a process ends with the process, however it dies. Servers and their guards (guard.py) inherit the lock of
   their actor. So the lock lasts until the last process of the actor's servers has ended.

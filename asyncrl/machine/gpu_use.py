@@ -23,7 +23,8 @@ class GpuUse(NamedTuple):
 
 
 class VisibleGpus:
-    """The GPUs that CUDA_VISIBLE_DEVICES in `environment` names, or all of this machine. `nvml` is the module pynvml.
+    """The GPUs that CUDA_VISIBLE_DEVICES in `environment` names, or all GPUs of this machine. `nvml` is the module
+    pynvml.
 
     Raises pynvml.NVMLError: the driver does not answer, or does not know a named GPU.
     """
@@ -34,7 +35,7 @@ class VisibleGpus:
         self._handles = self._named(environment)
 
     def read(self) -> GpuUse | None:
-        """Return the use now, or None if there are no GPUs. Raises pynvml.NVMLError."""
+        """Return the use now, or None if there are no GPUs. Raises pynvml.NVMLError: the driver does not answer."""
         if not self._handles:
             return None
         taken = sum(int(self._nvml.nvmlDeviceGetMemoryInfo(each).used) for each in self._handles)

@@ -149,7 +149,7 @@ def marked(mark: bytes) -> Iterator[int]:
 def runs(group: int) -> bool:
     """True if a process of the group runs. A zombie has ended if all of its threads have."""
     if not Path("/proc/self/stat").exists():
-        return False  # Only GPUs need this wait, and only Linux has them.
+        return False  # The wait is only for GPUs, which are used only on Linux.
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = file.read_text(errors="replace").rpartition(")")[2].split()

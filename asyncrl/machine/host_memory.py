@@ -1,4 +1,4 @@
-"""Keeps contents of a GPU in the host's memory.
+"""Keeps the contents of a GPU's memory in the host's memory.
 
 `OnHost` moves contents to the host for a while, so that other processes can use the GPU's memory. It empties the
 storages of the tensors in place, so views, shards and optimizers of these tensors need no change. The tensors must not
@@ -129,7 +129,7 @@ def _storages(tensor: Tensor, device: torch.device) -> Iterator[torch.UntypedSto
     tensor = tensor.detach()
     if hasattr(tensor, "__tensor_flatten__"):
         for part in (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]):
-            if isinstance(part, Tensor):  # A DTensor has its mesh there, too.
+            if isinstance(part, Tensor):  # One attribute of a DTensor is its mesh.
                 yield from _storages(part, device)
     elif tensor.device == device and tensor.numel():
         yield tensor.untyped_storage()

@@ -1,8 +1,8 @@
 """Finds the CPUs that are near to a GPU.
 
-On a machine of several NUMA nodes, each GPU is attached to one node. Memory that a CPU of another node touched first
-reaches the GPU more slowly. Linux tells for each PCI device which CPUs are near, and the driver of NVIDIA lists its
-GPUs as PCI devices.
+On a machine of several NUMA nodes, each GPU is attached to one node. Memory belongs to the node of the CPU that touched
+it first. Copies between a GPU and memory of another node are slower. Linux tells for each PCI device which CPUs are
+near, and the driver of NVIDIA lists its GPUs as PCI devices.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def free_ports(count: int, ports: range = PORTS) -> int:
     """Return the first of `count` consecutive ports within `ports` that are free now. Raises UnavailableError: there
     are none.
 
-    The kernel gives none of the default `ports` to an outgoing connection while a slow server starts, as long as
-    net.ipv4.ip_local_port_range is Linux's default.
+    The ports stay free while a slow server starts: the kernel gives none of the default `ports` to an outgoing
+    connection, as long as net.ipv4.ip_local_port_range is Linux's default.
     """
     for _ in range(TRIES):
         first = ports.start + secrets.randbelow(len(ports) - count + 1)
@@ -99,8 +99,8 @@ class TakenPort:
 
 
 def listening(listen: Callable[[], T], setting: str, stop: threading.Event) -> T:
-    """Call `listen` until it opens the port of `setting`, as long as TakenPort allows. Raises ConfigError;
-    StoppedError: `stop` was set meanwhile."""
+    """Call `listen` until it opens the port of `setting`, as long as TakenPort allows. Raises ConfigError: the port
+    stays taken; StoppedError: `stop` was set meanwhile."""
     taken = TakenPort(setting)
     while True:
         try:

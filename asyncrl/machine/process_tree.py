@@ -50,5 +50,5 @@ def _read(process: psutil.Process) -> HostUse:
 def _read_other(process: psutil.Process) -> HostUse | None:
     try:
         return _read(process)
-    except psutil.Error:  # It has just ended: its parent has its seconds.
+    except psutil.Error:  # It has just ended: its seconds now count for its parent.
         return None

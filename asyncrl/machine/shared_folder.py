@@ -32,7 +32,7 @@ def canary(folder: Path) -> Iterator[Path]:
 
 
 def sees(file: Path, wait_s: float = SEEN_S) -> bool:
-    """True if this machine sees a canary of another machine within `wait_s`."""
+    """True if within `wait_s` this machine sees the canary (new file) of another machine."""
     deadline = time.monotonic() + wait_s
     while not (seen := file.exists()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -40,5 +40,6 @@ def sees(file: Path, wait_s: float = SEEN_S) -> bool:
 
 
 def answer_to(file: Path, index: int) -> Path:
-    """Return the file that machine number `index` writes next to a canary that it sees, to test the other direction."""
+    """Return the file that machine number `index` writes next to a canary (new file) that it sees, to test the other
+    direction."""
     return file.with_name(f"{file.name}-{index}")

@@ -21,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from asyncrl.modelling.packed_layout import send
+
 CHUNK_LOGITS = 1 << 26
 """The number of logits in one chunk. They take 256 MiB in float32."""
 FUSED_LOGITS = 1 << 28
@@ -37,8 +39,12 @@ def token_logprobs(
     compiled: bool = False,
     chunk_logits: int | None = None,
     cap: float | None = None,
+    measured: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """The log-probs float[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float[M] or None.
+
+    `measured` int64[E], ascending and on the host, names tokens whose entropy is computed without a gradient if
+    `with_entropy` is false. All other entropies are 0 then. The log-probs and the gradients stay bitwise the same.
 
     With a `cap` the logits are capped first (see `capped`). Logits are computed in the dtype of `hidden` and normalised
     in float32 or better, in chunks of at most `chunk_logits`. The gradient of the head is summed in float32 or better.
@@ -47,9 +53,9 @@ def token_logprobs(
     limit = chunk_logits or (FUSED_LOGITS if compiled else CHUNK_LOGITS)
     rows = max(1, limit // head.out_features)
     logprobs, entropy = _HeadLogprobs.apply(
-        hidden, head.weight, head.bias, targets, temperature, with_entropy, rows, compiled, cap
+        hidden, head.weight, head.bias, targets, temperature, with_entropy, rows, compiled, cap, measured
     )
-    return logprobs, entropy if with_entropy else None
+    return logprobs, entropy if with_entropy or measured is not None else None
 
 
 @torch.no_grad()
@@ -82,11 +88,13 @@ class _HeadLogprobs(torch.autograd.Function):
         rows: int,
         compiled: bool,
         cap: float | None,
+        measured: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         wide = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, normalisers = (hidden.new_empty(len(hidden), dtype=wide) for _ in range(2))
         entropies = hidden.new_zeros(len(hidden), dtype=wide)
         statistics = _compiled(_statistics) if compiled else _statistics
+        samples = None if measured is None or with_entropy else _by_chunk(measured, len(hidden), rows, hidden.device)
         for chunk in _chunks(len(hidden), rows):
             logits = F.linear(hidden[chunk], weight, bias)
             logprobs[chunk], normalisers[chunk], entropy = statistics(
@@ -94,6 +102,10 @@ class _HeadLogprobs(torch.autograd.Function):
             )
             if entropy is not None:
                 entropies[chunk] = entropy
+            if samples is not None and len(sample := next(samples)):
+                entropies[sample] = _entropies(logits[sample - chunk.start], normalisers[sample], temperature, cap)
+        if samples is not None:
+            ctx.mark_non_differentiable(entropies)
         ctx.save_for_backward(hidden, weight, bias, targets, logprobs, normalisers, entropies)
         ctx.settings = temperature, with_entropy, rows, compiled, cap
         return logprobs, entropies
@@ -129,11 +141,25 @@ class _HeadLogprobs(torch.autograd.Function):
                 of_bias += logits.sum(0, dtype=of_bias.dtype)
         of_weight = None if of_weight is None else of_weight.to(weight.dtype)
         of_bias = None if of_bias is None else of_bias.to(weight.dtype)
-        return of_hidden, of_weight, of_bias, None, None, None, None, None, None
+        return of_hidden, of_weight, of_bias, None, None, None, None, None, None, None
 
 
 def _chunks(count: int, rows: int) -> Iterator[slice]:
     return (slice(start, min(start + rows, count)) for start in range(0, count, rows))
+
+
+def _by_chunk(measured: Tensor, count: int, rows: int, device: torch.device) -> Iterator[Tensor]:
+    """The measured tokens of each chunk of `count` tokens, on the device. The sizes are found on the host, so that it
+    does not wait for the device."""
+    starts = torch.tensor([chunk.start for chunk in _chunks(count, rows)] + [count])
+    sizes = torch.searchsorted(measured, starts).diff().tolist()
+    return iter(send(measured, device).split(sizes))
+
+
+def _entropies(logits: Tensor, normalisers: Tensor, temperature: float, cap: float | None) -> Tensor:
+    """The entropies [E] of the distributions of logits [E, V] with these normalisers [E]."""
+    scaled = capped(logits.to(normalisers.dtype), cap) / temperature
+    return normalisers - (scaled - normalisers[:, None]).exp_().mul_(scaled).sum(-1)
 
 
 def capped(logits: Tensor, cap: float | None) -> Tensor:

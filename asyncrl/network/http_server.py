@@ -70,13 +70,13 @@ class HttpServer:
         self._logger = _bounded_log(Throttled(logger, what), ErrorLogger(logger))
         self._later = later
         self._strangers: dict[_Connection, None] = {}
-        """The oldest comes first."""
+        """The connections of strangers, the oldest first. The values have no meaning."""
         self._known: set[_Connection] = set()
         self._listener: asyncio.Server | None = None
 
     async def start(self, **at: Any) -> int:
         """Listen at a `host` and `port`, or at a bound `sock`. Returns the port. Raises OSError: the server cannot
-        listen there. `start` may be called again then.
+        listen there. After this error, `start` may be called again.
         """
         loop = asyncio.get_running_loop()
         if self._runner.server is None:

@@ -5,7 +5,7 @@ A folder of keys, `network.keys`, holds
 
 - `server.secret` and `server.public`: for the machine that runs replay and learner;
 - `client.secret`: for the roles on this machine;
-- `allowed`: the accepted clients, a line `KEY NAME` each. Every handshake reads this file, so a client whose line was
+- `allowed`: one line `KEY NAME` for each accepted client. Every handshake reads this file, so a client whose line was
   deleted cannot connect again.
 
 A machine that runs only clients needs `client.secret` and `server.public`. A key is 40 characters of Z85. Only the
@@ -93,9 +93,9 @@ def make_keys(folder: Path) -> None:
 
 
 def add_client(folder: Path, name: str) -> Path:
-    """Make the keys of one more client and allow it. Returns the folder for its machine.
+    """Make the keys of one more client, and add the client to the accepted ones. Returns the folder for its machine.
 
-    Raises ConfigError: `folder` has no server's keys, or the name is taken or not valid.
+    Raises ConfigError: `folder` has no keys of a server, or the name is taken or not valid.
     """
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of a client: use letters, digits, '.', '_' and '-'")

@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 DOMAIN = b"asyncrl"
 PEER_MESSAGES = 64
 """The maximum number of messages that wait to be sent to one peer, and also of those that wait to be read from it.
-Clients of this package have half as many requests outstanding, since ZeroMQ reports room only after half of the queue
-was read. A peer that reads slowly takes up no more memory: it loses further replies, and repeats its requests."""
+Clients of this package have at most half as many unanswered requests, since ZeroMQ reports room only after half of the
+queue was read. A peer that reads slowly takes up no more memory: it loses further replies, and repeats its requests."""
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 FAILED = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not in the list of allowed clients",

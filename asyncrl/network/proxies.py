@@ -6,7 +6,8 @@ from collections.abc import Iterable, MutableMapping
 
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 EXCEPTIONS = ("no_proxy", "NO_PROXY")
-"""Variables with the hosts that clients reach directly. Where both are set, a client may read either."""
+"""Environment variables that list the hosts which clients reach without a proxy. If both are set, some clients read the
+first, and others the second."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 

@@ -39,12 +39,12 @@ SPECIAL_IPV4 = tuple(
         ),
     )
 )
-"""IANA's registry of special-purpose addresses, and multicast. Those of these addresses that can be reached serve no
+"""IANA's registry of special-purpose addresses, and multicast. The addresses among them that can be reached serve no
 pages. The list is here because versions of Python know different parts of the registry."""
 PUBLIC_IPV6 = IPv6Network("2000::/3")
-"""The network of all addresses that are allotted for the internet. Outside of it are the addresses of this machine, of
-links and sites, and most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48) or
-compatible.
+"""The network of all addresses that are allotted for the internet. Outside of it are loopback, link-local and
+site-local addresses, and most addresses that embed an IPv4 address: mapped, translated (64:ff9b::/96, 64:ff9b:1::/48)
+or compatible.
 """
 SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")))
 """The special-purpose addresses of IANA's registry that are within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is
@@ -208,7 +208,8 @@ def _check_form(url: URL) -> None:
 
 
 async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
-    """Read the body of a response. Raises RefusedError, UnavailableError."""
+    """Read the body of a response. Raises UnavailableError: the server failed, or the body ends too early;
+    RefusedError: any other status but 200, or a body that is too large or packed in an unknown way."""
     if response.status >= 500 or response.status in PASSING:
         raise UnavailableError(f"status {response.status}")
     if response.status != 200:
@@ -230,7 +231,8 @@ async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 def _unpacking(encoding: str) -> zlib._Decompress | None:
-    """Return the decompressor of a body, or None if the body is not packed. Raises RefusedError."""
+    """Return the decompressor of a body, or None if the body is not packed. Raises RefusedError: it is packed in an
+    unknown way."""
     if encoding in ("", "identity"):
         return None
     if encoding in ("gzip", "x-gzip"):

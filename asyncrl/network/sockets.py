@@ -1,4 +1,5 @@
-"""The client's side of a connection: it connects, bounds the wait of a send, and notices a break.
+"""The client's side of a connection: it connects, limits how long a send may wait, and notices when the connection
+breaks.
 
 With keys, CURVE encrypts the connection and authenticates both sides, on loopback too. `listener.py` has the server's
 side.
@@ -40,7 +41,7 @@ def connect(
 
 
 def try_send(socket: zmq.Socket[bytes], frames: Sequence[Any], copy: bool = True) -> bool:
-    """Send a message without waiting. Returns False if the connection was refused or is full."""
+    """Send a message without waiting. Returns False if the connection was refused, or its queue is full."""
     try:
         socket.send_multipart(frames, zmq.NOBLOCK, copy=copy)
     except zmq.Again:
@@ -49,7 +50,8 @@ def try_send(socket: zmq.Socket[bytes], frames: Sequence[Any], copy: bool = True
 
 
 async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequence[Any]) -> None:
-    """Send a message, and wait at most `seconds` until the connection takes it. Raises TimeoutError."""
+    """Send a message, and wait at most `seconds` until the connection takes it. Raises TimeoutError: it was not
+    taken."""
     # Does not use wait_for, which lets the loop run before it returns from a finished send: then pyzmq sometimes misses
     # answers.
     async with asyncio.timeout(seconds):
@@ -57,7 +59,7 @@ async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequen
 
 
 class Watch:
-    """Notices when connections of `socket` break. A connection breaks at once if the peer's process dies but its
+    """Notices when connections of `socket` break. A break is noticed immediately if the peer's process dies while its
     machine continues to run."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:

@@ -19,8 +19,8 @@ MAX_DISTINCT = 32
 class Throttled:
     """Lines of one kind.
 
-    - `what`: the start of each line
-    - `burst`: the number of lines that may be written at once
+    - `what`: the words with which each line begins
+    - `burst`: the number of lines that may be written without a pause
     - `every_s`: the time after which a further line may be written. That line has the number of lines left out
 
     Only one thread may use it. `clock` gives monotonic seconds.

@@ -1,4 +1,5 @@
-"""The hub of a run: it hands out tickets, stores trajectories and labels, and plans the learner's batches.
+"""The hub of a run: it hands out tickets (permissions to play an episode), stores trajectories and labels, and plans
+the learner's batches.
 
 This package keeps five of the promises in docs/concepts.md:
 
@@ -6,11 +7,12 @@ This package keeps five of the promises in docs/concepts.md:
   (requests are repeated until they are answered), `leases.py`.
 - 2, bounded age: `admission.py` computes the bound, and `planning.py` evicts groups that are too old.
 - 3, same batch after a crash: `planning.py` records each plan before the learner gets the plan.
-- 4, a failure is never a reward of zero: `dead_letters.py`, `failure_limit.py`, `backoff.py`.
+- 4, a failure is never a reward of zero: `dead_letters.py`, `failure_limit.py`, `backoff.py`. `filter_limit.py` ends a
+  run whose filters refuse every group.
 - 5, groups are whole: `groups.py`, and `units.py` for groups that are scored as a whole.
 
-It also keeps a part of promise 7, back-pressure: `admission.py`, `pacing.py`, the credits of `link.py`, and the bounds
-of `server.py`.
+It also keeps a part of promise 7, back-pressure: `admission.py` and `pacing.py` limit the episodes, `link.py` the
+unanswered requests of a client, and `server.py` the requests that it receives.
 
 In reading order: `admission.py`, `protocol.py`, `service.py` (what each request does), `tickets.py`, `labelling.py`,
 `groups.py`, `planning.py`, `sampling.py`, then `store.py`, `transaction.py` and `records.py`, then `server.py`,

@@ -1,4 +1,4 @@
-"""`python -m asyncrl.replay`: serve one shard of the replay of a run until SIGTERM or Ctrl-C.
+"""`python -m asyncrl.replay`: serve one shard of a run's replay until SIGTERM or Ctrl-C.
 
 A replay that no supervisor started also ends shortly after the learner's last step.
 """

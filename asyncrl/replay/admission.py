@@ -2,7 +2,7 @@
 
 With B trajectories trained per policy version, at most `(max_lag + version + 1) * B` trajectories may be accepted or in
 generation. A trajectory then waits for at most `max_lag` versions. With `max_lag = 0`, each version generates its own
-batch. This is Reverb's insert limiter, applied before generation instead of after it.
+batch. (The replay server Reverb limits inserts by this formula, which come after generation.)
 
 A trajectory that may be trained R times counts R times, because the formula bounds uses. So the first batch already
 takes the room of R batches. Oversampling adds a share of a batch for groups that filters refuse. It does not make

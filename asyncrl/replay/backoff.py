@@ -1,5 +1,5 @@
-"""Gives out tickets more slowly while everything fails. Otherwise actors with a broken tool would use up tasks at full
-speed.
+"""Issues tickets (permissions to play an episode) more slowly while everything fails. Otherwise actors with a broken
+tool would use up tasks at full speed.
 
 Episodes and scorings are counted separately, since episodes may succeed while all scorings fail. After STREAK failures
 of one kind in a row, tickets are issued one at a time, at intervals that double from FIRST_S to LONGEST_S. A success

@@ -58,7 +58,7 @@ Outcome = str | RefusedError | WireError
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
-"""The maximum number of requests with large replies that may be unanswered at once."""
+"""The maximum number of requests with large replies that may be unanswered at the same time."""
 RENEWALS_PER_LEASE = 4
 """The number of times that a worker renews its lease within `replay.lease_s`."""
 
@@ -66,15 +66,15 @@ RENEWALS_PER_LEASE = 4
 class ReplayClient:
     """One connection of `worker` to the replay at `endpoint`.
 
-    - `incarnation`: identifies one start of the worker. When the worker starts again, the work of its older incarnation
-      goes to other workers.
+    - `incarnation`: identifies one process of the worker. When the worker is restarted, the work of its older
+      incarnation goes to other workers.
     - `stop`: ends waits with StoppedError.
-    - `give_up_s`: if set, a wait ends with UnavailableError after this time.
-    - `keys`: from network.keys.
+    - `give_up_s`: if set, a wait ends with UnavailableError after this many seconds.
+    - `keys`: the keys that encrypt the connection, from the folder network.keys.
     - `run`: sent with every request. The replay of another run refuses the request. Without `run`, the replay answers
       only requests that change nothing.
     - `retry_s`: a request without an answer for this time is sent again.
-    - `spans`: records the offset of the replay's clock.
+    - `spans`: the recorder of this process's timeline. It gets the offset of the replay's clock.
     """
 
     def __init__(
@@ -120,7 +120,7 @@ class ReplayClient:
     def put_all(
         self, trajectories: Sequence[Trajectory], images: Mapping[bytes, bytes] = MappingProxyType({})
     ) -> list[Outcome]:
-        """Deliver several trajectories at once. Returns when all are durable or refused. Each result is the one that
+        """Deliver several trajectories together. Returns when all are durable or refused. Each result is the one that
         `put` would return, or the error that `put` would raise."""
         outcomes: dict[int, Outcome] = {}
         rest = dict(enumerate(trajectories))
@@ -198,7 +198,7 @@ class ReplayClient:
         try:
             return self._send(protocol.Configure(dict(values), time)).read(protocol.CHANGES)
         except RefusedError as error:
-            # Starting the learner again would not help.
+            # A ConfigError stops the run, since a restart of the learner would not help.
             raise ConfigError(str(error)) from error
 
     def require(self, needs: LabelNeeds, first: int) -> None:
@@ -228,7 +228,8 @@ class ReplayClient:
         return (_stored(frame) for answer in answers for frame in answer.frames)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
+        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        stored."""
         return bytes(self._send(protocol.FetchImage(trajectory, name)).frames[0])
 
     def task(self, name: str) -> Task | None:
@@ -245,7 +246,7 @@ class ReplayClient:
         self._send(protocol.Checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
-        """Have the held-out tasks run with `version` or newer. A repeated call has no effect."""
+        """Have the held-out tasks run with policy version `version` or a newer one. A repeated call has no effect."""
         self._send(protocol.Evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:
@@ -266,8 +267,8 @@ class ReplayClient:
         return self._send(protocol.GetStatus()).read(protocol.VALUES)
 
     def requeue(self, ticket: str) -> str:
-        """Try a dead letter again. Returns "scoring" if its episode is scored again, or "task" if its task runs again.
-        Raises RefusedError: there is no such dead letter, or it cannot be tried again."""
+        """Try a dead letter (a failed attempt) again. Returns "scoring" if its episode is scored again, or "task" if
+        its task runs again. Raises RefusedError: there is no such dead letter, or it cannot be tried again."""
         return self._send(protocol.Requeue(ticket)).read(protocol.TEXT)
 
     def discard(self, ticket: str) -> None:

@@ -55,8 +55,8 @@ def _other_members(tx: Transaction) -> int:
 
 def unreported(tx: Transaction, steps: int) -> dict[str, int]:
     """The amounts by which the counters `trained` and `tokens_trained` will grow once a checkpoint of the first `steps`
-    steps is reported. A learner that stops saves a checkpoint, but reports it only at its next start. The amounts are 0
-    if the checkpoint belongs to another run."""
+    steps is reported. A learner that stops saves a checkpoint, but reports it only after it was started again. The
+    amounts are 0 if the checkpoint belongs to another run."""
     is_foreign = steps > tx.count("plans") or tx.counter("imported")
     planned = range(0) if is_foreign else range(tx.counter("released_steps"), steps)
     plans = [recorded_plan(tx, step) for step in planned]
@@ -73,8 +73,8 @@ def audit(tx: Transaction, uses: int) -> dict[str, Any]:
     """Audit all trajectories that were accepted for training.
 
     - `states`: the number of these trajectories in each state
-    - `lost`: trajectories without readable data although their state is not final, and accepted trajectories without a
-      record
+    - `lost`: the number of trajectories that have no readable data although their state is not final, and of accepted
+      trajectories that have no record
     - `trained_twice`: the number of plans that contain a trajectory beyond its allowed `uses`, summed over all
       trajectories
     - `planned`: the number of trajectories in plans

@@ -71,7 +71,8 @@ def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
         # The only subset has every attempt.
         return (own == max(counts)) / counts.count(own)
     for most in range(1, min(own, k) + 1):
-        # The ways to choose the other attempts, by the number chosen so far and the number of tied answers.
+        # Maps a pair to the number of ways to choose the other attempts. The pair has the number of attempts chosen so
+        # far, and the number of answers that are tied with this one.
         ways: dict[tuple[int, int], int] = {
             (taken, 0): comb(silent, taken) for taken in range(min(silent, k - most) + 1)
         }
@@ -84,8 +85,8 @@ def _winning(own: int, counts: Sequence[int], silent: int, k: int) -> float:
 
 
 def _with_one_more(ways: dict[tuple[int, int], int], count: int, most: int, room: int) -> dict[tuple[int, int], int]:
-    """The ways after one more answer, which `count` attempts gave. At most `most` of these attempts are chosen, and at
-    most `room` attempts in total."""
+    """Return the `ways` of `_winning` after one more answer, which `count` attempts gave. At most `most` of these
+    attempts are chosen, and at most `room` attempts in total."""
     found: dict[tuple[int, int], int] = defaultdict(int)
     for (taken, ties), number in ways.items():
         for more in range(min(count, most, room - taken) + 1):

@@ -1,5 +1,5 @@
-"""Runs evaluations of policy versions on the held-out tasks, once or several times each. The episodes of evaluations do
-not count in admission, and are not trained."""
+"""Evaluates policy versions on the held-out tasks. An evaluation attempts each task once or several times. The episodes
+of evaluations do not count in admission, and are not trained."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def count_task(tx: Transaction, version: int, episode: TrajectoryRecord | None) 
 
 
 def take_sample(tx: Transaction, settings: ReplaySettings, group: str, record: GroupRecord, episode: str) -> bool:
-    """Add a finished episode to the sample of its evaluation, whose data is kept for reading. False if the episode does
-    not belong to the sample. The sample has the first attempt at each of a few tasks. These tasks are the same in each
-    evaluation, and are spread evenly over the held-out tasks."""
+    """Add a finished episode to the sample of its evaluation. The data of the sample is kept, so that people can read
+    it. False if the episode does not belong to the sample. The sample has the first attempt at each of a few tasks.
+    These tasks are the same in each evaluation, and are spread evenly over the held-out tasks."""
     tasks, shard, shards = len(settings.held_out), settings.shard, settings.shards
     own, wanted = len(range(shard, tasks, shards)), len(range(shard, settings.evaluation_sample, shards))
     place = (record.row - shard) // shards

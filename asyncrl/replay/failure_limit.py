@@ -32,8 +32,8 @@ HEALTHY_SHARE = 0.5
 
 
 class FailureLimit:
-    """Counts the failures of episodes or of scorings. `kind` is their name in messages. `clock` gives monotonic
-    seconds."""
+    """Counts the failures of either episodes or scorings. `kind` is what messages call them. An episode is named by its
+    ticket (the permission to play it), and a scoring by its trajectory. `clock` gives monotonic seconds."""
 
     def __init__(self, kind: str, clock: Callable[[], float], max_share: float | None = None) -> None:
         self._kind = kind
@@ -51,7 +51,7 @@ class FailureLimit:
         self._newest = ""
 
     def resume(self, ended_well: int) -> None:
-        """Note the number of successes in earlier processes of the run."""
+        """Note how many episodes (or scorings) succeeded in earlier processes of the run."""
         self._one_ended_well |= ended_well > 0
         self._was_healthy |= ended_well >= WINDOW
 

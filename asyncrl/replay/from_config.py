@@ -6,12 +6,11 @@ import json
 import logging
 import math
 import shlex
-from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 
 from asyncrl.config import locations
-from asyncrl.config.schema import ReplayConfig, SamplerConfig, TrainConfig
+from asyncrl.config.schema import FilterConfig, ReplayConfig, SamplerConfig, TrainConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.data.from_config import run_tasks
 from asyncrl.machine.remote_folder import is_url, read_remote
@@ -60,7 +59,8 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         high_water_bytes=high_water_bytes(replay),
         greedy_sibling=config.algorithm.greedy_sibling,
         needs=cache(partial(needs, config.scoring)),
-        filters=Filters(**asdict(replay.filter)),
+        filters=_filters(replay.filter),
+        max_refused_groups=replay.filter.max_refused,
         sampler=sampler(replay.sampler),
         reissue_evicted=replay.reissue_evicted,
         spare_batches=spare_batches(replay),
@@ -78,6 +78,10 @@ def replay_settings(config: TrainConfig) -> ReplaySettings:
         shard=shard,
         shards=replay.shards,
     )
+
+
+def _filters(config: FilterConfig) -> Filters:
+    return Filters(config.zero_variance, config.score, config.min_reward, config.max_reward, config.max_tokens)
 
 
 def vocabulary(model: str, revision: str | None = None) -> int | None:

@@ -1,5 +1,5 @@
-"""Opens groups when admission allows it, replaces failed members by new tickets, and drops a group whole if a member
-fails too often.
+"""Opens groups when admission allows it, issues new tickets (permissions to play an episode) for failed members, and
+drops a group whole if a member fails too often.
 
 The counter `committed` is the number of uses of trajectories that are promised to training, without the uses of
 trajectories that were thrown away. A trajectory that may be trained R times has R uses. Admission and the pace limit
@@ -128,8 +128,8 @@ class OpenGroups:
 
     def close(self, tx: Transaction, name: str, end: TrajectoryState, reason: str = "", keeps: bool = False) -> None:
         """Close a group. Its trajectories get the state `end` and the `reason`, its open tickets end, and the uses that
-        it did not take are free for other groups. Trajectories that arrive later count as late. With `keeps`, the data
-        of its trajectories are kept."""
+        the group did not take are free for other groups. Trajectories that arrive later count as late. With `keeps`,
+        the data of its trajectories are kept."""
         group = GroupRecord.load(tx, name)
         if group is None:
             return
@@ -152,7 +152,7 @@ class OpenGroups:
         if record is None or record.state is TrajectoryState.DEAD:
             return
         if record.plans:
-            # At least one plan contains the trajectory, so it stays planned, and only gets no further uses.
+            # At least one plan contains the trajectory, so it stays planned, but gets no further uses.
             record.state = TrajectoryState.PLANNED
             record.save(tx, name)
             self.release(tx, name, record)

@@ -30,8 +30,8 @@ WITHOUT_IMAGES = "without_images"
 
 
 def read_images(frames: Sequence[Buffer], trajectory: Trajectory) -> dict[bytes, Buffer]:
-    """The images in the frames that follow a `trajectory`, by their digests. Raises RefusedError: an image is too large
-    or not in the trajectory, or the trajectory has too many images."""
+    """Read the images in the frames that follow a `trajectory`. Maps digests to images. Raises RefusedError: an image
+    is too large or not in the trajectory, or the trajectory has too many images."""
     names = set(trajectory.image_names)
     if (count := len(trajectory.image_digests)) > MAX_IMAGES:
         raise RefusedError(f"{trajectory.id} shows {count} images; at most {MAX_IMAGES} are taken")

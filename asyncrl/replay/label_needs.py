@@ -1,7 +1,8 @@
 """Records which scores the algorithm needs in labels, and finds stored labels that lack them.
 
 The learner sends these needs before it publishes its first weights. Later labels that do not meet the needs are
-refused. The episode is then scored again, and after too many attempts becomes a dead letter.
+refused. The episode is then scored again, and after too many attempts becomes a dead letter (kept for inspection, but
+not trained).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 A task needs one or more kinds of scores, and its trajectory gets them one kind after another. One lease covers as many
 of the next kinds as the scorer serves. Only the holder of the lease can deliver labels, so labels are taken exactly
-once. Labels from any other scorer, or from an earlier start of the same scorer, count as late.
+once. Labels from any other scorer, or from an earlier process of the same scorer, count as late.
 
-`units` defines which trajectories are scored together, as one unit.
+`units.py` defines which trajectories are scored together, as one unit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from asyncrl.replay import evaluation
 from asyncrl.replay.backoff import SCORINGS, FailureBackoff
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.failure_limit import FailureLimit
+from asyncrl.replay.filter_limit import FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import label_needs
 from asyncrl.replay.leases import WorkerLeases
@@ -58,6 +59,7 @@ class Labelling:
         scorers: WorkerLeases,
         backoff: FailureBackoff,
         limit: FailureLimit,
+        filter_limit: FilterLimit,
         dead_letters: DeadLetters,
         stages: Stages,
     ) -> None:
@@ -66,6 +68,7 @@ class Labelling:
         self._scorers = scorers
         self._backoff = backoff
         self._limit = limit
+        self._filter_limit = filter_limit
         self._dead_letters = dead_letters
         self._stages = stages
         self._units = Units(settings)
@@ -88,9 +91,9 @@ class Labelling:
         waiting.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
-        was lost or an older incarnation died. Those trajectories are then leased again. A trajectory that was leased
-        before without a result gets its own lease. So an episode that kills its scorer does not use up the attempts of
-        other episodes."""
+        was lost or an older process of the scorer died. Those trajectories are then leased again. A trajectory that was
+        leased before without a result gets its own lease. So an episode that kills its scorer does not use up the
+        attempts of other episodes."""
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))
@@ -283,19 +286,22 @@ class Labelling:
             self._groups.close(tx, name, TrajectoryState.EVALUATED, keeps=keeps)
             return
         played = [member for member in members if not member.is_demonstration]
-        self._settings.feed.learned(tx, group.row, float(np.mean([member.outcome for member in played])))
+        outcomes = [member.outcome for member in played]
+        self._settings.feed.learned(tx, group.row, float(np.mean(outcomes)))
         reason = self._settings.filters.reason(members)
         if reason is not None:
+            tx.afterwards(self._filter_limit.refused, reason, outcomes)
             tx.add(f"filtered/{reason}")
             self._groups.close(tx, name, TrajectoryState.FILTERED, reason)
             return
+        tx.afterwards(self._filter_limit.accepted)
         spread = float(np.std([member.reward for member in members]))
         self._stages.begin(tx, Stage.READY, name)
         tx.append("ready", ReadyGroup(name, min(member.oldest for member in played), spread))
 
     def fail(self, tx: Transaction, request: FailScoring) -> None:
         """Handle a failed scoring of a trajectory, or of the group with which it was leased. The unit is tried again.
-        After too many attempts its trajectories become dead letters."""
+        After too many attempts its trajectories become dead letters (kept for inspection, but not trained)."""
         unit = self._end_lease(tx, request, request.id)
         if not unit:
             return

@@ -1,12 +1,12 @@
-"""Leases by worker: a worker keeps its work by sending requests at most `lease_s` apart. A silent or restarted worker
-loses its work.
+"""Leases of workers: a worker keeps its work as long as it sends requests at most `lease_s` seconds apart. A silent or
+restarted worker loses its work.
 
 The times are monotonic and only in memory. So neither a jump of the system clock nor a restart of the replay takes work
 away: after a restart every worker has a fresh lease. A worker that sends requests but finishes nothing for
 LONGEST_LEASES times `lease_s` counts as silent.
 
-A worker that ends in order tells the replay, and its work goes to other workers at once. Late requests of a killed
-worker cannot take work from the process that replaces it.
+A worker that is not killed tells the replay that it ends, and its work goes to other workers at once. Late requests of
+a killed worker cannot take work from the process that replaces it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class WorkerLeases:
         self._worked = dict(self._seen)
 
     def renew(self, tx: Transaction, worker: str, incarnation: str) -> bool:
-        """Renew a worker's lease. True if this is a new incarnation: the work of the older one must go to other
-        workers.
+        """Renew a worker's lease. True if this is a new incarnation (process of the worker): the work of the older one
+        must go to other workers.
 
         Raises RefusedError: a newer incarnation has already replaced this one."""
         current = tx.get(self._table, worker, str)

@@ -22,8 +22,8 @@ replay.lease_s."""
 def leave(
     endpoints: Sequence[str], worker: str, incarnation: str, keys: ClientKeys | None, run: RunIdentity | None
 ) -> None:
-    """Tell all shards at the same time that this `incarnation` of a worker ends. Call this after the worker's last
-    request. Logs a warning for a shard that does not answer."""
+    """Tell all shards at the same time that this `incarnation` (process) of a worker ends. Call this after the worker's
+    last request. Logs a warning for a shard that does not answer."""
 
     def tell(endpoint: str) -> None:
         with closing(ReplayClient(endpoint, worker, incarnation, give_up_s=ANSWER_S, keys=keys, run=run)) as client:

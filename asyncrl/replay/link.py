@@ -1,9 +1,9 @@
-"""A lasting connection to the replay: requests are sent until they are answered, through broken connections and
-restarts.
+"""A lasting connection to the replay: each request is sent again until it is answered, even after broken connections
+and restarts of the replay.
 
 The replay recognises a repeated request by its ids. So each request takes effect exactly once, although it may be sent
-many times. Back-pressure: at most CREDITS requests with CREDIT_BYTES together are unanswered, and further requests wait
-here.
+many times. Back-pressure: at most CREDITS requests, with at most CREDIT_BYTES in total, are unanswered, and further
+requests wait here.
 
 Requests are sent in rounds, and a request gets a new number in each round. A round ends when every sent request is
 answered. If the replay could not take some requests, the next round sends them again after a common wait. So an outage

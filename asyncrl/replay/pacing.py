@@ -4,8 +4,8 @@ If the learner is slower than generation, actors start everything that the age b
 until they are nearly too old. Pacing then starts fewer episodes. `ahead` limits the number of trajectories that are
 admitted and not planned yet. With B trajectories per step:
 
-- if the learner waits for a batch: `ahead` grows by B / 2 at once, and again after every AGAIN_S seconds of the same
-  wait, up to the age bound;
+- if the learner waits for a batch: `ahead` grows by B / 2 immediately, and again after every AGAIN_S seconds of the
+  same wait, up to the age bound;
 - if the learner did not wait, and more trajectories are complete than `spare_batches` batches have: `ahead` falls by
   this surplus / (max_lag + 1), but not below the trajectories of one version.
 
@@ -24,7 +24,7 @@ from asyncrl.replay.transaction import Transaction
 
 KEY = "pace"
 RISE = 0.5
-"""The growth of `ahead`, in batches."""
+"""The number of batches by which `ahead` grows each time."""
 AGAIN_S = 10.0
 """The time after which a continued wait starts more episodes, since the running ones may hang."""
 

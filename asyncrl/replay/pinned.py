@@ -13,8 +13,8 @@ from asyncrl.replay.transaction import Transaction
 from asyncrl.types import Task
 
 CHECKED_TASKS = 512
-"""The number of tasks that a restart compares. These are all tasks of a small set, and enough tasks of a large set to
-notice a changed order."""
+"""The number of tasks that are compared when the replay restarts. These are all tasks of a small set, and enough tasks
+of a large set to notice a changed order."""
 
 CHECKSUM = "_checksum"
 FILES = {"tasks": "data.train", "held_out": "data.eval"}

@@ -1,7 +1,7 @@
 """Makes the batch plans, which assign complete groups to learner steps. A plan is recorded before the learner gets it,
 and never changes.
 
-Eviction enforces the age bound: a group with a trajectory older than max_lag is evicted and counted instead of planned.
+Eviction enforces the age bound: a group with a trajectory older than max_lag is not planned, but evicted and counted.
 """
 
 from __future__ import annotations
@@ -101,13 +101,13 @@ class Planning:
         self._wanted = settings.batch_size // settings.group_size
 
     def resume(self, tx: Transaction) -> None:
-        """Evict the groups that are too old, in case the age bound was lowered before this start."""
+        """Evict the groups that are too old, in case the age bound was lowered before this process started."""
         self._evict(tx, tx.counter("version"))
 
     def require(self, tx: Transaction, needs: LabelNeeds, first: int) -> None:
         """Plan only episodes whose labels meet these needs, from step `first` on. If the algorithm has changed, some
-        stored labels might not meet the needs: their episodes become dead letters, and the groups of these episodes are
-        dropped."""
+        stored labels might not meet the needs: their episodes become dead letters (kept for inspection, but not
+        trained), and the groups of these episodes are dropped."""
         if not set_label_needs(tx, needs):
             return
         self._withdraw(tx, first)

@@ -28,7 +28,7 @@ from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CH
 T = TypeVar("T")
 
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")
-"""The outcomes of a request. The body of busy, refused and ended is the reason.
+"""The outcomes of a request. For busy, refused and ended, the body of the reply is the reason.
 
 - ok: the request is done.
 - nothing: there is nothing to give yet.
@@ -68,7 +68,7 @@ class ReplayRequest(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class WorkerRequest(ReplayRequest, frozen=True):
-    """A request of one worker. `incarnation` identifies one start of the worker."""
+    """A request of one worker. `incarnation` identifies one process of the worker."""
 
     worker: Name
     incarnation: Name
@@ -108,8 +108,8 @@ class FailEpisode(ReplayRequest, frozen=True):
 
 
 class LeaseTrajectories(WorkerRequest, frozen=True):
-    """Request trajectories that need scores of the kinds in `serves`, with limits on number and tokens. For the kind
-    that scores whole groups, request up to `groups` groups."""
+    """Request trajectories that need scores of the kinds in `serves`, with limits on their number and on their tokens.
+    For the kind that scores whole groups, request up to `groups` groups."""
 
     serves: Annotated[list[Name], Meta(max_length=64)]
     trajectories: Whole
@@ -210,7 +210,7 @@ class Checkpointed(ReplayRequest, frozen=True):
 
 
 class Evaluate(ReplayRequest, frozen=True):
-    """Run the held-out tasks with `version` or newer."""
+    """Run the held-out tasks with policy version `version` or a newer one."""
 
     version: Version
 
@@ -246,7 +246,7 @@ class GetAudit(ReplayRequest, frozen=True):
 
 
 class Requeue(ReplayRequest, frozen=True):
-    """Try a dead letter again."""
+    """Try a dead letter (a failed attempt) again."""
 
     ticket: Name
 

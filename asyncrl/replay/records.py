@@ -15,7 +15,7 @@ from asyncrl.types import Finish, Purpose
 
 class TrajectoryState(StrEnum):
     """The state of a trajectory. The last six states are final, except that a dead letter can be tried again. Each
-    final state has a counter of its name."""
+    final state has a counter with the name of the state."""
 
     WAITING = "waiting"
     LEASED = "leased"
@@ -84,7 +84,8 @@ class TrajectoryRecord(Record):
     - `plans`: the number of plans that contain the trajectory
     - `last_plan`: the step of the newest of these plans
     - `trained`: the number of these plans that a checkpoint covers
-    - `lag`: the lag at the newest plan or at the eviction; -1 before that, and always for a demonstration
+    - `lag`: the age in policy versions that the trajectory had when it was last planned or was evicted; -1 before that,
+      and always for a demonstration
     - `turns`: the number of the policy's turns
     - `seconds`: the length of the episode
     - `reason`: the reason why the trajectory was evicted, filtered, dropped or given up
@@ -123,7 +124,7 @@ class TrajectoryRecord(Record):
         return self.finish == Finish.DEMONSTRATION
 
     def lag_at(self, version: int) -> int:
-        """The lag at a policy version; -1 for a demonstration."""
+        """The lag: the age in versions of its oldest token at a policy `version`; -1 for a demonstration."""
         return -1 if self.is_demonstration else version - self.oldest
 
 
@@ -178,7 +179,8 @@ class ReadyGroup(Struct, array_like=True):
 
 
 class TicketRecord(Record):
-    """An open ticket. `worker` is the actor that holds it, or empty while it waits for an actor."""
+    """An open ticket, which permits one episode. `worker` is the actor that holds it, or empty while it waits for an
+    actor."""
 
     table = "tickets"
     group: str

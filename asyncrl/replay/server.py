@@ -10,7 +10,7 @@ has no effect: it is counted, and the answer has the reason.
 
 Back-pressure: a turn (one batch and its commit) takes at most BATCH requests, and as many more are received during the
 commit. A turn stops once its replies exceed REPLIES_BYTES. Further requests stay in the bounded queues of the sockets,
-and clients stop sending when their credits are used up.
+and a client stops sending when too many of its requests are unanswered.
 """
 
 from __future__ import annotations
@@ -153,8 +153,8 @@ class ReplayServer:
                 self._finish(done)
 
     def turn(self) -> None:
-        """Receive, apply, commit and answer the requests that have arrived. (`run` instead receives during the
-        commit.)"""
+        """Receive, apply, commit and answer the requests that have arrived. In contrast, `run` receives the next
+        requests during the commit."""
         self._receive()
         if self._due():
             self._finish(self._handle(self._take()))
@@ -254,8 +254,8 @@ class ReplayServer:
     def _apply(
         self, requests: list[Received], nested: bool
     ) -> tuple[int, list[tuple[Hashable, bytes]], list[Answered]]:
-        """Apply requests in a transaction. Returns the number of applied requests, the queue and client of each
-        answered waiting request, and all replies. The turn stops early when the replies exceed REPLIES_BYTES. Answered
+        """Apply requests in a transaction. Returns the number of applied requests, the queue and client of each waiting
+        request that was answered, and all replies. The turn stops early when the replies exceed REPLIES_BYTES. Answered
         requests stay in their queues until the commit."""
         replies: list[Answered] = []
         taken = size = 0

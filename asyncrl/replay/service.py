@@ -18,6 +18,7 @@ from asyncrl.replay.changes import configure
 from asyncrl.replay.dead_letters import DeadLetters
 from asyncrl.replay.ending import RunEnd
 from asyncrl.replay.failure_limit import FailureLimit, check_all
+from asyncrl.replay.filter_limit import FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
@@ -51,7 +52,7 @@ class ReplayService:
     - `failed_handshakes`: returns the number of the socket's failed handshakes.
     - `run`: if set, the store and all requests must belong to this run. A request without a run may only read.
     - `ends`: if true, the replay tells its workers when the learner has reported that the run is done, and then ends.
-    - `spans`: get the stages of episodes and groups.
+    - `spans`: records the stages of episodes and groups.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ReplayService:
         self._run = run
         self._backoff = FailureBackoff(clock)
         self._limits = {kind: FailureLimit(kind, clock, settings.max_failure_share) for kind in (EPISODES, SCORINGS)}
+        self._filter_limit = FilterLimit(settings.batch_size // settings.group_size, settings.max_refused_groups)
         self._actors = WorkerLeases("actors", lease_s, clock)
         self._scorers = WorkerLeases("scorers", lease_s, clock)
         self._dead_letters = DeadLetters(settings)
@@ -79,7 +81,14 @@ class ReplayService:
         self._pace = Pace(settings)
         self._groups = OpenGroups(settings, self._backoff, self._limits, self._dead_letters, stages, self._pace)
         self._labelling = Labelling(
-            settings, self._groups, self._scorers, self._backoff, self._limits[SCORINGS], self._dead_letters, stages
+            settings,
+            self._groups,
+            self._scorers,
+            self._backoff,
+            self._limits[SCORINGS],
+            self._filter_limit,
+            self._dead_letters,
+            stages,
         )
         self._tickets = TicketQueue(
             settings, self._groups, self._labelling, self._actors, self._backoff, self._limits[EPISODES], clock, stages
@@ -146,8 +155,15 @@ class ReplayService:
         return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
-        """Texts about the failures that slow down tickets, and about the newest failure. Empty if there are none."""
-        return {"failing": self._backoff.text(), "newest_failure": self._backoff.newest}
+        """Texts about the failures because of which fewer tickets are issued, about the newest failure, and about
+        filters that refuse every group. `solved`: they do so because the policy solves the tasks. Empty if there are
+        none."""
+        return {
+            "failing": self._backoff.text(),
+            "newest_failure": self._backoff.newest,
+            "refusing": "" if self._filter_limit.is_solved else self._filter_limit.text(),
+            "solved": self._filter_limit.text() if self._filter_limit.is_solved else "",
+        }
 
     def put_off(self, reason: str) -> None:
         """Note that a client is told to send a request again later, for this reason."""
@@ -221,6 +237,8 @@ class ReplayService:
             case protocol.GetPlan():
                 check_all(self._limits, self._settings.run)
                 plan = self._planning.plan(tx, request.step)
+                if plan is None:
+                    self._filter_limit.check()
                 self._waits.asked(plan is not None, lambda: self._planning.missing(tx))
                 if plan is None:
                     self._pace.waits(tx, request.step, self._waits.now_s() or 0.0)

@@ -27,22 +27,24 @@ class ReplaySettings:
     - `batch_size`: this shard's part of a batch, in trajectories.
     - `publish_every`: the number of learner steps from one policy version to the next.
     - `high_water_bytes`: while the store has more bytes, no new groups start.
-    - `full_bytes`: while trajectories and images take more bytes, no further trajectories are accepted. So labels,
-      plans and releases still have room.
+    - `full_bytes`: while trajectories and images take more bytes, no further trajectories are accepted. So there is
+      still room for labels and plans.
     - `eval_attempts`: the number of attempts at each held-out task in an evaluation. A single attempt is greedy,
       several are sampled.
     - `evaluation_sample`: the number of episodes of an evaluation, over all shards, whose data is kept for a while.
     - `spare_batches`: the number of batches that may be complete, in addition to the learner's batch, before fewer
       episodes start (see `pacing`). `None`: only admission limits the episodes.
     - `greedy_sibling`: true if the first member of every group is sampled greedily.
-    - `needs`: returns the kinds of scores for a data source.
+    - `needs`: returns the kinds of scores that the tasks of a data source need.
     - `keep_steps`: the number of steps for which trajectories are kept after their training. Infinity keeps all
       trajectories, also untrained ones.
-    - `longest_episode_s`: the longest time for which an actor may hold a ticket.
-    - `max_dead_letters`: the maximum number of dead letters that are kept.
+    - `longest_episode_s`: the longest time for which an actor may hold a ticket, which permits one episode.
+    - `max_dead_letters`: the maximum number of dead letters (failed attempts) that are kept.
     - `max_dead_letter_bytes`: the maximum number of bytes that dead letters and their episodes take.
     - `max_failure_share`: the share of failures that ends the run (see `failure_limit`).
     - `run`: the folder of the run, as a shell takes it, for messages.
+    - `max_refused_groups`: the number of groups that filters refuse in a row before the run ends (see `filter_limit`).
+      `None`: no limit.
     - `max_tokens`: the maximum number of tokens in one trajectory.
     - `vocabulary`: the number of token ids, if it is known. Every id must be below this number.
     """
@@ -69,6 +71,7 @@ class ReplaySettings:
     longest_episode_s: float = math.inf
     max_failure_share: float | None = None
     run: str = "RUN"
+    max_refused_groups: int | None = None
     max_dead_letters: float = math.inf
     max_dead_letter_bytes: float = math.inf
     vocabulary: int | None = None

@@ -38,8 +38,8 @@ class ShardedReplay:
         return self._clients[0].configure(values, time)
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:
-        """Have the replay plan only episodes whose labels meet the newest needs. The keys of `needs` are the first
-        steps to which the needs apply. Steps before the newest key are planned already."""
+        """Have the replay plan only episodes whose labels meet the newest needs. Each key of `needs` is the first step
+        to which its value applies. Steps before the newest key are planned already."""
         first = max(needs)
         self._all(lambda client: client.require(needs[first], first))
 
@@ -64,7 +64,8 @@ class ShardedReplay:
         return self._by_id(ids, lambda client, own: client.fetch(own))
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
+        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        stored."""
         return self._clients[shard_of(trajectory, len(self._clients))].image(trajectory, name)
 
     def task(self, name: str) -> Task | None:
@@ -81,7 +82,7 @@ class ShardedReplay:
         self._all(lambda client: client.checkpointed(steps, kept))
 
     def evaluate(self, version: int) -> None:
-        """Have the held-out tasks run with `version` or newer."""
+        """Have the held-out tasks run with policy version `version` or a newer one."""
         self._all(lambda client: client.evaluate(version))
 
     def evaluation(self, version: int, wait: bool = True) -> Mapping[str, Any] | None:

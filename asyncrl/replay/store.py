@@ -60,8 +60,9 @@ RETRY_S = 0.01
 
 
 class Store:
-    """A store in a folder. With `durable`, every commit survives a power loss. Without it, a commit survives only the
-    death of the process. Each store has a unique identity, by which replays of different runs are distinguished.
+    """A store in a folder. With `durable`, every commit survives a power loss. Without it, a commit survives the death
+    of the process, but not a power loss. Each store has a unique identity, by which replays of different runs are
+    distinguished.
 
     Raises StoreError: the folder cannot be opened as a store, or another process still has it open after `patience_s`
     seconds. Transactions also raise StoreError if they find damage.
@@ -71,7 +72,7 @@ class Store:
         path.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._lock = (path / LOCK_FILE).open("a+")
-        # A process that calls `in_use` holds the lock for a moment.
+        # Tries again for a while, since another process that calls `in_use` holds the lock for a moment.
         give_up = time.monotonic() + patience_s
         while not _locked(self._lock, fcntl.LOCK_EX):
             if time.monotonic() > give_up:
@@ -130,8 +131,8 @@ def _check_format(path: Path, tx: Transaction) -> None:
 
 
 def in_use(path: Path) -> bool:
-    """True if a process has the store in this folder open for writing. This writes no file, so that read access to the
-    folder is enough."""
+    """True if a process has the store in this folder open for writing. The test writes no file, so that read access to
+    the folder is enough."""
     try:
         with (path / LOCK_FILE).open() as lock:
             return not _locked(lock, fcntl.LOCK_SH)
@@ -188,7 +189,7 @@ def _without_writers(path: Path) -> Iterator[None]:
     try:
         lock = (path / LOCK_FILE).open()
     except FileNotFoundError:
-        # No process has ever opened this copy of a store for writing, since that creates the file.
+        # No process has ever opened this copy of a store for writing: that would have created the lock file.
         yield
         return
     except OSError as error:

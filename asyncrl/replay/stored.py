@@ -62,7 +62,8 @@ class StoredRun:
         return len(self._shards)
 
     def counters(self) -> dict[str, int]:
-        """Counters and sizes of tables, summed over the shards. `version` is the newest version of a shard."""
+        """Counters and sizes of tables, summed over the shards. `version` is the newest policy version that a shard
+        knows."""
         return sum_counters(self.each(counters.counters))
 
     def without_images(self) -> int:
@@ -130,7 +131,8 @@ class StoredRun:
         return self._read(self._shard_of(name), _trajectory, name)
 
     def image(self, trajectory: str, name: bytes) -> bytes:
-        """The bytes of an image of a trajectory, by its digest. Raises RefusedError: the image is not stored."""
+        """The bytes of that image of a trajectory whose digest is `name`. Raises RefusedError: the image is not
+        stored."""
         return self._read(self._shard_of(trajectory), _image, trajectory, name)
 
     def labels(self, name: str) -> Labels | None:
@@ -187,7 +189,7 @@ def _record(tx: Transaction, name: str) -> StoredTrajectory:
 
 
 def sum_counters(parts: Sequence[dict[str, int]]) -> dict[str, int]:
-    """The counters of all shards, summed. `version` is the newest version of a shard."""
+    """The counters of all shards, summed. `version` is the newest policy version that a shard knows."""
     total = dict(sum((Counter(part) for part in parts), Counter()))
     names = dict.fromkeys(name for part in parts for name in part)
     return {**{name: total.get(name, 0) for name in names}, "version": max(part["version"] for part in parts)}

@@ -1,4 +1,4 @@
-"""Gives tickets to actors, and takes their trajectories.
+"""Gives actors tickets, each of which permits one episode, and takes the trajectories of the episodes.
 
 A trajectory is taken exactly once: it has the id of its ticket, and the ticket ends in the same transaction.
 """
@@ -230,7 +230,8 @@ class TicketQueue:
                 f"{name} has the token id {largest}, but the policy's embedding has {settings.vocabulary} rows: "
                 "the tokenizer of its actor is not the policy's"
             )
-        # Engines may serve a version just before the learner reports it to the replay: one newer version is allowed.
+        # Engines may serve a version just before the learner reports it to the replay, so a version that is newer by 1
+        # is allowed.
         if newest > tx.counter("version") + 1:
             raise RefusedError(f"{name} was sampled by version {newest}, the newest is {tx.counter('version')}")
 

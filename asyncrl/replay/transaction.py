@@ -257,8 +257,8 @@ class Transaction:
         return int(stat["psize"] * (stat["branch_pages"] + stat["leaf_pages"] + stat["overflow_pages"]))
 
     def free_dead_readers(self) -> int:
-        """Free the snapshots of processes that have ended, and return their number. Their pages can be reused at
-        once."""
+        """Free the snapshots of processes that have ended, and return their number. The pages of these snapshots can be
+        reused at once."""
         return int(self._environment.reader_check())
 
     def old_snapshots(self) -> list[ReadSnapshot]:

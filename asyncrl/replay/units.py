@@ -5,9 +5,9 @@ or a whole group if the kind of scores is GROUP_KIND. Rules for groups:
 - The labels of all members are taken in one transaction.
 - GROUP_KIND is the last kind, so that no member can fail after its group was scored. Scores of a closed group are never
   trained.
-- A failure counts as an attempt of every member. After too many failures, every member becomes a dead letter and gets a
-  new ticket, or the group is dropped. If the stored data of a member is damaged, only this member is replaced, and the
-  group waits for it.
+- A failure counts as an attempt of every member. After too many failures, every member becomes a dead letter (a failed
+  attempt), and a new ticket is issued for it or the group is dropped. If the stored data of a member is damaged, only
+  this member is replaced, and the group waits for it.
 - A complete group without scores is always queued or leased, so that the death of a scorer loses no group.
 """
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from asyncrl.config.commands import runnable
 from asyncrl.config.locations import CONFIG_FILE, steps_in_newest_checkpoint
 from asyncrl.runs.elapsed import earlier_s, elapsed_s
+from asyncrl.runs.evidence import MOST_STEPS
 from asyncrl.runs.lines import Row
 from asyncrl.runs.live_rows import LiveRows
 from asyncrl.runs.pace import PACE_STEPS, pace
@@ -21,15 +22,14 @@ from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.situation import RolesReader
 from asyncrl.runs.summary import (
-    MOST_STEPS,
     Change,
     as_text,
-    averaged_steps,
     files_of,
     mean_change,
     quoted,
     record_summary,
 )
+from asyncrl.runs.trends import averaged_steps
 from asyncrl.runs.working import working
 from asyncrl.text import duration
 
@@ -66,7 +66,7 @@ class FineTuningTable:
         """Show the newest values, if it is time."""
         if self._view.is_due():
             for found in self._errors.read():
-                self._view.warn(f"error of {found}; see {self._run.folder}/logs/{found.role}.log")
+                self._view.tell(f"error of {found}; see {self._run.folder}/logs/{found.role}.log")
             rows = self.rows()
             self._view.show(pace(self._learner.recent, self._steps), rows)
 

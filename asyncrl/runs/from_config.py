@@ -12,6 +12,7 @@ from yaml import YAMLError
 
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
+from asyncrl.config.unread import unread_scores
 from asyncrl.errors import ConfigError
 from asyncrl.runs.settings import ViewSettings
 
@@ -55,6 +56,7 @@ def settings_of(config: TrainConfig) -> ViewSettings:
         keys=config.network.keys,
         model=config.model,
         algorithm=config.algorithm,
+        unread=unread_scores(config.scoring, config.algorithm),
         replay=config.replay,
     )
 

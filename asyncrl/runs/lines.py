@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -92,6 +93,10 @@ class LineFile:
         if span.size:
             begins[self._line_start(span.end - 1)] = None
         return list(filter(None, (parsed(self._line(begin, span)) for begin in begins)))
+
+    def oldest(self, count: int) -> list[Row]:
+        """The first rows."""
+        return list(islice(self.rows(self.whole), count))
 
     def newest(self, count: int) -> list[Row]:
         """The rows among the last `count` lines."""

@@ -60,9 +60,9 @@ class LiveRows:
             line = "  ".join(f"{name} {escape(shortened(value, LONGEST_VALUE))}" for name, value in rows)
             self._console.print(line, soft_wrap=True, highlight=False)
 
-    def warn(self, text: str) -> None:
+    def tell(self, text: str, style: str = "yellow") -> None:
         """Print a text that stays, above the table or between the lines."""
-        self._console.print(text, style="yellow", soft_wrap=True, markup=False, highlight=False)
+        self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def _bar(pace: StepPace) -> Table:

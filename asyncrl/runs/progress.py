@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from asyncrl.runs.evidence import ACTOR_ROWS, recent_shares
 from asyncrl.runs.lines import Tail
 from asyncrl.runs.pace import PACE_STEPS, StepPace, pace
 from asyncrl.runs.run import Run
-from asyncrl.runs.warnings import WINDOW
 from asyncrl.text import duration
 
 ACTORS = "actor-"
@@ -20,10 +20,10 @@ class RunProgress:
 
     def __init__(self, run: Run, from_now: bool = False) -> None:
         self._run = run
-        self.learner, self.evaluation = run.tail("learner", max(WINDOW, PACE_STEPS)), run.tail("evaluation")
+        self.learner, self.evaluation = run.tail("learner", PACE_STEPS), run.tail("evaluation")
         self._actors: dict[str, Tail] = {}
         if from_now:
-            self._actors = {name: run.tail(name) for name in run.roles(f"{ACTORS}*")}
+            self._actors = {name: run.tail(name, ACTOR_ROWS) for name in run.roles(f"{ACTORS}*")}
             for tail in self._actors.values():
                 tail.skip()
 
@@ -31,20 +31,27 @@ class RunProgress:
         """The newest values of each actor among the `roles` that has written some."""
         for name in roles:
             if name.startswith(ACTORS) and name not in self._actors:
-                self._actors[name] = self._run.tail(name)
+                self._actors[name] = self._run.tail(name, ACTOR_ROWS)
         found = [tail.read() for name, tail in self._actors.items() if name in roles]
         return [values for values in found if values]
 
     def values(self, roles: Collection[str]) -> dict[str, Any]:
         """The newest values of the run by name; `None`: unknown. `step` counts the steps that are done. `rollout_*`
-        come from the actors among the `roles`.
+        come from the actors among the `roles`. So do `truncated`, the share of the newest episodes that a limit ended,
+        and `malformed_calls`, a share of the newest tool calls.
         """
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
+        shares = recent_shares(
+            [list(tail.recent) for name, tail in self._actors.items() if name in roles and tail.recent]
+        )
         idle = [actor.get("idle", 0.0) for actor in actors]
         return {
             "step": learner["step"] + 1 if learner else 0,
             "step_seconds": pace(self.learner.recent, None).step_s,
             "reward": learner.get("reward/mean"),
+            "entropy": learner.get("entropy"),
+            "truncated": shares.get("truncated"),
+            "malformed_calls": shares.get("malformed calls"),
             "held_out_outcome": measured.get("eval/outcome"),
             "held_out_accuracy": measured.get("eval/accuracy"),
             "lag": learner.get("lag/max"),
@@ -68,6 +75,9 @@ def progress_rows(values: Mapping[str, Any], steps: int) -> list[tuple[str, str]
         *([("left", duration(left_s))] if left_s else []),
         ("reward", number(values["reward"])),
         *((f"held-out {name}", number(value)) for name, value in held_out.items() if value is not None),
+        ("entropy", number(values["entropy"])),
+        ("truncated", _share(values["truncated"])),
+        *([] if values["malformed_calls"] is None else [("malformed calls", _share(values["malformed_calls"]))]),
         ("lag", number(values["lag"])),
         ("learner idle", _share(values["learner_idle"])),
         ("sampled tokens/s now", number(values["rollout_tokens_per_s"])),

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from asyncrl.config.changes import by_key
+from asyncrl.config.changes import ConfigChange, by_key
 from asyncrl.config.locations import CONFIG_FILE, PROCESSES_FILE, SUMMARY_FILE
 from asyncrl.config.secrets import masked
 from asyncrl.errors import ConfigError, StoreError
@@ -166,6 +166,17 @@ class Run:
         """Rows of a role, evenly spread over its file, with their numbers only."""
         return list(measured(sampled_rows(metrics_file(self.folder, role))))
 
+    def spread_rows(self, role: str, count: int) -> list[Row]:
+        """Sample at most `count` rows of a role at equal distances in its file, with the first and the last one, and
+        with their numbers only. The cost does not grow with the file."""
+        with self.open_rows(role) as file:
+            return [] if file is None else list(measured(file.sampled(file.whole, count)))
+
+    def oldest_rows(self, role: str, count: int) -> list[Row]:
+        """The first rows of a role, with their numbers only."""
+        with self.open_rows(role) as file:
+            return [] if file is None else list(measured(file.oldest(count)))
+
     def newest_rows(self, role: str, count: int) -> list[Row]:
         """The rows among the last lines of a role, with their numbers only."""
         return list(measured(newest_rows(metrics_file(self.folder, role), count)))
@@ -189,6 +200,12 @@ class Run:
         """Open the stores until the block ends. Raises StoreError: there are none, or they cannot be read."""
         with closing(StoredRun(self.store)) as stored:
             yield stored
+
+    def changes(self) -> list[ConfigChange]:
+        """The changes of the configuration in mid-run, in order; empty without a store that can be read."""
+        with suppress(StoreError, OSError), self.stored() as stored:
+            return stored.changes()
+        return []
 
     def endpoints(self) -> Sequence[str]:
         """The addresses that the shards of the replay wrote when they started; empty if an address is missing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from asyncrl.config.schema import AlgorithmConfig, ModelConfig, ReplayConfig
@@ -14,7 +15,8 @@ class ViewSettings:
     - `steps`: the number of all planned learner steps;
     - `hang_s`: the seconds of silence after which a role counts as hung;
     - `servers`: the configured number of servers; `None`: it is not configured;
-    - `keys`: the folder with the keys of clients; `None`: the run has no keys.
+    - `keys`: the folder with the keys of clients; `None`: the run has no keys;
+    - `unread`: the scores that change nothing, each with advice (see `config.unread`).
     """
 
     steps: int
@@ -31,4 +33,5 @@ class ViewSettings:
     keys: str | None
     model: ModelConfig
     algorithm: AlgorithmConfig
+    unread: Mapping[str, str]
     replay: ReplayConfig

@@ -62,6 +62,7 @@ class ShardNow:
     - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
     - `is_full`: true if the store is so full that no tickets are issued;
     - `failing`: the reason why the shard issues few tickets; empty if there is none;
+    - `refusing`: the reason why the shard's filters refuse every group; empty if they do not;
     - `busy`: the reason why the shard postpones requests; empty if it does not;
     - `learner_waits_s`: the seconds for which the learner has waited; `None`: it does not wait.
     """
@@ -84,6 +85,7 @@ class ShardNow:
     age_bound: int = 0
     is_full: bool = False
     failing: str = ""
+    refusing: str = ""
     busy: str = ""
     learner_waits_s: float | None = None
 
@@ -200,6 +202,7 @@ def _shard(name: str, wanted: int, summary: StoreSummary, live: Mapping[str, Any
         age_bound=status.get("age_bound", 0),
         is_full=counters["live_bytes"] > status.get("high_water_bytes", float("inf")),
         failing=status.get("failing", ""),
+        refusing=status.get("refusing") or status.get("solved", ""),
         busy=status.get("busy", ""),
         learner_waits_s=status.get("learner_waits_s"),
     )

@@ -98,6 +98,8 @@ def _missing(shard: ShardNow, now: Situation) -> list[Wait]:
         return [stopped]
     if shard.failing:
         return [_failing(shard)]
+    if shard.refusing:
+        return [Wait(shard.name, f"has no group to train: {shard.refusing}", fault=True)]
     if shard.scoring >= lacks:
         return [Wait("", f"{lacks} of {shard.wanted} groups{of_shard} wait for labels"), *_scorers(shard, now)]
     if shard.playing:

@@ -28,6 +28,8 @@ from asyncrl.replay.records import (
 )
 from asyncrl.replay.stored import StoredRun, shard_paths, sum_counters
 from asyncrl.replay.transaction import Transaction
+from asyncrl.runs.evidence import read_evidence
+from asyncrl.runs.health import judge
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.progress import RunProgress
 from asyncrl.runs.run import Run
@@ -177,6 +179,7 @@ def describe(
     Keys that need explanation:
 
     - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
+    - `warnings`, `remarks`: sentences about the run's health.
     - `running`: true if at least one shard answers.
     - `problem`: the reason why a shard does not answer, or how the run ended.
     - `steps`: the number of recorded plans.
@@ -195,8 +198,11 @@ def describe(
         return sum(each[name] for each in live)
 
     processes = run.processes() if live else {}
+    health = judge(read_evidence(run, is_running=bool(live)))
     return {
         "progress": {**progress.values(processes), "steps": steps},
+        "warnings": health.warnings,
+        "remarks": health.remarks,
         "store": str(run.store),
         "running": bool(live),
         "problem": (now.problem if live else _ended(run) or now.problem) or None,

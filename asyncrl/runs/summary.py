@@ -10,7 +10,7 @@ import logging
 import shlex
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -26,20 +26,20 @@ from asyncrl.machine.files import write_whole
 from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.runs.elapsed import elapsed_s
+from asyncrl.runs.evidence import MOST_STEPS, read_evidence, recent_shares
 from asyncrl.runs.failures import FailureGroup, group_failures
-from asyncrl.runs.lines import decoded, finite, measured, parsed
+from asyncrl.runs.health import judge
+from asyncrl.runs.lines import decoded, finite
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.shares import totals, waited_for
-from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
+from asyncrl.runs.trends import averaged_steps
 from asyncrl.text import duration, json_text
 
 log = logging.getLogger(__name__)
 
 HELD_OUT = ("outcome", "accuracy", "reward", "failed")
 MOST_REASONS = 5
-MOST_STEPS = 10
-"""The most steps over which the first and the last reward are averaged."""
 LONGEST_REASON = 200
 _EXPORTS = ("model", "adapter", "critic")
 _FOLDERS = (*_EXPORTS, "checkpoints", "metrics", "replay", "logs")
@@ -65,7 +65,8 @@ class RunSummary:
     - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
     - `steps` is the number of trained steps. The newest checkpoint covers the first `steps_kept` of them; a resumed run
       repeats the others.
-    - `reward` and `outcome` are means over the first and over the last `averaged` steps; `None` without any step.
+    - `reward`, `outcome` and `entropy` are means over the first and over the last `averaged` steps; `None` without any
+      step.
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
       its entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
     - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any.
@@ -73,6 +74,8 @@ class RunSummary:
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
     - `errors` are the errors in the logs of roles, each with its role and its count.
     - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
+    - `shares` are the truncated share of the newest episodes, and the malformed share of the newest tool calls.
+    - `warnings` say what is wrong with the run, and `remarks` what else is worth knowing.
     - `speed` has the seconds for which actors ran, sampled tokens a second and the largest lag. It also has shares of
       the steps' time: when the learner was idle or waited for labels, and when the engines were idle.
     - `files` are the existing folders, by their content.
@@ -88,13 +91,16 @@ class RunSummary:
     averaged: int
     reward: Change | None
     outcome: Change | None
+    entropy: Change | None
     held_out: dict[str, Change]
     trajectories: dict[str, int]
     failures: dict[str, int]
     reasons: dict[str, int]
+    shares: dict[str, float]
     warnings: list[str]
     errors: list[str]
     elapsed_s: float
+    remarks: list[str]
     speed: dict[str, float]
     files: dict[str, str]
     next: list[str]
@@ -106,6 +112,7 @@ class _Step(msgspec.Struct):
     step: int
     reward: float | None = msgspec.field(default=None, name="reward/mean")
     outcome: float = msgspec.field(default=0.0, name="outcome/mean")
+    entropy: float | None = None
     lag: int | float = msgspec.field(default=0, name="lag/max")
     seconds: float = msgspec.field(default=0.0, name="seconds/step")
     idle: float = 0.0
@@ -125,7 +132,6 @@ class _Steps:
     max_lag: float = 0
     first: list[_Step] = field(default_factory=list)
     last: deque[_Step] = field(default_factory=lambda: deque(maxlen=MOST_STEPS))
-    newest_lines: deque[bytes] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
     def add(self, line: bytes) -> None:
         """Count a line of the learner's metrics."""
@@ -141,22 +147,18 @@ class _Steps:
         if len(self.first) < MOST_STEPS:
             self.first.append(row)
         self.last.append(row)
-        self.newest_lines.append(line)
 
     def change(self, name: str, averaged: int) -> Change | None:
         """The means of a value over the first and over the last steps."""
-        first, last = ([getattr(row, name) for row in rows] for rows in (self.first, self.last))
+        first, last = (
+            [value for row in rows if (value := getattr(row, name)) is not None] for rows in (self.first, self.last)
+        )
         return mean_change(first, last, averaged)
 
 
-def averaged_steps(steps: int) -> int:
-    """The number of steps over which the first and the last value of a run of `steps` steps are averaged."""
-    return max(1, min(MOST_STEPS, steps // 4))
-
-
 def mean_change(first: Sequence[float], last: Sequence[float], averaged: int) -> Change | None:
-    """The means of the first and of the last `averaged` values; `None` without any."""
-    return Change(fmean(first[:averaged]), fmean(last[-averaged:])) if first else None
+    """The means of the first and of the last `averaged` values; `None` if there are no first or no last values."""
+    return Change(fmean(first[:averaged]), fmean(last[-averaged:])) if first and last else None
 
 
 def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: str) -> RunSummary:
@@ -164,9 +166,8 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     run_dir, steps = run.folder, _Steps()
     for line in run.lines("learner"):
         steps.add(line)
-    averaged = averaged_steps(steps.trained)
-    newest_steps = filter(None, map(parsed, steps.newest_lines))
-    warnings = list(learning_warnings(list(measured(newest_steps)), str(run_dir)).values())
+    averaged, evidence = averaged_steps(steps.trained), read_evidence(run, is_running=False)
+    warnings: list[str] = []
     if not steps.trained:
         warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
@@ -183,8 +184,8 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         failures = {"episodes": counts["failures"], "scorings": counts["scoring_failures"]}
         reasons = _frequent(group_failures(letters))
         newest = _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else ""
-        if failing := failure_warning(counts, newest, str(run_dir)):
-            warnings.append(failing)
+        evidence = replace(evidence, counts=counts, newest_failure=newest)
+    health = judge(evidence)
     return RunSummary(
         run=str(run_dir),
         result=result,
@@ -195,13 +196,16 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         averaged=averaged,
         reward=steps.change("reward", averaged),
         outcome=steps.change("outcome", averaged),
+        entropy=steps.change("entropy", averaged),
         held_out=_held_out(run),
         trajectories=trajectories,
         failures=failures,
         reasons=reasons,
-        warnings=warnings,
         errors=_errors(run),
         elapsed_s=round(elapsed_s(run), 1),
+        shares=recent_shares(evidence.actors),
+        warnings=[*health.warnings, *warnings],
+        remarks=health.remarks,
         speed=_speed(run, steps) if steps.trained else {},
         files=files_of(run, result == "done"),
         next=_next(run, result == "done", bool(reasons), resume),
@@ -296,6 +300,10 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.reward and summary.outcome:
         span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
         rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]
+    if summary.entropy:
+        rows.append(("entropy", f"{summary.entropy} nats a token"))
+    if summary.shares:
+        rows.append(("newest episodes", ", ".join(f"{share:.0%} {name}" for name, share in summary.shares.items())))
     for name, change in summary.held_out.items():
         missing = "; the means leave these out" if name == "failed" else ""
         rows.append((f"held-out {name}", f"{change} (first and last{missing})"))
@@ -314,6 +322,7 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
             )
         )
     rows += [("error", text) for text in summary.errors]
+    rows += [("remark", text) for text in summary.remarks]
     rows += [("warning", text) for text in summary.warnings]
     rows += [("episodes" if name == "replay" else name, path) for name, path in summary.files.items()]
     return rows + [("" if index else "next", command) for index, command in enumerate(summary.next)]

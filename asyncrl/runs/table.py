@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
-from math import inf
-from statistics import fmean
 from typing import Any
 
 from asyncrl.config.changes import is_of_run
@@ -21,9 +18,9 @@ from asyncrl.config.locations import FINE_TUNING_FILE
 from asyncrl.config.option import as_yaml
 from asyncrl.config.secrets import masked_value
 from asyncrl.errors import ConfigError
-from asyncrl.runs.lines import Row
+from asyncrl.runs.evidence import MOST_STEPS
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import MOST_STEPS
+from asyncrl.runs.trends import of_evaluations, of_steps
 
 STOPPED = "stopped"
 LONGEST_VALUE = 80
@@ -36,8 +33,6 @@ RESULTS = {
     True: {"loss": ("learner", "sft/loss"), "held_out_loss": ("evaluation", "eval/loss")},
 }
 """The results of a reinforcement learning run (False) and of a fine-tuning (True): the file and the metric of each."""
-LARGEST = 1e100
-"""Larger values are left out, since their sum may overflow."""
 
 
 def state_of(run: Run) -> str:
@@ -188,32 +183,23 @@ def _values(run: Run) -> Mapping[str, Any]:
 
 
 def _line(run: Run, kind: bool, values: Mapping[str, Any]) -> RunLine:
-    first, newest = list(islice(run.rows("learner"), MOST_STEPS)), run.newest_rows("learner", MOST_STEPS)
+    first, newest = run.oldest_rows("learner", MOST_STEPS), run.newest_rows("learner", MOST_STEPS)
     evaluations = sorted(run.rows("evaluation"), key=lambda row: row["step"])
-    step = newest[-1]["step"] + 1 if newest else 0
-    averaged = max(1, min(MOST_STEPS, step // 4))
-    results: dict[str, tuple[float, float]] = {}
-    for name, (file, metric) in RESULTS[kind].items():
-        rows = (first, newest, averaged) if file == "learner" else (evaluations, evaluations, 1)
-        if change := _change(metric, *rows):
-            results[name] = change
+    found = {
+        name: of_steps(first, newest, metric) if file == "learner" else of_evaluations(evaluations, metric)
+        for name, (file, metric) in RESULTS[kind].items()
+    }
     steps = values.get("learner.steps")
     return RunLine(
         is_fine_tuning=kind,
         state=STOPPED,
-        step=step,
+        step=newest[-1]["step"] + 1 if newest else 0,
         steps=steps if isinstance(steps, int) else None,
-        results=results,
+        results={name: (trend.first, trend.last) for name, trend in found.items() if trend},
         configuration=_choices(kind, values),
         differs={},
         changed=float(newest[-1]["time"]) if newest else 0.0,
     )
-
-
-def _change(metric: str, first: Sequence[Row], newest: Sequence[Row], count: int) -> tuple[float, float] | None:
-    """The means of the first and of the last `count` values; `None` if there is no value."""
-    begin, end = ([row[metric] for row in rows if abs(row.get(metric, inf)) <= LARGEST] for rows in (first, newest))
-    return (fmean(begin[:count]), fmean(end[-count:])) if begin and end else None
 
 
 def _choices(kind: bool, values: Mapping[str, Any]) -> dict[str, str]:

@@ -12,20 +12,23 @@ from typing import Any
 from rich.console import Console
 
 from asyncrl.runs.elapsed import earlier_s
-from asyncrl.runs.live_rows import REFRESH_S, LiveRows
+from asyncrl.runs.evidence import read_evidence
+from asyncrl.runs.health import judge
+from asyncrl.runs.live_rows import LINE_S, REFRESH_S, LiveRows
 from asyncrl.runs.pace import StepPace
 from asyncrl.runs.progress import RunProgress, number, pace_of, progress_rows
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.situation import RolesReader
 from asyncrl.runs.standstill import Standstill
-from asyncrl.runs.warnings import WINDOW, failure_warning, learning_warnings
 from asyncrl.runs.working import working
 from asyncrl.text import duration
 
 STORE_IS_FULL = "full, so no episode starts: raise replay.max_store_gb, or keep less with replay.retention"
 RATE_S = 15.0
 """The seconds over which the rate of failures is averaged. Replays report failures every five seconds."""
+REPEATED = frozenset({"reward", "empty", "solved", "filter"})
+"""The kinds of findings that are printed each time that they begin to hold."""
 FLOW = ("accepted", "labelled", "trained")
 """The counters of replays that grow while a run makes progress. Deliveries of actors and steps of the learner are
 progress, too."""
@@ -50,7 +53,9 @@ class TerminalTable:
         self._replays = [run.tail(name) for name in replays]
         self._run, self._shards, self._roles = run, shards, RolesReader(run)
         self._folder = str(run.folder)
-        self._warned: set[str] = set()
+        self._judged: tuple[tuple[str, str], ...] = ()
+        self._told: set[str] = set()
+        self._next_health = 0.0
         self._steps = steps
         self._restarts = restarts
         self._errors = RoleErrors(run.folder, from_now=True)
@@ -76,32 +81,27 @@ class TerminalTable:
         if self._view.is_due():
             self._tell_errors()
             rows = self.rows()
-            self._warn()
+            self._tell_health()
             self._view.show(self._pace, rows)
 
     def _tell_errors(self) -> None:
         """Print each error of a role when it comes for the first time."""
         for found in self._errors.read():
-            self._view.warn(f"error of {found}; see {self._folder}/logs/{found.role}.log")
+            self._view.tell(f"error of {found}; see {self._folder}/logs/{found.role}.log")
 
-    def _warn(self) -> None:
-        """Print each warning when it begins to hold."""
-        recent = self._progress.learner.recent
-        warnings = learning_warnings(recent, self._folder) if len(recent) >= WINDOW else {}
-        if failing := self._failure_warning():
-            warnings["failing"] = failing
-        for kind in warnings.keys() - self._warned:
-            self._view.warn(f"warning: {warnings[kind]}")
-        # The share of failures may cross its bound many times, so this warning is printed once.
-        self._warned = set(warnings) | (self._warned & {"failing"})
-
-    def _failure_warning(self) -> str:
-        replays = [tail.values for tail in self._replays]
-        counts = {
-            name: sum(int(values.get(name, 0)) for values in replays) for name in ("accepted", "dead", "failures")
-        }
-        newest = next((str(values["newest_failure"]) for values in replays if values.get("newest_failure")), "")
-        return failure_warning(counts, newest, self._folder)
+    def _tell_health(self) -> None:
+        """Print each finding when it begins to hold, above the table or between the lines."""
+        files = tuple(self._run.metrics_files().items())
+        if files == self._judged or (now := self._clock()) < self._next_health:
+            return
+        self._judged, self._next_health = files, now + LINE_S
+        findings = judge(read_evidence(self._run, is_running=True)).findings
+        for each in findings:
+            if each.kind not in self._told:
+                label, style = ("remark", "bold") if each.is_good else ("warning", "yellow")
+                self._view.tell(f"{label}: {each.text}", style)
+        # A share may cross its bound many times, so such a finding is printed once.
+        self._told = {each.kind for each in findings} | (self._told - REPEATED)
 
     def rows(self) -> list[tuple[str, str]]:
         """The names and formatted values that are shown."""
@@ -131,6 +131,9 @@ class TerminalTable:
         replays = [tail.read() for tail in self._replays]
         if any(values.get("store_bytes", 0) > values.get("high_water_bytes", math.inf) for values in replays):
             rows.append(("store", STORE_IS_FULL))
+        rows += [
+            ("filter", str(text)) for values in replays if (text := values.get("refusing") or values.get("solved"))
+        ]
         return rows + self._failing(replays) + self._waits(replays, actors)
 
     def _waits(

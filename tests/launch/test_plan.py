@@ -161,6 +161,7 @@ NO_STEPS = (
     "scoring.prm.family to a class of yours (my_module.MyScorer), scoring.steps to a function of yours"
 )
 UNREAD = "scoring.prm.family=my.Steps: nothing reads its step scores. Give them a weight in the reward"
+UNREAD_MODEL = "scoring.outcome_model: nothing reads its scores. Give them a weight in the reward"
 UNREAD_FUNCTION = "scoring.steps=my.steps: nothing reads its step scores. Give them a weight in the reward"
 UNREAD_STEPS = (
     "scoring.shaping.prm_aggregation=per_step: algorithm.advantage=grpo does not read the steps that scoring.prm.path"
@@ -197,9 +198,12 @@ def test_an_algorithm_that_cannot_be_is_refused_by_the_plan_and_by_a_start_befor
         (["scoring.prm.family=my.Steps"], UNREAD),
         (["scoring.steps=my.steps"], UNREAD_FUNCTION),
         (["scoring.prm.path=prm", "scoring.shaping.prm_aggregation=per_step"], UNREAD_STEPS),
+        (["scoring.outcome_model.path=orm", "scoring.shaping.outcome_model_weight=0"], UNREAD_MODEL),
     ],
 )
-def test_step_scores_that_nothing_reads_are_refused_with_the_ways_to_use_them(words: list[str], reason: str) -> None:
+def test_scores_of_models_that_nothing_reads_are_refused_with_the_ways_to_use_them(
+    words: list[str], reason: str
+) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
         check_algorithm(read([*WORDS, *words], names_missing_data=False))
 

@@ -79,7 +79,7 @@ def test_a_role_that_fails_a_thousand_times_is_started_again_all_the_same() -> N
     assert [pause_s(failures, 60.0) for failures in (1, 2, 8, 9, 10, 2000)] == [0.25, 0.5, 32.0, 60.0, 60.0, 60.0]
 
 
-@pytest.mark.parametrize(("status", "why"), [(2, "learner cannot run"), (3, "too much fails")])
+@pytest.mark.parametrize(("status", "why"), [(2, "learner cannot run"), (3, "learner has ended the run")])
 def test_a_role_that_says_that_a_restart_is_useless_ends_the_run_with_its_message(
     tmp_path: Path, status: int, why: str
 ) -> None:

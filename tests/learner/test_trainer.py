@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +22,7 @@ from asyncrl.learner.batch.schedule import Passes
 from asyncrl.learner.model.optimizer import Trainable, UpdateResult
 from asyncrl.learner.model.policy import Policy, load_policy
 from asyncrl.learner.ranks.ranks import Ranks
+from asyncrl.learner.step_result import StepResult
 from asyncrl.learner.trainer import Trainer
 from asyncrl.types import BatchPlan, Labels
 from tests.learner.support import PlannedReplay, make_config
@@ -117,6 +119,23 @@ def test_loss_and_gradients_are_those_of_a_padded_reference(setup: Setup, model:
     for ours, theirs in zip(gradient, bare.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.grad, atol=1e-5, rtol=1e-5)
     assert max(float(each.abs().max()) for each in gradient) > 1e-3
+
+
+def test_entropy_is_measured_over_a_sample_that_changes_no_bit_and_depends_on_no_split(setup: Setup):
+    def learned(share: float, passes: Passes) -> tuple[StepResult, list[Tensor]]:
+        setup.batch = replace(setup.batch, entropy_share=share)
+        prepared = setup.prepared([setup.members])
+        result = setup.trainer.learn(0, prepared, setup.episodes, [Minibatch(passes, setup.totals)])
+        return result, setup.policy.gradient
+
+    whole: Passes = [setup.members]
+    (none, without), (sampled, gradient), (full, _) = (learned(share, whole) for share in (0.0, 0.3, 1.0))
+    assert "entropy" not in none.summary
+    assert all(map(torch.equal, gradient, without))
+    assert 0 < full.summary["entropy"] <= math.log(setup.policy.module.vocabulary)
+    assert sampled.summary["entropy"] == pytest.approx(full.summary["entropy"], rel=0.2)
+    split, _ = learned(0.3, [[3], [0, 1, 2], [4, 6, 7], [5]])
+    assert split.summary["entropy"] == pytest.approx(sampled.summary["entropy"], rel=1e-5)
 
 
 def test_an_advantage_gets_the_sums_of_squared_probabilities_of_the_pass_before_the_update(

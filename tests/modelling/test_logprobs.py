@@ -52,6 +52,33 @@ def test_chunks_give_the_log_probs_entropies_and_gradients_of_all_logits_at_once
 
 
 @pytest.mark.parametrize("cap", [None, 0.5])
+@pytest.mark.parametrize("chunk_logits", [1, 7 * VOCABULARY, None])
+def test_measured_entropies_change_no_bit_of_the_log_probs_and_their_gradients(
+    chunk_logits: int | None, cap: float | None
+):
+    hidden, head, targets = made(torch.float32)
+    measured = torch.tensor([0, 1, 6, 7, 18])
+
+    def computed(with_entropy: bool, sample: Tensor | None) -> tuple[Tensor, Tensor | None, tuple[Tensor, ...]]:
+        logprobs, entropies = token_logprobs(
+            hidden, targets, head, TEMPERATURE, with_entropy, False, chunk_logits, cap, sample
+        )
+        loss = (logprobs * torch.arange(TOKENS)).sum()
+        return logprobs.detach(), entropies, torch.autograd.grad(loss, (hidden, *head.parameters()))
+
+    (alone, nothing, plain_gradients), (ours, sampled, gradients) = computed(False, None), computed(False, measured)
+    _, full, _ = computed(True, None)
+    assert nothing is None
+    assert sampled is not None
+    assert full is not None
+    assert not sampled.requires_grad
+    assert torch.equal(ours, alone)
+    assert all(map(torch.equal, gradients, plain_gradients))
+    torch.testing.assert_close(sampled[measured], full[measured].detach())
+    assert sampled.count_nonzero() == len(measured)
+
+
+@pytest.mark.parametrize("cap", [None, 0.5])
 def test_the_probability_that_two_draws_are_the_same_is_summed_in_chunks(cap: float | None):
     hidden, head, _ = made(torch.float64)
     logits = head(hidden).tolist()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from asyncrl.config.changes import with_values
+from asyncrl.config.changes import ConfigChange, with_values
 from asyncrl.config.locations import CONFIG_FILE
 from asyncrl.config.schema import TrainConfig
 from asyncrl.observe.sinks import JsonLines, metrics_file
+from asyncrl.replay.changes import set_changes
+from asyncrl.replay.store import Store
 
 
 def write_run(folder: Path, rewards: list[float], values: dict[str, Any] | None = None, start: float = 100.0) -> Path:
@@ -61,3 +64,9 @@ def learner_row(step: int, reward: float) -> dict[str, float]:
         "seconds/train": 1.5,
         "idle": 0.25,
     }
+
+
+def write_changes(folder: Path, *changes: ConfigChange) -> None:
+    """The store of a run whose configuration changed in mid-run."""
+    with closing(Store(folder / "replay", 1 << 24, durable=False)) as store, store.transaction() as tx:
+        set_changes(tx, list(changes))

@@ -134,6 +134,10 @@ CASES = [
         situation(shards=[ShardNow("replay", 8, failing="the last 32 episodes failed")]),
         f"{WAITS}replay issues few tickets: the last 32 episodes failed",
     ),
+    (
+        situation(shards=[ShardNow("replay", 8, playing=4, refusing="the filter refused the last 32 groups")]),
+        f"{WAITS}replay has no group to train: the filter refused the last 32 groups",
+    ),
     (situation(shards=[ShardNow("replay", 8, answers=False)]), f"{WAITS}replay does not answer"),
     (situation(shards=[replace(PLAYS, busy=NO_ROOM)]), f"{WAITS}replay postpones requests: {NO_ROOM}"),
     (situation(shards=[ShardNow("replay", 8, ready=8, busy=NO_ROOM)]), f"{WAITS}replay postpones requests: {NO_ROOM}"),

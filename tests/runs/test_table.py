@@ -95,7 +95,7 @@ def test_what_changes_is_read_again_and_nothing_else(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("value", ["NaN", "1e999", "1" + "0" * 400, "1e308", '"x"', "null", "[1]"])
 def test_damaged_rows_and_configurations_leave_the_table(tmp_path: Path, value: str) -> None:
     folder = write_run(tmp_path / "one", [0.5])
-    row = f'{{"step": 3, "time": 5.0, "reward/mean": {value}, "eval/accuracy": {value}}}\n'
+    row = f'{{"step": 3, "time": 5.0, "reward/mean": {value}, "eval/loss": {value}}}\n'
     for role in ("learner", "evaluation"):
         metrics_file(folder, role).write_text(row * 20)
     (folder / "config.yaml").write_text("a: [")

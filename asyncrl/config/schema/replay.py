@@ -22,6 +22,12 @@ class FilterConfig:
     min_reward: float | None = option(None, "refuse groups with a lower mean reward")
     max_reward: float | None = option(None, "refuse groups with a higher mean reward")
     max_tokens: int | None = option(None, "refuse groups that have a trajectory of more tokens", "[1, inf)")
+    max_refused: int | None = option(
+        256,
+        "the run ends with the reason after this many groups that filters refuse in a row, and at least two batches; "
+        "null: never",
+        "[1, inf)",
+    )
 
 
 @dataclass

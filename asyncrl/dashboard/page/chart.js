@@ -60,7 +60,7 @@ export class Chart {
 
   /** Draws `figure`: `title`, `unit`, `axis` (of `AXES`), `range` ([first, last] or null), `stack` (whether lines are
    * summed up), `lines` (`label`, `x`, `y`, `colour`, `dash`, `raw` for the values before smoothing, `marks` for points),
-   * `least` and `most` of the y axis if they are fixed. */
+   * `least` and `most` of the y axis if they are fixed, `changes`: places of vertical lines. */
   draw(whole) {
     this.#drawn = whole;
     const figure = { ...whole, lines: whole.lines.filter((line) => !this.#hidden.has(line.label)) };
@@ -73,7 +73,7 @@ export class Chart {
     const data = figure.stack ? stacked(joined) : joined;
     this.values = joined;
     const range = figure.range ?? extent(joined[0]);
-    const shape = JSON.stringify([figure.title, figure.unit, figure.axis.title, figure.stack, figure.least, figure.most,
+    const shape = JSON.stringify([figure.title, figure.unit, figure.axis.title, figure.stack, figure.least, figure.most, figure.changes,
       whole.lines.map((line) => [line.label, line.colour, line.dash, line.marks, Boolean(line.raw), this.#hidden.has(line.label)])]);
     if (!this.#plot || shape !== this.#shape) {
       this.#plot?.destroy();
@@ -117,6 +117,7 @@ export class Chart {
       hooks: {
         setSelect: [(plot) => this.#selected(plot)],
         setCursor: [(plot) => this.#showValues(plot.cursor.idx)],
+        draw: [(plot) => this.#drawChanges(plot)],
       },
     };
   }
@@ -130,6 +131,24 @@ export class Chart {
       fill: figure.stack && first ? resolved(line.colour, 0.55) : undefined,
     };
     return line.raw ? [{ ...shown, stroke: resolved(line.colour, FAINT), width: 1, points: { show: false } }, main] : [main];
+  }
+
+  /** Draws a vertical line where the configuration changed. */
+  #drawChanges(plot) {
+    const { ctx, bbox } = plot;
+    ctx.save();
+    ctx.strokeStyle = resolved("var(--quiet)");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    for (const place of this.#drawn.changes ?? []) {
+      const x = Math.round(plot.valToPos(place, "x", true));
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
   }
 
   #selected(plot) {

@@ -50,6 +50,13 @@ export class Clock {
     return axis === "time" ? place + this.start : between(this.marks[axis], this.marks.time, place);
   }
 
+  /** The place of a learner step on the axis. */
+  placeOf(axis, step) {
+    if (axis === "step") return step;
+    const place = between(this.marks.step, this.marks[axis], step);
+    return axis === "time" && place !== null ? place - this.start : place;
+  }
+
   /** The learner step at a place of the axis. */
   stepAt(axis, place) {
     return axis === "step" ? Math.round(place) : Math.round(between(this.marks.time, this.marks.step, this.timeAt(axis, place)));

@@ -7,7 +7,7 @@
 // `page` has
 //   runs()      all runs in the answer of /api/runs; chosen(), the runs that are shown; toggle(key) adds or removes one
 //   data        their metrics: series(run, file, names) and clock(run) return the rows that are read so far; the tab is
-//               drawn again once there are more
+//               drawn again once there are more. changes(run): the changes of its configuration in mid-run
 //   refresh()   read the metrics that were requested since
 //   fail(error) show the error
 
@@ -31,6 +31,7 @@ const store = new Store();
 let runs = [];
 let opened = null;
 let starts = {};
+const changes = {};
 
 const page = {
   runs: () => runs,
@@ -56,6 +57,7 @@ const page = {
       return `var(--series-${1 + (Math.max(0, among.findIndex((each) => each.key === run.key)) % COLOURS)})`;
     },
     detail: (...words) => store.detail(...words),
+    changes: (run) => changes[run.key]?.found ?? [],
   },
   async refresh() {
     if (!(await store.refresh(runs))) return false;
@@ -118,11 +120,21 @@ function show() {
   }
   opened.tab.update(now);
   page.refresh().catch(page.fail);
+  readChanges().catch(page.fail);
 }
 
 function tell(text) {
   const status = document.getElementById("status");
   if (status.textContent !== text) status.textContent = text;
+}
+
+/** Reads the changes of the configuration of each run that is shown. A run has new ones only if it was resumed. */
+async function readChanges() {
+  const due = page.chosen().filter((run) => run.kind === "rl" && changes[run.key]?.state !== run.state);
+  for (const run of due) changes[run.key] = { state: run.state, found: changes[run.key]?.found ?? [] };
+  const found = await Promise.all(due.map((run) => api.ofRun(run.key, "changes")));
+  due.forEach((run, index) => { changes[run.key].found = found[index]; });
+  if (found.some((each) => each.length)) opened?.tab.update(state());
 }
 
 async function poll() {

@@ -12,7 +12,7 @@ import { count } from "./text.js";
 const REFRESH_MS = 4000;
 const PARTS = [
   ["Is it learning?", ["reward", "accuracy"]],
-  ["Is it healthy?", ["lag", "mismatch"]],
+  ["Is it healthy?", ["entropy", "mismatch"]],
   ["Where does the time go?", ["idle", "phases"]],
 ];
 const FINE_TUNING_PARTS = [
@@ -21,7 +21,7 @@ const FINE_TUNING_PARTS = [
   ["Where does the time go?", ["phases", "speed"]],
 ];
 const LOSSES = [["loss", "learner", "sft/loss"], ["held-out loss", "evaluation", "eval/loss"]];
-const READ = { learner: ["reward/mean", "lag/max"], evaluation: ["eval/accuracy"] };
+const READ = { learner: ["lag/max", "entropy"] };
 const SMALL = { height: 130 };
 
 export function open(main, page) {
@@ -71,7 +71,7 @@ class Card {
     const shown = run.kind === "sft" ? FINE_TUNING_PARTS : PARTS;
     this.words = shown.map(() => element("div", { class: "words" }));
     this.roles = element("div");
-    this.panels = shown.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { kind: run.kind, tools: [figureLink(id)], chart: SMALL })));
+    this.panels = shown.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { kind: run.kind, tools: [figureLink(id)], chart: SMALL, tellsChanges: false })));
     const parts = shown.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
       this.panels[index].map((panel) => panel.element)));
     this.configuration = element("dl", { class: "choices" });
@@ -113,7 +113,7 @@ class Card {
     const told = this.told;
     if (!told) return;
     this.#tellProgress(told.done, told);
-    fill(this.words[0], this.run.kind === "sft" ? this.#losses() : this.#learning());
+    fill(this.words[0], this.run.kind === "sft" ? this.#losses() : this.#learning(told));
     fill(this.words[1], this.#health(told));
     fill(this.words[2], this.#time(told));
     fill(this.roles, rolesOf(told));
@@ -135,9 +135,8 @@ class Card {
     ].filter(Boolean).flatMap(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", { class: name === "state" ? `state ${text}` : null }, text))));
   }
 
-  #learning() {
-    const [rewards, accuracy] = [this.#column("learner", "reward/mean"), this.#column("evaluation", "eval/accuracy")];
-    return [changed("reward", rewards, ""), changed("held-out accuracy", accuracy, "share")].filter(Boolean);
+  #learning(told) {
+    return [...Object.entries(told.trends).map(changed), ...told.remarks.map((each) => element("p", { class: "advice" }, foreign(each)))];
   }
 
   /** The losses of a fine-tuning, at its first and at its newest step. */
@@ -148,10 +147,13 @@ class Card {
 
   #health(told) {
     const sentences = [...told.warnings, ...told.problems];
-    const lags = this.#column("learner", "lag/max");
+    const [lags, entropy] = [this.#column("learner", "lag/max"), this.#column("learner", "entropy")];
+    const shares = Object.entries(told.shares).map(([name, share]) => `${value(share, "share")} ${name}`);
     return [
       ...sentences.map((each) => element("p", { class: "warning" }, foreign(each))),
       sentences.length === 0 ? element("p", { class: "fine" }, "No warning.") : null,
+      entropy.length ? element("p", {}, `Entropy ${number(entropy.at(-1))} nats a token.`) : null,
+      shares.length ? element("p", {}, `Newest episodes: ${shares.join(", ")}.`) : null,
       lags.length ? element("p", {}, `Largest lag ${number(lags.at(-1))}`, told.max_lag === null ? "" : ` of ${told.max_lag} allowed`, ".") : null,
       told.dead ? element("p", {}, element("a", { href: link({ tab: "episodes", view: "dead", run: this.run.key }) }, `${number(told.dead)} dead letters`), ".") : null,
     ];
@@ -170,13 +172,9 @@ function figureLink(id) {
   return element("a", { href: link({ tab: "figures", show: id }), "aria-label": "Show this figure large" }, "\u2922");
 }
 
-/** "reward 0.91 → 1.41": the means of the first and the last tenth of the values. */
-function changed(name, values, unit) {
-  if (values.length === 0) return null;
-  const part = Math.max(1, Math.floor(values.length / 10));
-  const mean = (some) => some.reduce((sum, each) => sum + each, 0) / some.length;
-  const [first, last] = [mean(values.slice(0, part)), mean(values.slice(-part))];
-  const way = last > first ? "up" : last < first ? "down" : "";
+/** "reward 0.91 → 1.41", in colour only if the values differ by more than their noise. */
+function changed([name, { first, last, way }]) {
+  const unit = name.endsWith("accuracy") ? "share" : "";
   return element("p", { class: "headline" }, `${name} `, element("b", { class: way }, `${value(first, unit)} \u2192 ${value(last, unit)}`));
 }
 

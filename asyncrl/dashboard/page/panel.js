@@ -10,6 +10,7 @@ import { readable } from "./text.js";
 
 const NEAR = "400px";
 const ALL = "all";
+const MOST_CHANGES = 3;
 
 /** The name of a line in the address: the place of its spec in the figure, and its metric. */
 function nameOf(line, place) {
@@ -20,6 +21,7 @@ export class Panel {
   #chart;
   #note = element("p", { class: "note" });
   #choice = element("select", { class: "choice", hidden: true, onchange: (event) => this.#choose(event.target.value) });
+  #changes = element("p", { class: "about" });
   #detail = new Map();
   #detailOf = "";
   #pending = null;
@@ -27,9 +29,9 @@ export class Panel {
   #observer;
 
   /** `run`: the only run of a figure that stacks its lines. `kind`: the kind of the runs that it shows. `tools` are
-   * elements next to the title. */
-  constructor(figure, { run = null, kind = "rl", tools = [], chart = {} } = {}) {
-    Object.assign(this, { figure, run, kind });
+   * elements next to the title. `tellsChanges`: the changes of the configuration are named, and not only marked. */
+  constructor(figure, { run = null, kind = "rl", tools = [], chart = {}, tellsChanges = true } = {}) {
+    Object.assign(this, { figure, run, kind, tellsChanges });
     this.#chart = new Chart({ ...chart, title: figure.title });
     this.#observer = new IntersectionObserver((seen) => this.#seen(seen.at(-1).isIntersecting), { rootMargin: NEAR });
     const title = element("h3", {}, foreign(figure.title), figure.unit && figure.unit !== "share" ? element("small", {}, ` ${figure.unit}`) : null,
@@ -37,7 +39,7 @@ export class Panel {
     this.#choice.setAttribute("aria-label", `Line of ${figure.title}`);
     const head = element("div", { class: "head" }, title, element("div", { class: "tools" }, this.#choice, tools));
     const about = figure.about ? element("p", { class: "about" }, figure.about) : null;
-    this.element = element("article", { class: "card figure", id: `figure-${kind === "sft" ? "sft-" : ""}${figure.id}` }, head, about, this.#chart.element, this.#note);
+    this.element = element("article", { class: "card figure", id: `figure-${kind === "sft" ? "sft-" : ""}${figure.id}` }, head, about, this.#chart.element, this.#changes, this.#note);
     this.#observer.observe(this.element);
   }
 
@@ -59,7 +61,7 @@ export class Panel {
 
   /** Draws the figure of `runs` (or of the constructor's run): all lines of one run, or one line of each of several runs,
    * which a person can choose. `view`: `axis`, `smooth`, `range`, `lines`. `data` has `series(run, file, names)` and
-   * `clock(run)`. Returns whether there is anything to see. */
+   * `clock(run)` and `changes(run)`. Returns whether there is anything to see. */
   draw(runs, view, data) {
     const shown = this.run ? runs.filter((run) => run.key === this.run.key) : runs;
     const several = shown.length > 1;
@@ -92,10 +94,12 @@ export class Panel {
       ...this.figure,
       axis: AXES[view.axis],
       range: view.range,
+      changes: shown.flatMap((run) => data.changes(run).map(({ step }) => data.clock(run).placeOf(view.axis, step))).filter((place) => place !== null),
       lines: lines.map((line) => (smooth && !line.marks ? { ...line, raw: line.y, y: smoothed(line.y, smooth) } : line)),
     };
     this.#seen(this.#near);
     this.#tell(used);
+    if (this.tellsChanges) this.#tellChanges(shown, data);
     return true;
   }
 
@@ -122,6 +126,13 @@ export class Panel {
   #choose(line) {
     const others = (state().lines ?? "").split(",").filter((each) => each && !each.startsWith(`${this.figure.id}:`));
     change({ lines: [...others, `${this.figure.id}:${line}`].join(",") });
+  }
+
+  /** Names the changes of the configuration that the vertical lines show. */
+  #tellChanges(shown, data) {
+    const told = shown.flatMap((run) => data.changes(run).map((each) => `${shown.length > 1 ? `${run.name}: ` : ""}${each.key} ${each.old} \u2192 ${each.new} from step ${each.step}`));
+    const more = told.length > MOST_CHANGES ? `; ${told.length - MOST_CHANGES} more` : "";
+    fill(this.#changes, told.length ? foreign(`${told.slice(-MOST_CHANGES).join("; ")}${more}`) : null);
   }
 
   /** Says which share of the rows is drawn, because short peaks may be missing. */

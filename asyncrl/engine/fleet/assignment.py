@@ -1,5 +1,5 @@
-"""Assigns sessions to endpoints. A session stays where its prefix is cached; a new session goes to the
-endpoint with the fewest sessions.
+"""Assigns sessions to endpoints (servers of the fleet). A session stays where its prefix is cached; a new session goes
+to the endpoint with the fewest sessions.
 
 Sessions of an evaluation are pinned to one version. One endpoint is leased to them: it keeps that version until the
 last of these sessions has ended, while the other endpoints take newer versions.
@@ -82,8 +82,8 @@ class EvaluationLease:
         self._pinned[session] = version
 
     def offer(self, update: Update) -> None:
-        """Take `update` for the lease if sessions are pinned to its version, and none to the present lease's
-        version."""
+        """Take `update` for the lease if sessions are pinned to its version, and no session is pinned to the version of
+        the present lease."""
         pinned = self._pinned.values()
         if update.version in pinned and (self.update is None or self.update.version not in pinned):
             self.update, self.endpoint = update, None
@@ -94,7 +94,7 @@ class EvaluationLease:
         self._pinned.pop(session, None)
 
     def covers(self, session: str) -> bool:
-        """True if the lease is for this session, or for the episode of which the session is a branch."""
+        """True if the lease is for this session, or for the episode to which the session belongs."""
         pinned = self._pinned.get(session, self._pinned.get(session.rpartition("/")[0]))
         return self.update is not None and pinned == self.update.version
 

@@ -12,7 +12,7 @@ Invariants:
 - The lock is given back once each process has freed its memory or has ended. Processes inherit the lock: if their actor
   is killed, they keep it until they end.
 - After the learner's turn, a server's weights are lost. The server allocates memory for them, loads a whole version,
-  and then allocates memory for its cache and gets requests. If this fails, it is killed and started again.
+  and then allocates memory for its cache and gets requests. If this fails, the server is killed and started again.
 - If the learner dies in any state, its request ends: the turn becomes ours, and the servers load the version that the
   actor has. The learner's next process requests the GPUs before it loads anything.
 """
@@ -42,7 +42,7 @@ class ServerProcess(Protocol):
 
     url: str
     starts: int
-    """The number of starts of the process so far."""
+    """The number of times that the process was started so far."""
     answering: bool
     freed: bool
     """True if the process has freed its GPU memory."""
@@ -140,7 +140,7 @@ class ServerMemory:
         self._freed_by = 0
 
     async def free(self) -> None:
-        """Free all memory of the idle server. Raises ServerFaultError."""
+        """Free all memory of the idle server. Raises ServerFaultError: the server failed."""
         process = self._turns.process(self._server.url)
         # A server that refuses a flush still has requests in its queues, and would crash if it freed its memory.
         await self._server.flush()
@@ -150,7 +150,7 @@ class ServerMemory:
         process.freed = True
 
     async def regain_weights(self) -> None:
-        """Let the server allocate memory for weights, in our turn. Raises ServerFaultError."""
+        """Let the server allocate memory for weights, in our turn. Raises ServerFaultError: the server failed."""
         process = self._turns.process(self._server.url)
         if process.starts != self._freed_by or not process.running:
             self._freed.clear()
@@ -161,7 +161,7 @@ class ServerMemory:
 
     async def regain_cache(self, update: Update) -> None:
         """Let the server, which has loaded `update`, allocate memory for its cache if the cache was freed. Raises
-        ServerFaultError."""
+        ServerFaultError: the server failed."""
         if self._freed:
             update.drop_copies()
             await self._server.regain([CACHE])

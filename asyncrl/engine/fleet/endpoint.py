@@ -11,9 +11,9 @@
 | STALE or READY | FREED | the learner wants the GPUs (cluster.colocated) |
 | FREED | STALE | the servers' turn on the GPUs begins |
 
-Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Answers wait until the canary
-has `proved` the version. A fault in an update (see updater.py) leads to LOST: a server with unknown weights gets no
-requests until a whole update has succeeded.
+Only a READY endpoint gets requests, and its server has exactly the weights of `version`. Answers wait until the canary,
+a check of log-probs, has `proved` the version. A fault in an update (see updater.py) leads to LOST: a server with
+unknown weights gets no requests until a whole update has succeeded.
 
 What the server reports about its weights before it has joined is ignored. Requests in flight end with a fault when
 their endpoint is lost. A fault between FREED and the next READY ends the server (see colocation.py).
@@ -196,7 +196,8 @@ class Endpoint:
 
     def _check_labels(self, segment: Segment, sent_under: str) -> None:
         """Raises ServerFaultError: the answer is from weights of another fleet, or from other weights than expected."""
-        # A server without spans runs no requests during an update, so the whole answer is from one version.
+        # A server that cannot report which version sampled which token runs no requests during an update, so the whole
+        # answer is from one version.
         owner = _owner(sent_under)
         for span in segment.spans:
             if _owner(span.label) != owner or (not self.server.spans and span.label != sent_under):

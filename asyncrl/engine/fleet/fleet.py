@@ -218,7 +218,7 @@ class Fleet:
 
     def _all_refuse(self, version: int, before: Mapping[str, int]) -> bool:
         """True if all servers except the leased one are lost, and one of them has failed the canary of `version` since
-        the update began. `before` has the number of failures of each server before the update, by url.
+        the update began. `before` maps the url of each server to its number of failures before the update.
         """
         asked = {url: each for url, each in self._endpoints.items() if each is not self._lease.endpoint}
         refuses = any(each.updater.refused.get(version, 0) > before.get(url, 0) for url, each in asked.items())

@@ -12,8 +12,8 @@ from asyncrl.errors import EngineError
 
 ABORT_S = 60.0
 ABORT_RETRY_S = 0.1
-"""Seconds between aborts. They are repeated, since an abort that arrives before its request does not end the
-request."""
+"""Seconds between two aborts of one request. Aborts are repeated, since an abort that arrives before its request does
+not end the request."""
 
 
 class RequestsInFlight:
@@ -30,10 +30,10 @@ class RequestsInFlight:
 
     @asynccontextmanager
     async def one(self, rid: str) -> AsyncIterator[None]:
-        """Count the request `rid` as in flight within the context. Cancelling the body aborts the request on the
-        server.
+        """Count the request `rid` as in flight during the `async with` block. Cancelling the block aborts the request
+        on the server.
 
-        Raises TimeoutError: the body was interrupted.
+        Raises TimeoutError: the block was interrupted.
         """
         scope = asyncio.timeout(None)
         try:
@@ -80,6 +80,6 @@ class RequestsInFlight:
 
 
 def interrupt(scope: asyncio.Timeout) -> None:
-    """End the body of `scope` with TimeoutError now."""
+    """End the `async with` block of `scope` with TimeoutError now."""
     if not scope.expired():
         scope.reschedule(asyncio.get_running_loop().time())

@@ -101,7 +101,8 @@ class PartialTurn:
 
 
 def without_recomputed(segment: Segment, prompt: int) -> Segment:
-    """Drop the experts of tokens that were computed again after a push. The request continued `prompt` tokens.
+    """Drop the experts of tokens that were computed again after a push of new weights. The request continued `prompt`
+    tokens.
 
     The server drops the keys and values of requests at a push. So it computed the tokens sampled before the push again,
     with newer weights, and reports these experts instead of the experts that sampled the tokens.

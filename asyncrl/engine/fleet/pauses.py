@@ -1,4 +1,4 @@
-"""Measures how long pushes stop the servers of a fleet."""
+"""Measures how long pushes of new weights stop the servers of a fleet."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Update:
 
     @property
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The specs of all tensors, in their order."""
+        """The name, shape and dtype of each tensor, in the order of the tensors."""
         return self._weights.manifest.tensors if isinstance(self._weights, Folder) else specs_of(self._weights)
 
     @property

@@ -40,7 +40,7 @@ class ServerUpdater:
     - `memory` is given if the server shares its GPUs with the learner.
     - The updater counts `canary_failures` in `counts`, and records in `pauses` each time that an update stops the
       server.
-    - `canary` has judged the newest version.
+    - `canary` judges the answers to canaries, and has the difference that it found last.
     - `refused` has the last version whose canary the server has failed, with the number of failures.
     """
 

@@ -26,7 +26,8 @@ PROVEN: frozenset[str] = frozenset(
         "qwen2_5_vl",
     }
 )
-"""The families that have passed the test with SGLang 0.5.23, by the `model_type` of their configuration."""
+"""The families that have passed the test with SGLang 0.5.23. A family is named by the `model_type` of its
+configuration."""
 
 _DEEPSEEK = (
     "SGLang 0.5.23 on a CPU gives log-probs that are 3 nats from those of transformers, even for the folder with which "
@@ -40,7 +41,7 @@ UNPROVEN: Mapping[str, str] = {
     "minimax_m2": "SGLang 0.5.23 computes its norms of queries and keys on a GPU only, so the test cannot run it",
     "qwen2_moe": "SGLang 0.5.23 adds the shared expert by a Triton kernel, so the test cannot run it on a CPU",
 }
-"""The reasons why the test fails for other common families, by `model_type`."""
+"""Maps the `model_type` of other common families to the reason why the test fails for them."""
 
 
 _LATENT = re.compile(r"\.(q_a_proj|kv_a_proj_with_mqa)\.")

@@ -64,7 +64,7 @@ class HostMark:
     """The mark that a host leaves in the shared folder for other hosts.
 
     - `skew_s`: the host's clock minus the clock of the folder's disk;
-    - `versions`: the versions of Python and of the packages that must be alike, by name;
+    - `versions`: maps Python and the packages that must be alike to their versions;
     - `server_key`: the server's public key that clients on the host trust.
     """
 
@@ -111,7 +111,7 @@ class PackageFacts:
     - `missing`: the requirements that are not installed;
     - `unfit`: the requirements that the installed version does not meet, each with that version;
     - `unpinned`: (package, installed version, version in constraints.txt) where the two versions differ;
-    - `extras`: by the name of each extra, True if all its packages are installed;
+    - `extras`: maps the name of each extra to True if all its packages are installed;
     - `error`: why nothing was checked, empty if asyncrl is installed as a package.
     """
 

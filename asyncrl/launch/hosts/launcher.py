@@ -59,7 +59,7 @@ log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
 """The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
-recover from a partition of half a minute."""
+recover after the network was down for half a minute."""
 LATE_S = 10.0
 """After its connection is lost, a role counts as running for this much longer than its lease: a busy host may end it
 late."""
@@ -189,8 +189,8 @@ class HostsLauncher:
             return {kernel for kernel in threads.map(lambda name: self._end_left(name, stop), self._names) if kernel}
 
     def _end_left(self, name: str, stop: threading.Event) -> str:
-        """End the roles that an earlier start left on a host. Return the host's kernel id (`ProcessIdentity.kernel`),
-        or "" if the host does not answer."""
+        """End the roles that an earlier launcher left on a host. Return the host's kernel id
+        (`ProcessIdentity.kernel`), or "" if the host does not answer."""
         command = self._command(name, "end", str(self._run_dir))
         asked = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
         with asked:

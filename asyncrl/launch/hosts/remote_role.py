@@ -6,11 +6,12 @@ to stop if the launcher closes stdin, and it is killed if the launcher is silent
 status is the role's, or 128 plus the number of the signal that killed it.
 
 The launcher may lose the connection before it reads the process id, and then starts the role again at once. So each
-start has a number, and a file in the folder of the role's heartbeat has the number and the process of the latest start.
-A start first ends the process of an earlier start. A start that arrives after one with a higher number starts nothing.
+attempt to start the role has a number, and a file in the folder of the role's heartbeat has the number and the process
+of the latest attempt. An attempt first ends the process of an earlier attempt. If an attempt with a higher number came
+before, it starts nothing.
 
 `check CANARY INDEX COUNT` prints the host's GPUs and CPUs. If the host sees the file CANARY, the command writes an
-answer into its folder. `end RUN_DIR` ends the roles on this host that an earlier start of the run has left.
+answer into its folder. `end RUN_DIR` ends the roles on this host that an earlier launcher of the run has left.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ ENDED = "asyncrl ended "
 
 
 class KeptRole(msgspec.Struct, frozen=True):
-    """One start of a role on this host, and its process. The launcher with the id `launcher` numbers its starts."""
+    """One attempt to start a role on this host, and the process of the role. The launcher with the id `launcher`
+    numbers its attempts."""
 
     launcher: str
     number: int
@@ -65,8 +67,8 @@ class KeptRole(msgspec.Struct, frozen=True):
 
 
 def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> subprocess.Popen[bytes] | None:
-    """Start a role whose heartbeat is the file `beats`, after ending the process of an earlier start on this host.
-    `None`: a later start came first, so nothing was started."""
+    """Start a role whose heartbeat is the file `beats`, after ending the process of an earlier attempt on this host.
+    `None`: a later attempt came first, so nothing was started."""
     beats.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(beats.with_name(f"{beats.name}.start"), os.O_RDWR | os.O_CREAT, 0o600), "r+b", 0) as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -81,10 +83,10 @@ def start_alone(start: KeptRole, beats: Path, log: Path, command: list[str]) -> 
         identity = ProcessIdentity.of(child.pid) or ProcessIdentity("", child.pid, "")
         kept = KeptRole(start.launcher, start.number, identity.kernel, identity.pid, identity.began)
         try:
-            # Each start overwrites the same bytes, so that a full disk has room for them.
+            # Each attempt overwrites the same bytes, so that a full disk has room for them.
             os.pwrite(file.fileno(), msgspec.json.encode(kept).ljust(KEPT_BYTES), 0)
         except OSError:
-            kill_group(child)  # A later start would not know of the process, and the role would run twice.
+            kill_group(child)  # A later attempt would not know of the process, and the role would run twice.
             raise
         sys.stdout.write(f"\n{STARTED.decode()}{kept.pid} {kept.kernel or '-'} {kept.began or '-'}\n")
         sys.stdout.flush()

@@ -1,17 +1,21 @@
-"""Checks that the algorithm's parts exist, fit together, and get the scores that they read. The check is fast, so
-`asyncrl train` makes it first, with `--plan` too."""
+"""Checks that the algorithm's parts (its loss, its advantages and others) exist, fit together, and get the scores that
+they read. The check is fast, so `asyncrl train` makes it first, with `--plan` too."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.config.schema.scoring import may_give
+from asyncrl.config.unread import unread_scores
 from asyncrl.errors import ConfigError
 
 if TYPE_CHECKING:
     from asyncrl.algorithms.composition import Composition
+
+log = logging.getLogger("asyncrl.train")
 
 
 def check_algorithm(config: TrainConfig) -> None:
@@ -34,8 +38,11 @@ def check_algorithm(config: TrainConfig) -> None:
             f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives: every episode would be "
             "a dead letter. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
         )
-    if unread := "\n".join(_unread_steps(config.scoring, parts)):
+    if unread := "\n".join((*_unread_steps(config.scoring, parts), *_unread_model(config.scoring, parts))):
         raise ConfigError(unread)
+    for name, advice in unread_scores(config.scoring, config.algorithm).items():
+        if name != "environment":  # Only an episode shows if there are such rewards.
+            log.warning("nothing trains on the score %s, which is only a metric: %s", name, advice)
 
 
 def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
@@ -56,3 +63,16 @@ def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
             "(scoring.shaping.process_weight), choose an algorithm that reads steps (algorithm=process_grpo), or only "
             "watch them (scoring.shadow=true)"
         )
+
+
+def _unread_model(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
+    """The refusal of an outcome model whose scores would change nothing."""
+    model = scoring.outcome_model
+    reads = scoring.shaping.outcome_model_weight or "outcome_model" in parts.label_needs.scores
+    if reads or scoring.shadow or not model.is_configured:
+        return
+    yield (
+        "scoring.outcome_model: nothing reads its scores. Give them a weight in the reward "
+        "(scoring.shaping.outcome_model_weight), name `outcome_model` in a part of the algorithm that reads scores "
+        "(docs/algorithms.md), or only watch them (scoring.shadow=true)"
+    )

@@ -27,7 +27,8 @@ def check_group_demonstrations(
     files: Sequence[TaskFile],
     stop: threading.Event | None = None,
 ) -> None:
-    """Record the demonstrations of all training tasks, as actors will, unless an earlier start of the run did.
+    """Record the demonstrations of all training tasks, as actors will, unless they were recorded when the run was
+    started before.
 
     Raises DataError: a demonstration cannot be recorded, or no task has one; StoppedError: `stop` was set meanwhile.
     """

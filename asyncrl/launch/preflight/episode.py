@@ -50,7 +50,7 @@ NOTICE_S = 10.0
 TRIAL_S = 10.0
 """The seconds after which the check of one task is left out, and no check of another task begins."""
 ROOM = 1 << 20
-"""Tokens of an episode and of each of its turns."""
+"""The limits on the tokens of an episode and of each of its turns: more than a script needs."""
 WORDS = "I do not know."
 """An answer that a rule should score as wrong."""
 NOT_OF_THE_USER = (RefusedError, EngineError, BusyError, UnavailableError)
@@ -59,7 +59,7 @@ NOT_OF_THE_USER = (RefusedError, EngineError, BusyError, UnavailableError)
 
 @dataclass(frozen=True)
 class TrialStage:
-    """Opens the parts of an episode. `runner` takes an engine, an AsyncExitStack, `chat` and `watch`."""
+    """Opens what an episode needs. `runner` takes an engine, an AsyncExitStack, `chat` and `watch`."""
 
     tokenizer: Callable[[], Any]
     chat: Callable[[], Chat]
@@ -85,7 +85,7 @@ def notice(text: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class OwnCode:
-    """The code of the user's own that episodes run.
+    """The code that the user has written and that episodes run.
 
     - `tools`: the names of tools
     - `environments`: true if the environments are the user's own
@@ -211,7 +211,7 @@ class _Trial:
 
 @contextmanager
 def _quiet(*names: str) -> Iterator[None]:
-    """Log nothing of these rooms during the block: the refusal has the reason."""
+    """Drop the log lines of the packages `names` during the block, since the refusal itself gives the reason."""
     loggers = [logging.getLogger(name) for name in names]
     levels = [each.level for each in loggers]
     try:
@@ -258,8 +258,8 @@ class EpisodeJudge:
         what = f"scoring.rule: {', '.join(map(_with_place, self._own(task)))}"
         if len(failures) == len(inputs):
             raise ConfigError(
-                f"{what}: with {place}, {failures[given.answer]}; an episode that was played before the start found this: it "
-                f"failed for the answers {' and '.join(map(_shown, inputs))}"
+                f"{what}: with {place}, {failures[given.answer]}; an episode that was played before the start found "
+                f"this: it failed for the answers {' and '.join(map(_shown, inputs))}"
             )
         for text, reason in failures.items():
             log.warning(

@@ -25,7 +25,7 @@ def check_paths(
     if not is_url(model.path) and (reason := missing_folder(model.path)):
         lines.append(f"model.path={model.path}: {reason}")
     for setting, path in (*_of_actor(actor), *_of_scoring(scoring)):
-        # Modules of asyncrl may load torch, and exist.
+        # Modules of asyncrl are skipped: they exist, and importing them may load torch.
         if "." in path and not path.startswith("asyncrl."):
             try:
                 imported(path, setting)

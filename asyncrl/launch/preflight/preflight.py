@@ -56,9 +56,9 @@ log = logging.getLogger("asyncrl.train")
 def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
     """Run the `more` checks, and then check everything that the roles will load or need.
 
-    It checks keys, ports, devices, data, models, tools, the chat template, rules and the algorithm's parts. A check is
-    left out if one of its inputs was refused. Checks that read all rows take long, so they run only if all others have
-    passed.
+    It checks keys, ports, devices, data, models, tools, the chat template, rules and the parts of the algorithm, such
+    as its loss. A check is left out if one of its inputs was refused. Checks that read all rows take long, so they run
+    only if all others have passed.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
@@ -140,14 +140,14 @@ class Problems:
         self._found.extend(problems)
 
     def check(self, *checks: Callable[[], object]) -> None:
-        """Run each check, and keep its problem if it has one. Raises StoppedError."""
+        """Run each check, and keep its problem if it has one. Raises StoppedError: `stop` was set."""
         for each in checks:
             with self.collected():
                 each()
 
     @contextmanager
     def collected(self) -> Iterator[None]:
-        """Keep the problem that the block raises. Raises StoppedError."""
+        """Keep the problem that the block raises. Raises StoppedError: `stop` was set."""
         if self._stop is not None and self._stop.is_set():
             raise StoppedError("stopped while the configuration was checked; nothing was started")
         try:

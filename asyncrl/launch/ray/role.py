@@ -53,7 +53,7 @@ class OnNode:
         return sees(Path(file))
 
     def end_left(self, run_dir: str) -> str:
-        """End the roles on this node that an earlier start of the run has left. Return the node's kernel id
+        """End the roles on this node that an earlier launcher of the run has left. Return the node's kernel id
         (`ProcessIdentity.kernel`)."""
         end_here(Path(run_dir))
         return this_kernel()

@@ -90,7 +90,7 @@ def fill_to_targets(
     above = [(-target, index) for index, target in enumerate(targets)]
     heapq.heapify(above)
     full: list[tuple[int, int, float]] = []
-    """Bins without room for the current item, the roomiest first."""
+    """Bins that had too little room for an item, the roomiest first."""
     for item in items:
         length = lengths[item]
         while full and -full[0][0] >= length:

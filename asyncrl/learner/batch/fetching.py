@@ -19,6 +19,7 @@ from asyncrl.algorithms.batch import Episodes, Totals
 from asyncrl.errors import InvariantError
 from asyncrl.learner.batch.batches import BatchSource
 from asyncrl.learner.batch.bundles import schedule_shared
+from asyncrl.learner.batch.entropy_sample import entropy_share
 from asyncrl.learner.batch.keeping import EpisodeKeeper, Sample
 from asyncrl.learner.batch.local_batch import LocalBatch, build_episodes, build_local_batch
 from asyncrl.learner.batch.minibatch import Minibatch
@@ -72,8 +73,8 @@ class FetchedBatch:
 class BatchFetcher:
     """Fetches and builds the batches of one rank, in a run of `total_steps`. `settings` returns the settings of a step.
 
-    `reader` reads images for a policy that sees them. Nothing else may use `replay` within `ahead_of`. `spans` records
-    the time of each fetch.
+    `reader` reads images for a policy that sees them. Nothing else may use `replay` during the block of `ahead_of`.
+    `spans` records the time of each fetch.
     """
 
     settings: Callable[[int], BatchSettings]
@@ -141,6 +142,7 @@ class BatchFetcher:
         batch = build_local_batch(
             members, trajectories, device, sharing, settings.min_grammar_mass, routing, vision, images
         )
+        batch = replace(batch, entropy_share=entropy_share(sum(plan.sampled)))
         sample = Sample(plan)
         if self.keeper is not None:
             own = dict(zip(members, trajectories, strict=True))

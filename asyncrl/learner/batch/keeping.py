@@ -51,7 +51,7 @@ class KeptChoice:
     """The choice of a plan's episodes to keep.
 
     - `members`: the indices of the kept episodes in the plan, group by group.
-    - `why`: the reasons to keep an episode, by its index.
+    - `why`: maps the index of a kept episode to the reasons to keep it.
     - `left_out`: the number of groups that are too large to be kept.
     """
 
@@ -166,8 +166,8 @@ class EpisodeKeeper:
     def sample(
         self, plan: BatchPlan, labels: Sequence[Labels], own: Mapping[int, Trajectory], replay: BatchSource
     ) -> Sample:
-        """Choose the episodes of a plan to keep. Rank 0 fetches the chosen trajectories that `own` lacks. `own` has the
-        trajectories that this rank trains, by their index in the plan."""
+        """Choose the episodes of a plan to keep. Rank 0 fetches the chosen trajectories that `own` lacks. `own` maps
+        indices in the plan to the trajectories that this rank trains."""
         settings, rewards = self._settings, [each.reward for each in labels]
         choice = choose(plan, rewards, settings.groups, settings.max_bytes, settings.seed)
         if self._recorder is not None and choice.members:

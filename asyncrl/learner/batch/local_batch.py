@@ -18,6 +18,7 @@ from asyncrl.algorithms.batch import Episodes, Tokens
 from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.data.rendered import Rendered
 from asyncrl.errors import InvariantError
+from asyncrl.learner.batch.entropy_sample import entropy_sample
 from asyncrl.learner.batch.images import BatchImages, batch_images
 from asyncrl.learner.batch.packing import ForwardPass, PackedSequences
 from asyncrl.learner.batch.prefixes import Sharing
@@ -35,14 +36,15 @@ class LocalBatch:
 
     - `tokens` are on the rank's device. All else stays on the host, so that building a pass never waits for the device.
     - `ids` int64[N] and `mask` bool[N] are the ids and the loss mask of `tokens`.
-    - `positions` int64[N] restart with each branch of an episode, since a forward pass takes every branch as a
-      sequence.
+    - `positions` int64[N] restart with each branch of an episode. A branch does not see the tokens before it, so a
+      forward pass takes it as a sequence of its own.
     - `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
     - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
     - `routing` uint8[N, W] has the experts that tokens go to, if the engine recorded them and they are used again (see
       `PackedSequences`).
     - `refused` counts the episodes whose recorded experts do not exist in the model.
     - `images` are the images among the tokens, if there are any.
+    - `entropy_share`: the share of the policy's tokens whose entropy is a metric.
     """
 
     ids: Tensor
@@ -54,6 +56,7 @@ class LocalBatch:
     routing: Tensor | None = None
     refused: int = 0
     images: BatchImages | None = None
+    entropy_share: float = 1.0
 
     def rows(self, members: Sequence[int]) -> Tensor:
         """Return the indices, among the N tokens, of the tokens of the episodes `members`, int64, on the host."""
@@ -66,10 +69,13 @@ class LocalBatch:
         rows = self.rows(members)
         owners = torch.tensor(members, dtype=torch.int64)
         sizes = torch.tensor([sum(self.lengths[each]) for each in members], dtype=torch.int64)
-        view = PolicyTokens.chosen(self.mask[rows], owners.repeat_interleave(sizes))
-        return ForwardPass(self._packed(members, rows), rows, view)
+        sequence = owners.repeat_interleave(sizes)
+        position = torch.arange(len(rows)) - (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        view = PolicyTokens.chosen(self.mask[rows], sequence)
+        measured = self.mask[rows] & entropy_sample(sequence, position, self.entropy_share)
+        return ForwardPass(self._packed(members, rows, measured), rows, view, measured)
 
-    def _packed(self, members: Sequence[int], rows: Tensor) -> PackedSequences:
+    def _packed(self, members: Sequence[int], rows: Tensor, measured: Tensor) -> PackedSequences:
         routing = self.routing
         if not members:
             missing = None if routing is None else routing.new_full((2, routing.shape[1]), 255)
@@ -79,7 +85,7 @@ class LocalBatch:
         routing = None if routing is None else routing[rows]
         images = None if self.images is None else self.images.chosen(rows)
         return PackedSequences.build(
-            self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing, routing, images
+            self.ids[rows], self.positions[rows], self.mask[rows], lengths, self.sharing, routing, images, measured
         )
 
 

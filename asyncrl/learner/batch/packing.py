@@ -34,6 +34,7 @@ class PackedSequences:
     - `count` is N. Without shared prefixes and padding, U equals N.
     - `part` is this rank's part, if several ranks divide the tokens.
     - `images` are the images among the tokens, if there are any.
+    - `measured` int64[E], on the host: the tokens whose entropy is a metric, as indices in `sources`.
     """
 
     ids: Tensor
@@ -47,6 +48,7 @@ class PackedSequences:
     routing: Tensor | None = None
     part: RankPart | None = None
     images: PackedImages | None = None
+    measured: Tensor | None = None
 
     @property
     def computed(self) -> tuple[Tensor, Tensor]:
@@ -96,6 +98,7 @@ class PackedSequences:
         sharing: Sharing | None,
         routing: Tensor | None = None,
         images: PackedImages | None = None,
+        measured: Tensor | None = None,
     ) -> PackedSequences:
         """Pack N tokens on the host, in sequences of these `lengths`.
 
@@ -103,20 +106,27 @@ class PackedSequences:
         - Prefixes that `sharing` accepts are computed once. Their tokens go to the experts that `routing` uint8[N, W]
           has for one of the sequences that share them.
         - A prefix with `images` is shared only if the images are the same.
+        - The entropies of needed tokens of `measured` bool[N] are a metric.
         """
         needed = mask.nonzero()[:, 0]
         keys = ids if images is None else images.keys(ids)
         shared = None if sharing is None else find_shared(keys.numpy(), lengths, sharing)
         if shared is None:
             counts = PackedLayout.of(lengths), len(ids), torch.ones(len(ids))
-            return PackedSequences(ids, positions, needed, needed - 1, *counts, None, routing, images=images)
+            chosen = None if measured is None else measured[needed].nonzero()[:, 0]
+            return PackedSequences(
+                ids, positions, needed, needed - 1, *counts, None, routing, images=images, measured=chosen
+            )
         kept, rows, paths = (torch.from_numpy(each) for each in (shared.kept, shared.rows, shared.paths))
         once, copies = rows[needed].unique(return_inverse=True)
         layout = PackedLayout.of(shared.queries, shared.keys, paths)
         before, uses = rows[kept[once] - 1], rows.bincount(minlength=len(kept)).float()
         routing, images = None if routing is None else routing[kept], None if images is None else images.kept(kept)
+        chosen = None if measured is None else copies[measured[needed]].unique()
         tokens = ids[kept], positions[kept], once, before
-        return PackedSequences(*tokens, layout, len(ids), uses, (needed, copies), routing, images=images)
+        return PackedSequences(
+            *tokens, layout, len(ids), uses, (needed, copies), routing, images=images, measured=chosen
+        )
 
     def padded(self) -> PackedSequences:
         """Return the same sequences with padding tokens after the last sequence."""
@@ -139,7 +149,8 @@ class PackedSequences:
         rows = group.rows(len(padded.ids))
         needed = ((self.before >= rows.start) & (self.before < rows.stop)).nonzero()[:, 0]
         part = RankPart(group, rows, needed, self.before[needed] - rows.start)
-        return replace(padded, layout=self.layout.divided(group, len(padded.ids)), part=part)
+        measured = None if self.measured is None else torch.isin(needed, self.measured).nonzero()[:, 0]
+        return replace(padded, layout=self.layout.divided(group, len(padded.ids)), part=part, measured=measured)
 
     def to(self, device: torch.device) -> PackedSequences:
         """Copy to `device` asynchronously."""
@@ -150,7 +161,9 @@ class PackedSequences:
         layout, routing = self.layout.to(device), None if self.routing is None else send(self.routing, device)
         part = None if self.part is None else self.part.to(device)
         images = None if self.images is None else self.images.to(device)
-        return PackedSequences(ids, positions, needed, before, layout, self.count, uses, copies, routing, part, images)
+        return PackedSequences(
+            ids, positions, needed, before, layout, self.count, uses, copies, routing, part, images, self.measured
+        )
 
     def unrouted(self) -> PackedSequences:
         """Return the same sequences for a model that routes its tokens itself."""
@@ -197,11 +210,13 @@ class ForwardPass:
     - `rows` int64[N]: the rows of these tokens in the batch. A pass without rows has a dummy sequence, so that this
       rank takes part in the collectives of the other ranks.
     - `view` selects the policy's tokens among the N.
+    - `measured` bool[N]: the tokens whose entropy is a metric (see `entropy_sample`).
     """
 
     packed: PackedSequences
     rows: Tensor
     view: PolicyTokens
+    measured: Tensor
 
     def padded(self) -> ForwardPass:
         """Pad the sequences: see `PackedSequences.padded`."""
@@ -214,4 +229,4 @@ class ForwardPass:
     def to(self, device: torch.device) -> ForwardPass:
         """Copy to `device` asynchronously."""
         view = self.view.moved(lambda values: send(values, device))
-        return ForwardPass(self.packed.to(device), send(self.rows, device), view)
+        return ForwardPass(self.packed.to(device), send(self.rows, device), view, send(self.measured, device))

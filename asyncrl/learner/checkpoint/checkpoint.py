@@ -54,7 +54,7 @@ class Progress:
     """The progress of a run.
 
     - `step` counts finished steps; the other counts are totals over these steps.
-    - `evaluations` has the version of each pending evaluation, by its step.
+    - `evaluations` maps the step of each pending evaluation to its version.
     - `algorithm` is the state that the algorithm keeps from step to step.
     - `norms` and `loss_scales` have the latest gradient norms and the loss scale of each model.
     - `demonstrations` counts the demonstrations trained so far.

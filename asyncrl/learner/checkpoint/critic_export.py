@@ -53,7 +53,8 @@ def shared_critic(policy: Policy) -> Critic:
 
 def export_checkpoint_critic(config: CriticConfig, model: ModelConfig, checkpoint: Path, folder: Path) -> None:
     """Write the critic of a checkpoint into `folder`, as `export_critic` does, in this process on the CPU. Raises
-    ConfigError: the critic's model cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError."""
+    ConfigError: the critic's model cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError: `folder`
+    cannot be written."""
     named = beside(model, config.path)
     whole = read_model(named)
     if config.lora.is_used:

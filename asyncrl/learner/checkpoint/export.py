@@ -52,7 +52,8 @@ def export(policy: Policy, config: ModelConfig, folder: Path, ranks: Ranks, stop
 def export_checkpoint(config: ModelConfig, checkpoint: Path, folder: Path) -> None:
     """Write the policy of a checkpoint into `folder`, as `export` does, in this process on the CPU.
 
-    Raises ConfigError: model.path cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError.
+    Raises ConfigError: model.path cannot be loaded; CheckpointError: the checkpoint cannot be read; OSError: `folder`
+    cannot be written.
     """
     policy = _policy_of(config, checkpoint)
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -93,8 +94,8 @@ def _policy_of(config: ModelConfig, checkpoint: Path) -> Policy:
 
 def merge_adapter(config: ModelConfig, folder: Path) -> None:
     """Merge the adapters of `config.lora.path` into the model of `config`, and write the result into `folder`, as
-    `export` does, in this process on the CPU. Raises ConfigError: the model or the adapters cannot be loaded;
-    OSError."""
+    `export` does, in this process on the CPU. Raises ConfigError: the model or the adapters cannot be loaded; OSError:
+    `folder` cannot be written."""
     stored = with_adapters(StoredModel(read_model(config)), config.lora, "model.lora", seed=0)
     with torch.no_grad():
         stored.start()

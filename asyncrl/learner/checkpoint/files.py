@@ -53,7 +53,7 @@ class CheckpointFiles:
         """Write this rank's part, as soon as the disk has room for it. Rank 0 waits for the parts of the other ranks,
         and returns True if the checkpoint is complete. Other ranks return False.
 
-        Raises StoppedError: `stop` was set while the disk was full; OSError.
+        Raises StoppedError: `stop` was set while the disk was full; OSError: the folder cannot be written.
         """
         try:
             when_there_is_room(lambda: self._write_part(tensors, progress, ranks), stop, str(self.final))

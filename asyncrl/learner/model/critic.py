@@ -46,7 +46,7 @@ class Critic(nn.Module):
 
 def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: int, seed: int = 0) -> Critic:
     """Load the critic that `config` names, for sequences of at most `length` tokens, sharded over the ranks. `seed`
-    decides the first values of new adapters.
+    decides the values with which new adapters begin.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `new_value_head` and `load_sharded`.
     """

@@ -198,8 +198,8 @@ def _own_rows(tensor: Tensor) -> range | None:
 
 
 def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
-    """Open a model to read it shard by shard. Raises _LoadWholeError; ConfigError, OSError, ValueError, ImportError,
-    SafetensorError: the model cannot be loaded at all."""
+    """Open a model to read it shard by shard. Raises _LoadWholeError: the model must be loaded whole; ConfigError,
+    OSError, ValueError, ImportError, SafetensorError: the model cannot be loaded at all."""
     source = source_of(named)
     config = open_config(named)
     if getattr(config, "quantization_config", None):
@@ -226,7 +226,7 @@ def stored_tensors(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple
     """Return the file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads the
     files of a hub model.
 
-    Raises NoSafetensorsError; OSError, SafetensorError: they cannot be read."""
+    Raises NoSafetensorsError: there are none; OSError, SafetensorError: they cannot be read."""
     path, revision = source.path, source.revision
     found = cached_file(path, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [found or ""]

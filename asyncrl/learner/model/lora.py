@@ -48,7 +48,7 @@ _MAY_DIFFER = frozenset(
 
 def with_adapters(stored: StoredModel, config: LoraConfig, key: str, seed: int) -> StoredModel:
     """Return the model with the adapters of `config`, the section `key` of the configuration. The adapters get their
-    first values when the model is read. All other parameters are frozen.
+    values when the model is read. All other parameters are frozen.
 
     Raises ConfigError: see `add_adapters`; the folder of adapters does not have the tensors that its configuration
     names.
@@ -213,7 +213,7 @@ def _read(path: str, key: str) -> dict[str, Tensor]:
 
 
 def _first_value(name: str, parameter: nn.Parameter, seed: int) -> Tensor:
-    """Return the first value of an adapter's whole matrix."""
+    """Return the matrix with which an adapter begins, with the rows of all ranks."""
     value = torch.zeros(parameter.shape)
     if ".lora_A." in name:
         generator = torch.Generator().manual_seed(xxh3_64_intdigest(f"{seed}/{name}".encode()) >> 1)

@@ -110,7 +110,7 @@ class Trainable(Generic[M]):
         return (group for optimizer in self._optimizers for group in optimizer.param_groups)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Return the optimizer's state of each parameter that it has updated, by the parameter's name."""
+        """Map the name of each parameter that was updated to the state that its optimizer has for it."""
         states = {each: state for optimizer in self._optimizers for each, state in optimizer.state.items()}
         return {name: states[each] for name, each in self.module.named_parameters() if each in states}
 

@@ -47,7 +47,7 @@ class Policy(nn.Module):
     """Computes log-probs of packed tokens at `temperature`, by the Hugging Face causal language model `model`, which is
     not sharded yet.
 
-    `weight_format` converts its weights to their published form, and `loads` has the loads of its experts. With
+    `weight_format` converts its weights to their published form, and `loads` counts how much its experts are used. With
     `replays_routing` it sends tokens to the experts that a pass names. With a `value_head` it is also the critic, on
     the same backbone.
 
@@ -112,21 +112,26 @@ class Policy(nn.Module):
         with_entropy: bool = False,
         temperature: float | None = None,
         with_collisions: bool = False,
+        measures: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probs float32[N] of tokens, given the earlier tokens of their sequence. Also return the
         entropies float32[N] of the tokens' distributions, or None without `with_entropy`. With `with_collisions`, sums
-        of squared probabilities replace the entropies, without gradient. All values are 0 at tokens that are not
-        needed. `temperature` replaces the policy's if it is given.
+        of squared probabilities replace the entropies, without gradient. If only `measures` is true, the entropies have
+        no gradient and are 0 at tokens that are not `packed.measured`. All values are 0 at tokens that are not needed.
+        `temperature` replaces the policy's if it is given.
         """
-        return self._statistics(self._states(packed), packed, with_entropy, temperature, with_collisions)
+        states = self._states(packed)
+        return self._statistics(states, packed, with_entropy, temperature, with_collisions, measures)
 
-    def with_values(self, packed: PackedSequences, with_entropy: bool = False) -> tuple[Tensor, Tensor | None, Tensor]:
+    def with_values(
+        self, packed: PackedSequences, with_entropy: bool = False, measures: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the results of `forward`, and values float32[N] from the same pass, for a policy with a value head.
         The values are those of the states in which needed tokens were sampled, and 0 for other tokens."""
         assert self.value_head is not None
         states = self._states(packed)
         values = packed.spread(values_of(self.value_head, states))
-        return *self._statistics(states, packed, with_entropy), values
+        return *self._statistics(states, packed, with_entropy, measures=measures), values
 
     def values(self, packed: PackedSequences) -> Tensor:
         """Return only the values of `with_values`."""
@@ -147,6 +152,7 @@ class Policy(nn.Module):
         with_entropy: bool,
         temperature: float | None = None,
         with_collisions: bool = False,
+        measures: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         head = self.model.get_output_embeddings()
         logprobs, entropy = token_logprobs(
@@ -157,6 +163,7 @@ class Policy(nn.Module):
             with_entropy,
             self.is_compiled,
             cap=logit_cap(self.model.config),
+            measured=packed.measured if measures else None,
         )
         if with_collisions:
             entropy = collision_probabilities(
@@ -191,7 +198,8 @@ def load_policy(
     """Load the policy that `config` names, for sequences of at most `length` tokens, sharded over the ranks.
 
     `section` is the section of the configuration that `config.freeze` and `config.lora` come from. `seed` decides the
-    first values of new adapters. `replays_routing`: see `Policy`. With `with_values` the policy has a value head.
+    values with which new adapters begin. `replays_routing`: see `Policy`. With `with_values` the policy has a value
+    head.
 
     Raises ConfigError: see `open_decoder`, `freeze`, `with_adapters`, `RoutingReplay`, `new_value_head` and
     `load_sharded`.

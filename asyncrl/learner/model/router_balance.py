@@ -1,10 +1,10 @@
-"""Counts how evenly the routers of a mixture use its experts, and balances them by a loss or by biases.
+"""Counts how much a mixture of experts uses each expert, and keeps the experts equally busy, by a loss or by biases.
 
 Tokens are counted by sequence: a prefix that several sequences share counts once for each sequence, and padding does
 not count. The counts are sums over passes and ranks, divided at the end.
 
 The loss follows the Switch Transformer (Fedus et al., 2021), with several experts for each token, as the package
-transformers has it. In a layer of E experts the loss is E sum_e f_e P_e. Here f_e is the share of the minibatch's
+transformers computes it. In a layer of E experts the loss is E sum_e f_e P_e. Here f_e is the share of the minibatch's
 tokens that go to expert e, and P_e is the mean probability of expert e over these tokens. The loss is the mean over the
 layers.
 

@@ -83,7 +83,7 @@ def open_host(settings: HostSettings, timeouts: Timeouts, stop: threading.Event)
     """Open this host's end of the connections between all hosts.
 
     Raises ConfigError: this host's keys or its network interface are missing, or host 0 cannot listen at its address,
-    which is taken or belongs to another machine. Raises StoppedError.
+    which is taken or belongs to another machine. Raises StoppedError: this process was asked to stop.
     """
     return OtherHost(settings, timeouts) if settings.node else FirstHost(settings, timeouts, stop)
 

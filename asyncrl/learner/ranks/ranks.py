@@ -231,8 +231,8 @@ def context_group(rank: int, size: int, together: int, limit: timedelta, divides
 
 
 def _check_division(size: int, replicas: int, counts: Mapping[str, int]) -> None:
-    """Raises ConfigError: `size` ranks cannot be divided into `replicas` copies of whole groups. `counts` has the
-    number of ranks of a group, by the key of the configuration that sets this number."""
+    """Raises ConfigError: `size` ranks cannot be divided into `replicas` copies of whole groups. `counts` maps each
+    configuration key that sets the number of ranks in a group to this number."""
     for key, count in counts.items():
         if size % (replicas * count):
             raise ConfigError(

@@ -182,7 +182,12 @@ _POLICIES = (
     gauge("advantage/mean", "", "mean advantage of the kept tokens"),
     gauge("advantage/std", "", "standard deviation of the kept tokens' advantages"),
     gauge("advantage/positive", "share", "kept tokens with a positive advantage"),
-    gauge("entropy", "nats", "mean entropy of the policy; only if it is computed"),
+    gauge(
+        "entropy",
+        "nats",
+        "mean entropy of the policy, before each update: over all kept tokens if the loss needs it, else over a sample "
+        "of a sixteenth of them, and at least 256 tokens of a step",
+    ),
     gauge("kl_reference", "nats", "KL from the policy to the reference; only if there is one"),
     gauge("kl_reference/weight", "", "weight of the KL to the reference in the reward or in the loss"),
 )

@@ -98,6 +98,12 @@ _PEERS = (
         "it",
     ),
     text("failing", "text", "the newest failures, while few tickets are issued because the last attempts all failed"),
+    text(
+        "refusing",
+        "text",
+        "the reason why filters refuse every group, once they have refused the groups of two batches in a row",
+    ),
+    text("solved", "text", "the same, if they refuse every group because the policy solves the tasks"),
     text("newest_failure", "text", "the newest failure, with the id of its episode"),
 )
 

@@ -142,6 +142,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     return Group(
         _title(status),
         *_progress(status["progress"]),
+        *_health(status),
         *_stalls(status),
         Columns(blocks, padding=(1, 4)),
         _table(
@@ -165,6 +166,13 @@ def _progress(progress: Mapping[str, Any]) -> list[Text]:
     """The line of values that the run's own terminal shows; none for a store without a run."""
     rows = progress_rows(progress, progress["steps"]) if progress["steps"] is not None else []
     return [Text("   ".join(f"{name} {value}" for name, value in rows))] if rows else []
+
+
+def _health(status: Mapping[str, Any]) -> list[Text]:
+    """A line for each warning and each remark."""
+    lines = [("warning", text, "yellow") for text in status["warnings"]]
+    lines += [("remark", text, "bold") for text in status["remarks"]]
+    return [Text(f"{name:<9}{printable(text)}", style) for name, text, style in lines]
 
 
 def _stalls(status: Mapping[str, Any]) -> list[Text]:

@@ -27,6 +27,7 @@ from asyncrl.runs.report.comparison import (
     Axis,
     Comparison,
     Measure,
+    axis_marks,
     axis_points,
     compare,
     spread,
@@ -152,7 +153,12 @@ def _plot(comparison: Comparison, measure: Measure, axis: Axis) -> Plot:
         for name, run in zip(comparison.names, comparison.runs, strict=True)
         for points in [axis_points(run, measure, axis)]
     ]
-    return Plot(f"{measure.title.capitalize()} by {axis.name}", axis.name, series)
+    marks = [
+        mark
+        for name, run in zip(comparison.names, comparison.runs, strict=True)
+        for mark in axis_marks(name, run, axis)
+    ]
+    return Plot(f"{measure.title.capitalize()} by {axis.name}", axis.name, series, marks=marks)
 
 
 def _table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> Table:

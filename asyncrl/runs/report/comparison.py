@@ -149,7 +149,7 @@ def compare(runs: Sequence[ReportedRun]) -> Comparison:
     return Comparison(
         names=_names(runs),
         runs=runs,
-        configuration=_differing([_compared(run) for run in runs]),
+        configuration=_differing([_shown(run) for run in runs]),
         environment=_differing([_facts(run.environments[0] if run.environments else None) for run in runs]),
         results=_side_by_side([_results(run) for run in runs]),
         tables=[table for axis in AXES for measure in TABLED if (table := _matched(runs, measure, axis))],
@@ -183,8 +183,14 @@ def _compared(run: ReportedRun) -> dict[str, Any]:
     }
 
 
+def _shown(run: ReportedRun) -> dict[str, Any]:
+    """The compared values. A value that changed in mid-run is a text with its steps."""
+    changed = {each.key for each in run.changes}
+    return {key: run.text_of(key) if key in changed else value for key, value in _compared(run).items()}
+
+
 def _kind(run: ReportedRun) -> dict[str, Any]:
-    return {key: value for key, value in _compared(run).items() if key != SEED}
+    return {key: value for key, value in _shown(run).items() if key != SEED}
 
 
 def _differing(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -282,6 +288,12 @@ def axis_points(run: ReportedRun, measure: Measure, axis: Axis) -> list[tuple[fl
     """The curve of a measure over an axis; empty if the run lacks a metric for it."""
     progress = axis.of(run)
     return [] if progress is None else [(progress.after(steps), value) for steps, value in measure.points(run)]
+
+
+def axis_marks(name: str, run: ReportedRun, axis: Axis) -> list[tuple[float, str]]:
+    """The places of a run's changes on an axis, and their texts. `name` names the run."""
+    progress = axis.of(run)
+    return [] if progress is None else [(progress.after(step), f"{name} {text}") for step, text in run.marks()]
 
 
 def spread(comparison: Comparison, name: str) -> list[tuple[int, int, float, float, float]]:

@@ -76,7 +76,8 @@ def run_page(run: ReportedRun) -> str:
         sections=[(name, found) for name, found in sections if found],
         episodes=episodes,
         no_episodes=no_episodes,
-        differing=[(key, as_yaml(value), as_yaml(default)) for key, value, default in run.differing()],
+        differing=[(key, run.text_of(key), as_yaml(default)) for key, _, default in run.differing()],
+        marks=run.marks(),
         environments=[environment_rows(each) for each in run.environments],
     )
 

@@ -72,9 +72,8 @@ def learning_plots(run: ReportedRun) -> Iterator[Plot]:
     measured = {"eval/accuracy": "accuracy", "eval/outcome": "outcome", "eval/reward": "reward"}
     estimates = {name: name.removeprefix("eval/") for row in run.evaluations[-1:] for name in row if "/pass@" in name}
     whole = {name: label for name, label in (measured | estimates).items() if name.count("/") == 1}
-    yield Plot(
-        "Held-out tasks", STEP, [_series(run.evaluations, name, label, 0, True) for name, label in whole.items()]
-    )
+    held_out = [_series(run.evaluations, name, label, 0, True) for name, label in whole.items()]
+    yield Plot("Held-out tasks", STEP, held_out, marks=run.marks())
     yield from (_by_step(run, plot) for plot in others)
 
 
@@ -115,7 +114,7 @@ def _by_step(run: ReportedRun, plot: StepPlot) -> Plot:
     series = [_series(run.steps, name, label, 1) for name, label in plot.metrics.items()]
     if plot.is_stacked:
         series = [each for each in series if any(each.ys)]
-    return Plot(plot.title, STEP, series, plot.unit, plot.is_share, plot.is_stacked)
+    return Plot(plot.title, STEP, series, plot.unit, plot.is_share, plot.is_stacked, marks=run.marks())
 
 
 def _series(rows: Sequence[Row], name: str, label: str, first: int, has_dots: bool = False) -> Series:

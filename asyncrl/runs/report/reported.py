@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from asyncrl.config.changes import by_key
+from asyncrl.config.changes import ConfigChange, by_key, with_steps
 from asyncrl.config.locations import refuse_fine_tuning
+from asyncrl.config.option import as_yaml
 from asyncrl.runs.environment import Environment
 from asyncrl.runs.finding import require_run
 from asyncrl.runs.lines import Row
@@ -34,6 +35,7 @@ class ReportedRun:
     - `written`: the text of the configuration, with masked secrets;
     - `steps`, `evaluations`: sampled rows of the learner;
     - `roles`: sampled rows of all other processes, by name;
+    - `changes`: the changes of the configuration in mid-run, in order;
     - `state`: the result in the summary, "running", or "unfinished" for a run that ended without a summary.
     """
 
@@ -46,6 +48,7 @@ class ReportedRun:
     environments: Sequence[Environment]
     state: str
     summary: RunSummary
+    changes: Sequence[ConfigChange] = ()
 
     @property
     def folder(self) -> Path:
@@ -56,13 +59,21 @@ class ReportedRun:
         return self.run.name
 
     def differing(self) -> list[tuple[str, Any, Any]]:
-        """The keys whose value is not the default: key, value, default. Addresses are left out."""
-        defaults = by_key({})
+        """The keys whose value is not the default, or changed: key, value, default. Addresses are left out."""
+        defaults, changed = by_key({}), {each.key for each in self.changes}
         return [
             (key, value, defaults[key])
             for key, value in self.values.items()
-            if value != defaults[key] and not key.startswith(NO_ADDRESS)
+            if (value != defaults[key] or key in changed) and not key.startswith(NO_ADDRESS)
         ]
+
+    def text_of(self, key: str) -> str:
+        """The value of a key for people, with its steps if it changed in mid-run."""
+        return with_steps(key, as_yaml(self.values[key]), self.changes)
+
+    def marks(self) -> list[tuple[float, str]]:
+        """The steps at which the configuration changed, and the changes as text."""
+        return [(each.step, f"from step {each.step}: {each.text}") for each in self.changes]
 
     def start(self) -> float:
         """The time at which the first process wrote its first row, in seconds since 1970; 0 without any."""
@@ -87,6 +98,7 @@ def read_run(name: str) -> ReportedRun:
         environments=run.environments(),
         state=state,
         summary=summary,
+        changes=run.changes(),
     )
 
 

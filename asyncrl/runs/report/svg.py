@@ -37,7 +37,7 @@ class Series:
 @dataclass(frozen=True, slots=True)
 class Plot:
     """Curves over the same x axis. `is_stacked`: the curves are areas, each on top of the one before. `is_share`: y is
-    from 0 to 1."""
+    from 0 to 1. `marks` are vertical lines: the x and the text of each."""
 
     title: str
     x_label: str
@@ -46,6 +46,7 @@ class Plot:
     is_share: bool = False
     is_stacked: bool = False
     note: str = ""
+    marks: Sequence[tuple[float, str]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,11 @@ def draw(plot: Plot) -> DrawnPlot | None:
     )
     described = f"{plot.title} by {plot.x_label}: {', '.join(series.label for series, _ in found)}"
     svg = Markup('<svg viewBox="0 0 {width} {height}" role="img" aria-label="{described}">{axes}{body}</svg>').format(
-        width=WIDTH, height=HEIGHT, described=described, axes=_axes(frame, plot.x_label), body=body
+        width=WIDTH,
+        height=HEIGHT,
+        described=described,
+        axes=_axes(frame, plot.x_label) + _marks(frame, plot.marks),
+        body=body,
     )
     legend = [(at % COLOURS, series.label, short(points[-1][1])) for at, (series, points) in enumerate(found)]
     return DrawnPlot(plot.title, plot.unit, plot.note, svg, legend, bin_size)
@@ -161,6 +166,17 @@ def _axes(frame: _Frame, label: str) -> Markup:
         yield Markup('<text class="x" x="{0}" y="{1}">{2}</text>').format(middle, HEIGHT - 4, label)
 
     return Markup("").join(lines())
+
+
+def _marks(frame: _Frame, marks: Sequence[tuple[float, str]]) -> Markup:
+    lines = (
+        Markup('<line class="mark" x1="{0}" x2="{0}" y1="{1}" y2="{2}"><title>{3}</title></line>').format(
+            f"{frame.x(x):.1f}", TOP, HEIGHT - BOTTOM, text
+        )
+        for x, text in marks
+        if frame.left <= x <= frame.right
+    )
+    return Markup("").join(lines)
 
 
 def _curve(frame: _Frame, points: Sequence[tuple[float, float]], number: int, has_dots: bool) -> Markup:

@@ -100,7 +100,8 @@ class DistributedServerRoute(BucketServerRoute):
         await self._threads.ended(END_S)
 
     async def _join(self) -> _Joined:
-        """Form a group with the server. Raises ServerRefusedError: it cannot be formed; ServerFaultError."""
+        """Form a group with the server. Raises ServerRefusedError: it cannot be formed; ServerFaultError: the server
+        failed."""
         await self._forget()
         try:
             address = await self._threads.run(partial(self._own_address, *self.end.address))

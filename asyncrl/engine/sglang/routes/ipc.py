@@ -127,7 +127,8 @@ def _refused_without_room(device: torch.device) -> Iterator[None]:
 def shared(flat: torch.Tensor, processes: int) -> Iterator[list[Reduced]]:
     """Make a handle of a buffer on a GPU for each of `processes` other processes.
 
-    After an error in the body the memory is released at once, because a handle that was never opened would keep it.
+    After an error in the `with` block the memory is released at once, because a handle that was never opened would keep
+    it.
     """
     reduced: list[Reduced] = []
     try:

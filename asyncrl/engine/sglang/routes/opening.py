@@ -38,7 +38,7 @@ class ServerRouteSettings:
 def open_server_routes(
     end: ServerEnd, facts: ServerFacts, settings: ServerRouteSettings
 ) -> tuple[dict[str, ServerRoute], str]:
-    """The routes to try, best first and by their names, and the reasons against the remaining routes."""
+    """The routes to try by their names, the best route first. Also returns the reasons against the other routes."""
     chosen = choose(INTO_SERVERS, settings.wanted, facts)
     return {route.name: OPENERS[route.name](end, facts, settings) for route in chosen.routes}, chosen.left_out
 

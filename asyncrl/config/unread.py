@@ -1,0 +1,54 @@
+"""Finds the scores of episodes that change nothing: they have no weight, and no part of the algorithm reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from asyncrl.config.schema import AlgorithmConfig, ScoringConfig
+
+
+def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> dict[str, str]:
+    """The names of such scores, each with the ways to use it or to do without it. `environment` is the reward of tools,
+    environments and simulated users, which not every run has."""
+    read = set(_texts(asdict(algorithm)))
+    if any("." in text for text in read):
+        # A part of the user's own may read any score.
+        return {}
+    found = {}
+    if not scoring.shaping.environment_weight:
+        found["environment"] = (
+            "give these rewards a weight (scoring.shaping.environment_weight), name `environment` in a part of the "
+            "algorithm, or return no rewards"
+        )
+    for source, entry in _weightless_rules(scoring):
+        name = f"rule/{entry.get('as') or str(entry.get('name')).rpartition('.')[2]}"
+        found[name] = (
+            f"give this rule a weight (scoring.rules.{source}), name `{name}` in a part of the algorithm, or leave the "
+            "rule out"
+        )
+    return {name: advice for name, advice in found.items() if name not in read}
+
+
+def _weightless_rules(scoring: ScoringConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Each rule with weight 0, and its data source. The first rule of a source is never unread: its score is the
+    outcome."""
+    for source, value in scoring.rules.items():
+        for entry in value[1:] if isinstance(value, list) else []:
+            if isinstance(entry, Mapping) and entry.get("weight", 1.0) == 0:
+                yield source, entry
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a plain value, the keys of mappings included."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for name, inner in value.items():
+                yield str(name)
+                yield from _texts(inner)
+        case list():
+            for inner in value:
+                yield from _texts(inner)

@@ -1,0 +1,90 @@
+"""Notices that the filters refuse every group, and ends a run in which this goes on.
+
+The learner then waits forever for a batch, although no episode fails. The count begins at 0 with each accepted group
+and with each start of the replay, so that a run may resume after its filters or tasks were changed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean
+
+from asyncrl.errors import TooManyFailuresError
+
+BATCHES, FEWEST = 2, 8
+"""The filters hold a run once they have refused the groups of this many batches, and at least FEWEST groups."""
+RIGHT, SOLVED = 0.999, 0.95
+"""A group whose mean outcome is at least RIGHT is right. The tasks are solved if this share of the groups is right."""
+OF_SOLVED = {"zero_variance", "reward_high"}
+"""The reasons for which filters refuse groups whose tasks are solved."""
+REASONS = {
+    "zero_variance": "all scores in the group were equal",
+    "reward_low": "the mean reward was below replay.filter.min_reward",
+    "reward_high": "the mean reward was above replay.filter.max_reward",
+    "too_long": "a member had more tokens than replay.filter.max_tokens",
+}
+ADVICE = {
+    "zero_variance": "use tasks that the policy solves sometimes, demonstrations first (`asyncrl sft`), a larger "
+    "learner.group_size, or a reward with more levels",
+    "reward_low": "use easier tasks, or a lower replay.filter.min_reward",
+    "reward_high": "use harder tasks, or a higher replay.filter.max_reward",
+    "too_long": "raise replay.filter.max_tokens, or lower actor.max_tokens",
+}
+
+
+class FilterLimit:
+    """Counts the groups that filters have refused since the last accepted one. A batch has `batch_groups` groups. After
+    `limit` refused groups the run must end; `None`: never."""
+
+    def __init__(self, batch_groups: int, limit: int | None) -> None:
+        self._held_after = max(FEWEST, BATCHES * batch_groups)
+        self._limit = limit
+        self._reasons: Counter[str] = Counter()
+        self._outcome = self._right = 0.0
+
+    def accepted(self) -> None:
+        """Note that the filters accepted a group."""
+        self._reasons.clear()
+        self._outcome = self._right = 0.0
+
+    def refused(self, reason: str, outcomes: Sequence[float]) -> None:
+        """Note that the filters refused a group for this reason. `outcomes` are those of its played members."""
+        self._reasons[reason] += 1
+        mean = fmean(outcomes)
+        self._outcome += mean
+        self._right += mean >= RIGHT
+
+    @property
+    def count(self) -> int:
+        """The number of groups refused in a row."""
+        return self._reasons.total()
+
+    @property
+    def is_solved(self) -> bool:
+        """True if the filters refuse groups because the policy solves the tasks."""
+        return self._right >= SOLVED * self.count and self._reasons.keys() <= OF_SOLVED
+
+    def text(self) -> str:
+        """A sentence that names the filters as the cause of the learner's wait. Empty while they do not hold the
+        run."""
+        if self.count < self._held_after:
+            return ""
+        refused = f"replay.filter refused the last {self.count} groups, so that nothing can be trained"
+        if self.is_solved:
+            return (
+                f"{refused}: the policy solves these tasks, since {self._right / self.count:.0%} of the groups were "
+                "right in every member. This is a result; harder tasks would teach more"
+            )
+        (reason, most), *_ = self._reasons.most_common(1)
+        where = "" if most == self.count else f" in {most} of them"
+        mean = f"the mean outcome was {self._outcome / self.count:.3g}"
+        return f"{refused}: {REASONS[reason]}{where} ({reason}), and {mean}. To go on: {ADVICE[reason]}"
+
+    def check(self) -> None:
+        """Raises TooManyFailuresError: the filters have refused so many groups in a row that the run must end."""
+        if self._limit is not None and self.count >= max(self._limit, self._held_after):
+            raise TooManyFailuresError(
+                f"{self.text()}. The run ends after {self._limit} refused groups (replay.filter.max_refused). Change "
+                "what is needed, then run the same command again"
+            )

@@ -1,0 +1,138 @@
+"""Reads the rows of metrics by which a run's health is judged. The cost does not grow with the length of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from asyncrl.errors import ConfigError
+from asyncrl.runs.lines import Row, finite
+from asyncrl.runs.run import Run
+
+MOST_STEPS = 10
+"""The most steps over which a value at the beginning or at the end of a run is averaged."""
+NEWEST = 50
+SPREAD = 150
+"""The number of the learner's rows that are read, evenly spread over the run."""
+MOST_EVALUATIONS = 200
+MOST_ACTORS = 64
+ACTOR_ROWS = 60
+"""The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
+SCORER_ROWS = 12
+STALE_S = 60.0
+"""An actor whose newest row is older than the newest row of all actors by more than this has left."""
+TRUNCATED = (("truncated",), ("episodes",))
+MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
+"""The counters of an actor that make up a share: the ones of the part, and the ones of the whole."""
+SHARES = {"truncated": TRUNCATED, "malformed calls": MALFORMED}
+ENOUGH = 100
+"""The newest episodes or calls that a share covers."""
+COUNTED = ("accepted", "labelled", "trained", "filtered", "dead", "failures")
+TEXTS = ("newest_failure", "refusing", "solved")
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The rows of a run at one moment. Rows of an earlier asyncrl may lack some metrics.
+
+    - `folder`: the run's folder, for the commands in sentences.
+    - `first`, `newest`: consecutive rows of trained steps at the beginning and at the end; `spread`: rows of the whole
+      run. `evaluations`: rows in the order of their steps, the first and the last among them.
+    - `actors`: the newest rows of each actor.
+    - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and
+      `solved` are its texts.
+    - `scores`: the newest mean of each score that is not always 0. `unread`: the scores that change nothing.
+    - `group_size`: `None` if it is unknown.
+    - `is_running`: the run may still change, so few rows are no evidence.
+    """
+
+    folder: str
+    first: Sequence[Row] = ()
+    newest: Sequence[Row] = ()
+    spread: Sequence[Row] = ()
+    evaluations: Sequence[Row] = ()
+    actors: Sequence[Sequence[Row]] = ()
+    counts: Mapping[str, float] = field(default_factory=dict)
+    newest_failure: str = ""
+    refusing: str = ""
+    solved: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+    group_size: int | None = None
+    is_running: bool = False
+
+
+def read_evidence(run: Run, is_running: bool) -> Evidence:
+    """Read the evidence of a run. Raises OSError: a file cannot be read."""
+    replays = [run.newest_values(role) for role in run.roles("replay*")]
+    settings = None
+    with suppress(ConfigError):
+        settings = run.settings()
+    scored = {
+        name: value for role in run.roles("scoring-*") for name, value in _means(run.newest_rows(role, SCORER_ROWS))
+    }
+    texts = {name: next((str(row[name]) for row in replays if row.get(name)), "") for name in TEXTS}
+    return Evidence(
+        str(run.folder),
+        first=_trained(run.oldest_rows("learner", MOST_STEPS)),
+        newest=_trained(run.newest_rows("learner", NEWEST)),
+        spread=_trained(run.spread_rows("learner", SPREAD)),
+        evaluations=sorted(run.spread_rows("evaluation", MOST_EVALUATIONS), key=lambda row: row["step"]),
+        actors=_of_actors(run),
+        counts={name: sum(finite(row.get(name)) or 0 for row in replays) for name in COUNTED},
+        newest_failure=texts["newest_failure"],
+        refusing=texts["refusing"],
+        solved=texts["solved"],
+        scores=scored,
+        unread=settings.unread if settings else {},
+        group_size=settings.group_size if settings else None,
+        is_running=is_running,
+    )
+
+
+def _trained(rows: Sequence[Row]) -> list[Row]:
+    return [row for row in rows if "reward/mean" in row]
+
+
+def _means(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
+    """The means of scores in a scorer's rows that are not 0, by the names of the scores."""
+    for row in rows:
+        yield from ((name.removesuffix("_mean"), row[name]) for name in row if name.endswith("_mean") and row[name])
+
+
+def _of_actors(run: Run) -> list[list[Row]]:
+    names = run.roles("actor-*")
+    chosen = names[:: -(-len(names) // MOST_ACTORS) or 1]
+    found = [rows for name in chosen if (rows := run.newest_rows(name, ACTOR_ROWS))]
+    newest = max((rows[-1]["time"] for rows in found), default=0.0)
+    return [rows for rows in found if newest - rows[-1]["time"] <= STALE_S]
+
+
+def recent_counts(
+    actors: Sequence[Sequence[Row]], part: Sequence[str], whole: Sequence[str], enough: float = ENOUGH
+) -> tuple[float, float]:
+    """Count `part` and `whole` over the newest work of all actors: in as few rows of each actor as have its share of
+    `enough`, or in all of its rows. The names are counters, which begin at 0 with each start of an actor."""
+    parts = wholes = 0.0
+    for rows in actors:
+        now, since = (_sum(rows[-1], part), _sum(rows[-1], whole)), (0.0, 0.0)
+        for row in reversed(rows[:-1]):
+            before = _sum(row, part), _sum(row, whole)
+            if before[1] > now[1]:  # The row is from an earlier start of the actor.
+                break
+            if now[1] - before[1] >= enough / len(actors):
+                since = before
+                break
+        parts, wholes = parts + now[0] - since[0], wholes + now[1] - since[1]
+    return parts, wholes
+
+
+def recent_shares(actors: Sequence[Sequence[Row]]) -> dict[str, float]:
+    """The shares of the newest episodes and tool calls, by the names in `SHARES`. One without any work is left out."""
+    counts = {name: recent_counts(actors, part, whole) for name, (part, whole) in SHARES.items()}
+    return {name: found / of for name, (found, of) in counts.items() if of}
+
+
+def _sum(row: Row, names: Sequence[str]) -> float:
+    return sum(finite(row.get(name)) or 0.0 for name in names)

@@ -1,0 +1,328 @@
+"""Judges the health of a run, in sentences that say what is wrong and what helps.
+
+Each rule is a small function from the evidence to a finding. The console, the page, the report and the summary show
+these sentences, and decide nothing themselves. A new rule is one more function in `RULES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from asyncrl.runs import trends
+from asyncrl.runs.evidence import MALFORMED, TRUNCATED, Evidence, recent_counts
+from asyncrl.runs.lines import Row
+from asyncrl.runs.trends import Trend, values_of
+
+WINDOW = 3
+"""The number of bad steps in a row that gives a warning about a running run."""
+LONG_WINDOW, FEWEST_STEPS = 10, 5
+"""The steps over which shares of groups are averaged, and the fewest of them that are evidence."""
+FEWEST_EPISODES = 30
+MAX_FAILED_SHARE = 0.1
+MAX_TRUNCATED = 0.5
+FEWEST_CALLS, MAX_MALFORMED = 20, 0.25
+MAX_REFUSED, FEWEST_REFUSED = 0.9, 64
+"""A filter refuses nearly everything if it refused this share of the episodes, and at least this many."""
+NEARLY_ALL = 0.9
+SOLVED = 0.95
+"""A batch with a larger mean outcome is solved: an outcome is mostly 0 or 1."""
+FEWEST_FOR_TREND = 30
+"""A reward that does not change counts as standing still after this number of steps."""
+ENTROPY_FALL, LEAST_ENTROPY = 0.25, 0.02
+"""An entropy that was at least the second number, in nats, has collapsed if it is below this share of its first."""
+ENTROPY_RISE, ENTROPY_RISE_BY = 2.0, 1.0
+"""An entropy has run away if it has grown by this factor and by this number of nats."""
+LARGEST_KL = {
+    "kl_reference": (
+        1.0,
+        "the policy has left its reference: use a larger weight of algorithm.kl, or lower learner.lr",
+    ),
+    "update/k3": (0.2, "a single step changes the policy too much: lower learner.lr"),
+    "mismatch/k3": (
+        0.2,
+        "the engine samples from another policy than the learner trains: see docs/weights.md",
+    ),
+}
+"""The largest healthy mean of an estimate of a KL, in nats a token, and the advice for a larger one."""
+KL_NAMES = {
+    "kl_reference": "the KL to the reference (kl_reference)",
+    "update/k3": "the KL of an update (update/k3)",
+    "mismatch/k3": "the KL between engine and learner (mismatch/k3)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A sentence about a run, and its kind. A remark `is_good`; every other finding is a warning."""
+
+    kind: str
+    text: str
+    is_good: bool = False
+
+
+Rule = Callable[[Evidence], Finding | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """The findings about a run, in the order of the rules. `trends` has the reward and the held-out results."""
+
+    findings: Sequence[Finding]
+    trends: dict[str, Trend]
+
+    @property
+    def warnings(self) -> list[str]:
+        return [each.text for each in self.findings if not each.is_good]
+
+    @property
+    def remarks(self) -> list[str]:
+        return [each.text for each in self.findings if each.is_good]
+
+
+def judge(seen: Evidence) -> Health:
+    """Judge a run by all rules."""
+    findings = [finding for rule in RULES if (finding := rule(seen)) is not None]
+    shown = {
+        "reward": trends.of_steps(seen.first, seen.newest, "reward/mean"),
+        "held-out accuracy": trends.of_evaluations(seen.evaluations, "eval/accuracy"),
+    }
+    return Health(findings, {name: trend for name, trend in shown.items() if trend is not None})
+
+
+def _last(seen: Evidence, count: int, fewest: int) -> list[Row]:
+    """The last `count` trained steps. Empty if a running run has fewer than `fewest`."""
+    rows = list(seen.newest[-count:])
+    return [] if seen.is_running and len(rows) < fewest else rows
+
+
+def _steps(rows: Sequence[Row]) -> str:
+    first, last = rows[0]["step"], rows[-1]["step"]
+    return f"step {last}" if len(rows) == 1 else f"steps {first} to {last}"
+
+
+def _are_solved(rows: Sequence[Row]) -> bool:
+    outcomes = values_of(rows, "outcome/mean")
+    return len(outcomes) == len(rows) and min(outcomes) >= SOLVED
+
+
+def learns_nothing(seen: Evidence) -> Finding | None:
+    """Every reward of the last steps was the same, or their gradients were 0."""
+    rows = _last(seen, WINDOW, WINDOW)
+    if not rows:
+        return None
+    steps, level = _steps(rows), all(row.get("groups/zero_variance") == 1 for row in rows)
+    rewards = {row.get(f"reward/{end}") for row in rows for end in ("min", "max")}
+    is_one = len(rewards) == 1 and None not in rewards
+    if (is_one or (level and all(row.get("grad_norm") == 0 for row in rows))) and _are_solved(rows):
+        return Finding("solved", _solved(steps), is_good=True)
+    if is_one:
+        look = f"`asyncrl inspect step {seen.folder} {rows[-1]['step']}` shows some of the episodes"
+        return Finding(
+            "reward",
+            f"every reward of {steps} was {next(iter(rewards)):g}, which teaches nothing: {look}. "
+            "Check the scoring rule, and whether the task is too hard or too easy for the model",
+        )
+    if any(row.get("grad_norm") != 0 for row in rows):
+        return None
+    why = (
+        "the rewards within each group were equal (groups/zero_variance). Use a larger learner.group_size, or tasks "
+        "that the policy solves sometimes"
+        if level
+        else "the gradient was 0. masked/any is the share of the tokens that the corrections leave out"
+    )
+    return Finding("empty", f"{steps} learned nothing (updates_empty): {why}")
+
+
+def _solved(steps: str) -> str:
+    return (
+        f"the policy solves the tasks of {steps}: nearly every episode is right, so that they teach nothing more. "
+        "This is a result; harder tasks would teach more"
+    )
+
+
+def equal_groups(seen: Evidence) -> Finding | None:
+    """Nearly all groups have equal rewards, although some still teach."""
+    rows = _last(seen, LONG_WINDOW, FEWEST_STEPS)
+    shares = values_of(rows, "groups/zero_variance")
+    if len(shares) < FEWEST_STEPS or fmean(shares) < NEARLY_ALL or (seen.group_size or 1) < 2:
+        return None
+    if learns_nothing(seen) is not None:
+        return None
+    if _are_solved(rows):
+        return Finding("solved", _solved(_steps(rows)), is_good=True)
+    return Finding(
+        "equal",
+        f"in {fmean(shares):.0%} of the groups of {_steps(rows)} all rewards were equal (groups/zero_variance), so "
+        "that these groups teach nothing. Use tasks that the policy solves sometimes, a larger learner.group_size, or "
+        "a reward with more levels",
+    )
+
+
+def skipped_updates(seen: Evidence) -> Finding | None:
+    """Updates were left out because their gradient was not finite."""
+    if not seen.newest or not (skipped := seen.newest[-1].get("updates_skipped")):
+        return None
+    return Finding(
+        "skipped",
+        f"{skipped:.0f} updates were left out, since their gradient was not finite (updates_skipped). "
+        "Try a smaller learner.lr, or model.dtype=float32",
+    )
+
+
+def failing_episodes(seen: Evidence) -> Finding | None:
+    """So many episodes or scorings have failed that the trained ones may be a biased sample."""
+    counts = seen.counts
+    failed = counts.get("dead", 0) + counts.get("failures", 0)
+    episodes = counts.get("accepted", 0) + counts.get("failures", 0)
+    if episodes < FEWEST_EPISODES or failed <= MAX_FAILED_SHARE * episodes:
+        return None
+    newest = f"; newest failure: {seen.newest_failure}" if seen.newest_failure else ""
+    return Finding(
+        "failing",
+        f"{failed / episodes:.0%} of the episodes ({failed} of {episodes}) failed or could not be scored. The run "
+        f"trains only on the rest, a biased sample{newest}. `asyncrl inspect dead-letters {seen.folder}` lists the "
+        "failures; actor.max_failure_share can end such a run",
+    )
+
+
+def refusing_filter(seen: Evidence) -> Finding | None:
+    """The filters refuse every group, or nearly every one."""
+    if seen.refusing:
+        return Finding("filter", seen.refusing)
+    if seen.solved:
+        return Finding("filter", seen.solved, is_good=True)
+    filtered, accepted = seen.counts.get("filtered", 0), seen.counts.get("accepted", 0)
+    if filtered < FEWEST_REFUSED or filtered < MAX_REFUSED * accepted:
+        return None
+    return Finding(
+        "filter",
+        f"replay.filter refused {filtered / accepted:.0%} of the episodes ({filtered} of {accepted}), so that few are "
+        f"trained: `asyncrl inspect status {seen.folder}` has the reasons. Use tasks that the policy solves "
+        "sometimes, or a filter that refuses less",
+    )
+
+
+def truncated_episodes(seen: Evidence) -> Finding | None:
+    """Most of the newest episodes were ended by a limit."""
+    part, whole = recent_counts(seen.actors, *TRUNCATED)
+    if whole < FEWEST_EPISODES or part < MAX_TRUNCATED * whole:
+        return None
+    return Finding(
+        "truncated",
+        f"{part / whole:.0%} of the newest {whole:.0f} episodes were truncated: a limit ended them before the policy "
+        "did. Look at some of them, then raise actor.max_turn_tokens, actor.max_tokens or actor.max_turns, or lower "
+        "learner.lr if the policy has begun to ramble",
+    )
+
+
+def malformed_calls(seen: Evidence) -> Finding | None:
+    """Many of the newest tool calls could not be parsed, or named no tool."""
+    part, whole = recent_counts(seen.actors, *MALFORMED)
+    if whole < FEWEST_CALLS or part < MAX_MALFORMED * whole:
+        return None
+    return Finding(
+        "malformed",
+        f"{part / whole:.0%} of the newest {whole:.0f} tool calls were malformed or named an unknown tool. Look at "
+        "some episodes: the policy may need demonstrations (`asyncrl sft`), another actor.tool_call_format, or a "
+        "smaller learner.lr if its calls were well formed before",
+    )
+
+
+def worse_held_out(seen: Evidence) -> Finding | None:
+    """The last held-out result is below the first by more than one standard error of the difference."""
+    for name in ("accuracy", "outcome"):
+        trend = trends.of_evaluations(seen.evaluations, f"eval/{name}")
+        if trend is None or trend.first - trend.last <= (trend.noise / 2 if trend.noise < 1 else 0):
+            continue
+        step = seen.evaluations[-1]["step"]
+        return Finding(
+            "held_out",
+            f"the held-out {name} is {trend.last:.3g} after {step} steps, below the {trend.first:.3g} of the first "
+            f"evaluation ({trend.noise_text}). Compare the rewards with episodes: the policy may exploit the reward, "
+            "or have forgotten what it could do. A smaller learner.lr or a KL to the reference helps against both",
+        )
+    return None
+
+
+def reward_trend(seen: Evidence) -> Finding | None:
+    """The reward has not risen since the beginning of a long run, or it has fallen."""
+    rows, rewards = seen.spread, values_of(seen.spread, "reward/mean")
+    if len(rewards) < FEWEST_FOR_TREND or rows[-1]["step"] - rows[0]["step"] + 1 < FEWEST_FOR_TREND:
+        return None
+    if _are_solved(rows[-FEWEST_STEPS:]):
+        return None
+    part = len(rewards) // 3
+    begin, end = rewards[:part], rewards[-part:]
+    noise = 2 * ((stdev(begin) ** 2 + stdev(end) ** 2) / part) ** 0.5
+    change = Trend(fmean(begin), fmean(end), noise)
+    if change.way == "up":
+        return None
+    said = f"{change.first:.3g} in the first third of {_steps(rows)} and {change.last:.3g} in the last"
+    if change.way == "down":
+        return Finding("reward_falls", f"the reward falls: it was {said} ({change.noise_text}). Try a lower learner.lr")
+    return Finding(
+        "reward_still",
+        f"the reward does not rise: it was {said} ({change.noise_text}). The tasks may be too hard or the learning "
+        "rate too small: look at the episodes, then try easier tasks, a larger learner.lr or larger groups",
+    )
+
+
+def entropy_trend(seen: Evidence) -> Finding | None:
+    """The entropy has collapsed, or has run away."""
+    trend = trends.of_steps(seen.first, seen.newest, "entropy")
+    if trend is None or len(seen.newest) < FEWEST_STEPS:
+        return None
+    moved = f"from {trend.first:.2g} to {trend.last:.2g} nats a token"
+    if trend.first >= LEAST_ENTROPY and trend.last < ENTROPY_FALL * trend.first:
+        return Finding(
+            "entropy",
+            f"the entropy of the policy fell {moved}: it hardly tries anything else any more, so that it learns little "
+            "more. If the reward is not good yet: raise clip_high of the loss, or set algorithm.entropy_weight",
+        )
+    if trend.last > max(ENTROPY_RISE * trend.first, trend.first + ENTROPY_RISE_BY):
+        return Finding(
+            "entropy",
+            f"the entropy of the policy rose {moved}: its answers become random. Lower learner.lr, or set "
+            "algorithm.entropy_weight=0 if it is not 0",
+        )
+    return None
+
+
+def runaway_kl(seen: Evidence) -> Finding | None:
+    """A KL is far above the values of healthy runs."""
+    rows = _last(seen, WINDOW, WINDOW)
+    for name, (limit, advice) in LARGEST_KL.items():
+        values = values_of(rows, name)
+        if len(values) == len(rows) > 0 and min(values) > limit:
+            found = f"{KL_NAMES[name]} was {fmean(values):.2g} nats a token in {_steps(rows)}, far more than usual"
+            return Finding("kl", f"{found}: {advice}")
+    return None
+
+
+def unread_scores(seen: Evidence) -> Finding | None:
+    """The episodes have scores that change nothing."""
+    found = [name for name in seen.unread if name in seen.scores]
+    if not found:
+        return None
+    kinds = {"environment": "rewards of tools, environments or simulated users"}
+    said = (f"{kinds.get(name, f'the score {name}')} ({seen.scores[name]:.3g} on average)" for name in found)
+    advice = "; ".join(seen.unread[name] for name in found)
+    return Finding("unread", f"nothing trains on {', nor on '.join(said)}. To change this: {advice}")
+
+
+RULES: tuple[Rule, ...] = (
+    refusing_filter,
+    learns_nothing,
+    equal_groups,
+    skipped_updates,
+    failing_episodes,
+    truncated_episodes,
+    malformed_calls,
+    worse_held_out,
+    reward_trend,
+    entropy_trend,
+    runaway_kl,
+    unread_scores,
+)

@@ -1,0 +1,37 @@
+"""Scores that change nothing are found by their weights and by the parts of the algorithm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncrl.config.schema import AlgorithmConfig, PartConfig, ScoringConfig, ShapingConfig
+from asyncrl.config.unread import unread_scores
+
+RULES = {"math": ["gsm8k", {"name": "my.form", "as": "form", "weight": 0}, {"name": "length", "weight": 0.5}]}
+
+
+@pytest.mark.parametrize(
+    ("scoring", "algorithm", "expected"),
+    [
+        ({}, {}, {"environment"}),
+        ({"shaping": ShapingConfig(environment_weight=0.5)}, {}, set()),
+        ({"rules": RULES}, {}, {"environment", "rule/form"}),
+        ({"rules": {"math": [{"name": "gsm8k", "weight": 0}, "length"]}}, {}, {"environment"}),
+        ({"rules": RULES}, {"advantage": PartConfig("gdpo", {"weights": {"rule/form": 1.0}})}, {"environment"}),
+        ({"rules": RULES}, {"advantage": PartConfig("gdpo", {"weights": {"environment": 1.0}})}, {"rule/form"}),
+        ({"rules": RULES}, {"advantage": PartConfig("my.Advantage")}, set()),
+    ],
+)
+def test_a_score_without_a_weight_is_unread_unless_a_part_names_it(
+    scoring: dict[str, Any], algorithm: dict[str, Any], expected: set[str]
+) -> None:
+    assert unread_scores(ScoringConfig(**scoring), AlgorithmConfig(**algorithm)).keys() == expected
+
+
+def test_the_advice_names_the_ways_to_use_a_score_or_to_do_without_it() -> None:
+    advice = unread_scores(ScoringConfig(rules=RULES), AlgorithmConfig())["rule/form"]
+    assert advice.startswith(
+        "give this rule a weight (scoring.rules.math), name `rule/form` in a part of the algorithm"
+    )
