@@ -281,7 +281,7 @@ class Tail:
         self.recent: deque[Row] = deque(maxlen=recent)
 
     def read(self) -> Row:
-        """The newest value of each name that the file has."""
+        """Map each name that occurs in the file to its newest value."""
         with open_lines(self._path) as file:
             if file is not None:
                 span = file.since(self._file_id, self._position)

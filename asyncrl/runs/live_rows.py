@@ -19,7 +19,7 @@ REFRESH_S = 0.5
 LINE_S = 10.0
 BAR_CHARS = 40
 LONGEST_VALUE = 160
-"""The most characters of a value in a line. Reasons of failures may be as long as a page."""
+"""The maximum number of characters of a value in a line. Reasons of failures may be as long as a page."""
 
 Rows = Sequence[tuple[str, str]]
 

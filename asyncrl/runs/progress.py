@@ -15,8 +15,8 @@ ACTORS = "actor-"
 
 
 class RunProgress:
-    """The newest values of a run. `from_now`: rows that actors have written so far are left out, since they are from an
-    earlier start."""
+    """The newest values of a run. With `from_now`, the rows that actors wrote before this object was made are left out,
+    since they are from an earlier start."""
 
     def __init__(self, run: Run, from_now: bool = False) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Computes the shares of time in which the parts of a run had nothing to do, from the rows of their metrics."""
+"""Computes the shares of time in which the processes of a run had nothing to do, from the rows of their metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ROWS = 500
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
-    """A role's counters, summed over all of its starts: they begin at 0 each time. A row may lack some counters."""
+    """Sum a role's counters over all of its starts. They begin at 0 at each start. A row may lack some counters."""
     ended, newest = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     for row in rows:
         for name in names:
@@ -48,7 +48,7 @@ def step_seconds(steps: Rows) -> float:
 
 
 def waited_for(cause: str) -> str:
-    """The name of the replay's counter of the seconds that the learner waited for one of CAUSES."""
+    """The name of the counter with which the replay measures how long the learner waited for `cause`, one of CAUSES."""
     return f"learner_waited_for_{cause}_s"
 
 
@@ -62,7 +62,7 @@ class IdleShares:
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
     - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; `None`: there were none;
     - `evicted`: the evicted episodes as a share of the accepted ones;
-    - `pending`: the mean number of tickets that waited for an actor;
+    - `pending`: the mean number of tickets (permissions to run an episode) that waited for an actor;
     - `cores`: the cores of the only host of a run without GPUs; `None`: there are GPUs or several hosts.
     """
 

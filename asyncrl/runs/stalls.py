@@ -15,9 +15,10 @@ from asyncrl.runs.working import does
 from asyncrl.text import duration
 
 SILENT_S = 5.0
-"""A role without a heartbeat for this time is silent: it has one every second."""
+"""A role counts as silent if it has written no heartbeat for so many seconds. It should write one every second."""
 MOST_IDLE = 0.9
-"""An engine that is idle for a larger share of its time counts as an engine without requests, although episodes run."""
+"""If an engine is idle for a larger share of its time although episodes run, it lacks requests, and the tools, users or
+agents of the episodes are the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class Wait:
     - `who`: such as "learner"; empty if `what` has its own subject;
     - `what`: the activity of `who`, such as "waits for a batch";
     - `seconds`: the duration of the activity so far; `None`: unknown;
-    - `fault`: `who` is silent, down or failing, and no setting of the run fixes that.
+    - `fault`: true if `who` is silent, down or failing, and no setting of the run fixes that.
     """
 
     who: str
@@ -140,7 +141,7 @@ def _failing(shard: ShardNow) -> Wait:
 
 
 def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
-    """The reason why a shard issues no tickets for the groups that it lacks."""
+    """The reason why a shard issues no tickets (permissions to run an episode) for the groups that it lacks."""
     if shard.is_full:
         return Wait(
             shard.name,

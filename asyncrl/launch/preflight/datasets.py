@@ -94,7 +94,8 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
         "max_prompt_length": data.max_prompt_length,
         "max_response_length": max_tokens,
         "truncation": data.truncation,
-        # asyncrl leaves out or cuts long prompts later, when it also counts the tools that an actor shows.
+        # asyncrl leaves out or cuts long prompts later, when it also counts the tokens of the tools that an actor
+        # shows.
         "filter_overlong_prompts": False,
         "return_raw_chat": True,
         "shuffle": data.shuffle,

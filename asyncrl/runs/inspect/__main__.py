@@ -206,7 +206,7 @@ def status(arguments: Namespace) -> int:
         # Rates need a second sample, which would wait again for a shard that does not answer.
         if view["running"] and not view["problem"]:
             view = next(views)
-    # Without a terminal lines are not wrapped, so that commands in them can be copied.
+    # Without a terminal, lines are not wrapped, so that commands in them can be copied.
     return _print(arguments, view, lambda: status_table(view), console, soft_wrap=not console.is_terminal)
 
 

@@ -71,7 +71,7 @@ def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], L
         live = connect(stored)
         served = [shard for shard, path in enumerate(shard_paths(run.store)) if in_use(path)]
         dead = sum(live.call(shard, lambda client: client.skip_plan(step, reason)) for shard in served)
-    # A process cannot have a store open for reading and for writing.
+    # A process cannot have a store open for reading and for writing at the same time.
     return dead + sum(_skip_in_store(run, shard, step, reason) for shard in range(live.shards) if shard not in served)
 
 
