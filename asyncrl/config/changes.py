@@ -48,7 +48,8 @@ class ConfigChange:
 
 
 def with_steps(key: str, value: str, changes: Sequence[ConfigChange]) -> str:
-    """The `value` of a key for people. If it changed in mid-run, each value with the step from which it applies."""
+    """The `value` of a key for people. If it changed in mid-run, the text has each value and the step from which it
+    applies."""
     own = [each for each in changes if each.key == key]
     if not own:
         return value

@@ -38,7 +38,7 @@ def read(words: Sequence[str], folder: Path | None = None, names_missing_data: b
     mistake.
     """
     config, wrong = _composed(words, folder)
-    # The file of an experiment that cannot be used may set all that is missing.
+    # If the file of an experiment cannot be used, the values that seem to be missing may be in this file.
     is_whole = not any(key == "experiment" or key.endswith(ENDINGS) for key in wrong)
     unset: dict[str, str] = {}
     if wrong or not _is_whole(config):

@@ -50,7 +50,7 @@ class Overviews:
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
         if is_fine_tuning(run):
-            # It has no replay, and only one role.
+            # A fine-tuning has no replay and only one role, so no role waits for another.
             return {**found, "waits_text": "", "advice": None}
         try:
             with self._stores.alone():

@@ -26,9 +26,9 @@ class Wanted:
     """A part of a file to show.
 
     - `names`: names of metrics; a name such as lag/* means all names with this beginning
-    - `points`: the most rows of a large file
-    - `after`: the cursor of an earlier answer, after which rows are wanted; empty: all rows
-    - `first`, `last`: only rows between these times are wanted; `None`: all rows
+    - `points`: the maximum number of rows of a large file
+    - `after`: the cursor of an earlier answer, if only the rows after it are wanted; else empty
+    - `first`, `last`: the times between which rows are wanted; `None` if all rows are wanted
     """
 
     names: Sequence[str]

@@ -1,4 +1,4 @@
-"""Opens the reports of a process as the section `observe` of the configuration sets them."""
+"""Opens the reports of a process, as the section `observe` of the configuration describes them."""
 
 from __future__ import annotations
 

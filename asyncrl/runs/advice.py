@@ -17,8 +17,8 @@ for less than SERVED."""
 BUSY = 0.1
 """Actors or scorers limit the run if they are idle for less than this share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""There are too many actors, or scorers, if they are idle for more than this share of their time and the learner does
-not wait."""
+"""Actors, or scorers, are too many if they are idle for more than this share of their time and the learner does not
+wait."""
 EVICTED = 0.05
 LONG_PHASE = 0.2
 """Publishing weights should take less than this share of a step's time, and so should waiting for checkpoints."""

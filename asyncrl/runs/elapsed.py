@@ -51,8 +51,7 @@ def _of_ended(run: Run, begins: Sequence[float]) -> float:
 
 
 def _first_rows(run: Run) -> list[float]:
-    """The time of the earliest row of any role, which stands for the starts of a run that recorded none. Empty without
-    rows."""
+    """The time of the earliest row of any role, for a run that did not record its starts. Empty without rows."""
     times = [row["time"] for role in run.roles() for row in islice(run.rows(role), 1)]
     return [min(times)] if times else []
 

@@ -21,8 +21,8 @@ ACTOR_ROWS = 60
 """The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
 SCORER_ROWS = 12
 STALE_S = 60.0
-"""If an actor's newest row is more than this many seconds older than the newest row of all actors, the actor counts as
-gone."""
+"""An actor is left out, because it has ended, if its newest row is more than this many seconds older than the newest
+row of all actors."""
 TRUNCATED = (("truncated",), ("episodes",))
 MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
 """Two groups of an actor's counters. A share is the sum of the first group, divided by the sum of the second."""

@@ -16,7 +16,7 @@ from asyncrl.runs.lines import Row
 from asyncrl.runs.trends import Trend, values_of
 
 WINDOW = 3
-"""After this number of bad steps in a row, a running run gets a warning."""
+"""A running run gets a warning after this number of bad steps in a row."""
 LONG_WINDOW, FEWEST_STEPS = 10, 5
 """The steps over which shares of groups are averaged, and the fewest of them that are evidence."""
 FEWEST_EPISODES = 30
@@ -32,8 +32,8 @@ SOLVED = 0.95
 FEWEST_FOR_TREND = 30
 """A reward that does not change counts as standing still after this number of steps."""
 ENTROPY_FALL, LEAST_ENTROPY = 0.25, 0.02
-"""If an entropy was at least LEAST_ENTROPY nats at first, it has collapsed once it is below ENTROPY_FALL times its
-first value."""
+"""An entropy that was at least LEAST_ENTROPY nats at first has collapsed once it is below ENTROPY_FALL times its first
+value."""
 ENTROPY_RISE, ENTROPY_RISE_BY = 2.0, 1.0
 """An entropy has run away if it has grown by more than the factor ENTROPY_RISE, and by more than ENTROPY_RISE_BY
 nats."""

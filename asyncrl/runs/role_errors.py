@@ -15,7 +15,7 @@ LONGEST_ERROR = 300
 MOST_KINDS = 100
 """The maximum number of different errors that are kept. A log may have any text."""
 MOST_BYTES = 64 << 20
-"""When a log is read for the first time, at most this number of bytes at its end is searched."""
+"""The number of bytes at the end of a log that are searched when the log is read for the first time."""
 _ERROR = re.compile(rb"\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) [\w.-]+: (.*)")
 _NUMBER = re.compile(r"\d+")
 

@@ -17,8 +17,8 @@ from asyncrl.text import duration
 SILENT_S = 5.0
 """A role counts as silent if it has written no heartbeat for so many seconds. It should write one every second."""
 MOST_IDLE = 0.9
-"""If an engine is idle for a larger share of its time although episodes run, it lacks requests, and the tools, users or
-agents of the episodes are the cause."""
+"""An engine that is idle for a larger share of its time, although episodes run, lacks requests. The cause is then the
+tools, users or agents of the episodes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class OutputSettings:
     """Settings of the result.
 
     - `folder`: the folder from which the configuration and the tokenizer come
-    - `tied`: the output layer is the embedding, even if the configuration does not tie them
+    - `tied`: true if the output layer is the embedding, even if the configuration does not say so
     - `dtype`: the dtype of the parameters; None keeps the checkpoint's dtype
     """
 

@@ -61,7 +61,8 @@ def check(settings: Mapping[str, Any], key: str) -> None:
 
 
 def load(settings: Mapping[str, Any]) -> Answer:
-    """The function that answers requests. It makes the managers for training now, so that errors stop the start."""
+    """The function that answers requests. It makes the managers for training at once, so that an error in them prevents
+    the start of the run."""
     log_to_stderr()
     tokenizer = policy_tokenizer(settings)
     judges = _Judges(tokenizer, settings["managers"])

@@ -117,8 +117,8 @@ def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: Net
 
 
 def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> Iterator[str]:
-    """Equal ports, and addresses that other machines could reach. `makes_keys`: the launcher makes keys for such
-    addresses."""
+    """The reasons why ports overlap or are too large, or why other machines could reach an address without a key. With
+    `makes_keys` the launcher makes keys for such addresses."""
     addresses = {
         _key(network.replay_host, "replay"): network.replay_address,
         _key(network.learner_host, "learner"): network.learner_address,

@@ -229,7 +229,8 @@ class ScoringConfig:
 
     @property
     def step_scorer(self) -> str | None:
-        """The option that names what gives step scores, as messages show it. None if there is none."""
+        """The option that names the model or the function that gives step scores, in the form that messages show. None
+        if neither is configured."""
         if self.steps is not None:
             return f"scoring.steps={self.steps}"
         if not self.prm.is_configured:
@@ -251,7 +252,7 @@ def configured(config: ScoringConfig) -> tuple[str, ...]:
 
 
 def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
-    """The kinds of scoring of trajectories of `data_source`, in order. A manager replaces the rules."""
+    """The kinds of scoring that a trajectory of `data_source` needs, in order. A manager replaces the rules."""
     replaced = GROUP_KIND if config.manager.of(data_source) is None else "rules"
     return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind != replaced]), config)
 

@@ -84,7 +84,7 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
 
     assert data.dataset is not None
     cls = imported(data.dataset, f"data.dataset={data.dataset}", "package.module.Class")
-    # The class reads files of any kind, but knows no patterns and no names of the hub, so this finds their files.
+    # The class reads files of any kind, but knows no patterns and no names of the hub, so their files are found here.
     files = [str(file) for source in sources for file in ([source] if Path(source).exists() else find_files(source))]
     given = {
         "train_files": list(data.train),

@@ -89,7 +89,7 @@ class OwnCode:
 
     - `tools`: the names of tools
     - `environments`: true if the environments are the user's own
-    - `others`: true if simulated users or the split into steps are
+    - `others`: true if simulated users, or the function that splits episodes into steps, are the user's own
     """
 
     tools: frozenset[str]
@@ -244,8 +244,8 @@ class EpisodeJudge:
     def __call__(self, task: Task, place: str, trajectory: Trajectory, tokenizer: Any) -> None:
         """Judge the episode with its own answer, and with another answer.
 
-        Raises ConfigError: the rules fail for both; TimeoutError: they took over TRIAL_S. If they fail for one of them,
-        a warning says so.
+        Raises ConfigError: the rules fail for both; TimeoutError: they took over TRIAL_S. If they fail for only one of
+        the two answers, a warning says so.
         """
         from asyncrl.scoring.answers import rule_input
 

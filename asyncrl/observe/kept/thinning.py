@@ -13,7 +13,8 @@ SPARED = 0.25
 
 
 def expendable(steps: Sequence[int], sizes: Sequence[int]) -> int:
-    """The index of the step to delete. `steps`, at least one, ascend, and `sizes` are the bytes of their files."""
+    """The index of the step to delete. `steps` has at least one step, and ascends. `sizes` has the number of bytes of
+    each step's file."""
     older = _older(sizes)
     # Each candidate has two neighbours. The neighbour after the last older step is the first of the newest steps.
     candidates = range(1, min(older, len(steps) - 1))

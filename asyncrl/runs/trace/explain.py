@@ -39,8 +39,8 @@ PHRASES = {
 
 @dataclass
 class Share:
-    """What an episode spent on one activity: the seconds, the number of spans, and the number of tokens sampled in
-    them."""
+    """The seconds that an episode spent on one activity, the number of spans of this activity, and the number of tokens
+    sampled in these spans."""
 
     seconds: float = 0.0
     spans: int = 0
