@@ -32,7 +32,7 @@ HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """A changed key: `new` applies from learner step `step` on. `time`: when the change was made, in seconds since
+    """A changed key: `new` applies from learner step `step` on. `time` is the time of the change, in seconds since
     1970."""
 
     step: int

@@ -18,7 +18,7 @@ from asyncrl.config.schema import TrainConfig
 
 @dataclass(frozen=True)
 class Command:
-    """A command, which the `main` of `module` runs. `is_role`: the command takes KEY=VALUE words."""
+    """A command, which the `main` of `module` runs. `is_role` is true if the command takes KEY=VALUE words."""
 
     module: str
     meaning: str

@@ -34,8 +34,8 @@ DEFAULTS = "train"
 def read(words: Sequence[str], folder: Path | None = None, names_missing_data: bool = True) -> TrainConfig:
     """The typed and checked configuration of the KEY=VALUE `words`. `folder` holds further files of groups.
 
-    `names_missing_data`: an error also lists data files that do not exist. Raises ConfigError with one line for each
-    mistake.
+    With `names_missing_data`, an error also lists data files that do not exist. Raises ConfigError with one line for
+    each mistake.
     """
     config, wrong = _composed(words, folder)
     # If the file of an experiment cannot be used, the values that seem to be missing may be in this file.

@@ -122,7 +122,7 @@ def overview(run: Run) -> dict[str, Any]:
 
 
 def progress_of(run: Run, steps: int | None) -> dict[str, Any]:
-    """The progress and the speed of a run, as its console and its summary show them. `None`: unknown.
+    """The progress and the speed of a run, as its console and its summary show them. An unknown value is None.
 
     - `done`: the steps that are done; `step_s`: the seconds of a step, and `left_s` of the remaining ones;
     - `elapsed_s`: the seconds for which the run has run;

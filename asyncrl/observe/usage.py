@@ -118,7 +118,7 @@ class WithUsage(Fanout):
 @contextmanager
 def usage_of_this_process(gpus: bool = True) -> Iterator[Usage]:
     """Sample the use of the machine by this process and its children, and of the GPUs that it sees, every SAMPLE_S.
-    `gpus`: the role may use GPUs."""
+    `gpus` is true if the role may use GPUs."""
     usage, stop = Usage(ProcessTree().read, _open_gpus if gpus else None), threading.Event()
 
     def sample() -> None:

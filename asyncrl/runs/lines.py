@@ -255,8 +255,8 @@ def parsed(line: bytes) -> Row | None:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
-    """Read only the fields that the decoder's type names, which is many times faster than the whole row. `None`: a
-    field is missing or of another type."""
+    """Read only the fields that the decoder's type names, which is many times faster than the whole row. The result is
+    None if a field is missing or of another type."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):

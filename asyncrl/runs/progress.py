@@ -36,9 +36,9 @@ class RunProgress:
         return [values for values in found if values]
 
     def values(self, roles: Collection[str]) -> dict[str, Any]:
-        """The newest values of the run by name; `None`: unknown. `step` counts the steps that are done. `rollout_*`
-        come from the actors among the `roles`. So do `truncated`, the share of the newest episodes that a limit ended,
-        and `malformed_calls`, a share of the newest tool calls.
+        """The newest values of the run by name. An unknown value is None. `step` counts the steps that are done.
+        `rollout_*` come from the actors among the `roles`. So do `truncated`, the share of the newest episodes that a
+        limit ended, and `malformed_calls`, a share of the newest tool calls.
         """
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
         shares = recent_shares(

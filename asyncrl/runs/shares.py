@@ -60,10 +60,10 @@ class IdleShares:
     - `waited`: the share in which the learner waited for each of CAUSES, as the worst shard counted it;
     - `phases`: the share of each phase of a step;
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
-    - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; `None`: there were none;
+    - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; None without such processes;
     - `evicted`: the evicted episodes as a share of the accepted ones;
     - `pending`: the mean number of tickets (permissions to run an episode) that waited for an actor;
-    - `cores`: the cores of the only host of a run without GPUs; `None`: there are GPUs or several hosts.
+    - `cores`: the number of cores, if the run has only one host and no GPUs; else None.
     """
 
     steps: int
@@ -114,7 +114,8 @@ def idle_shares(run: Run) -> IdleShares | None:
 
 
 def _cores(run: Run) -> int | None:
-    """The cores of the only host of a run without GPUs; `None`: the run has GPUs or several hosts, or it is unknown."""
+    """The number of cores, if the run has only one host and no GPUs. None if it has GPUs or several hosts, or if the
+    number is unknown."""
     hosts = run.environments()
     return hosts[0].cores if len(hosts) == 1 and not hosts[0].gpus and hosts[0].cores else None
 

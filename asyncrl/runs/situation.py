@@ -27,7 +27,7 @@ class RoleNow:
 
     - `runs`: true if the role has a process;
     - `placed`: true if it has a host;
-    - `silent_s`: the seconds since its last heartbeat; `None`: it had none;
+    - `silent_s`: the seconds since its last heartbeat; None if it had none;
     - `does`: the work that it reports;
     - `does_s`: the seconds that this work has taken so far;
     - `part_silent_s`: if the report names a silent part of the role, the seconds of that silence;
@@ -64,7 +64,7 @@ class ShardNow:
     - `failing`: the reason why the shard issues few tickets; empty if there is none;
     - `refusing`: the reason why the shard's filters refuse every group; empty if they do not;
     - `busy`: the reason why the shard postpones requests; empty if it does not;
-    - `learner_waits_s`: the seconds for which the learner has waited; `None`: it does not wait.
+    - `learner_waits_s`: the seconds for which the learner has waited; None if it does not wait.
     """
 
     name: str

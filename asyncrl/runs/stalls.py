@@ -27,7 +27,7 @@ class Wait:
 
     - `who`: such as "learner"; empty if `what` has its own subject;
     - `what`: the activity of `who`, such as "waits for a batch";
-    - `seconds`: the duration of the activity so far; `None`: unknown;
+    - `seconds`: the duration of the activity so far; None if it is unknown;
     - `fault`: true if `who` is silent, down or failing, and no setting of the run fixes that.
     """
 

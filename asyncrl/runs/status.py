@@ -50,8 +50,8 @@ class StoreSummary:
     """A store at one moment.
 
     - `counters` include `live_bytes`, the bytes of its pages in use.
-    - `counts` of trajectories: `states` by state, `planned_trajectories` of the newest plans by lag, `scorers` by their
-      scorer, `evicted` by reason.
+    - `counts` of trajectories: `states` counts them by state, `planned_trajectories` those of the newest plans by lag,
+      `scorers` by the scorer that holds them, and `evicted` by reason.
     - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`: open groups by the work that
       they wait for (`playing`, `scoring`, and the same for held-out tasks).
     - Other `counts`: `actors` counts the tickets of each actor, and `dead_letters` the kept dead letters by what
@@ -149,7 +149,7 @@ class StatusSample:
     - `at`: the moment, in seconds;
     - `store`: the summary of all stores together;
     - `shards`: the summary of each shard's store;
-    - `answers`: the status of each shard; `None`: the shard does not answer;
+    - `answers`: the status of each shard; None for a shard that does not answer;
     - `problem`: the reasons why shards do not answer; empty if all do.
     """
 

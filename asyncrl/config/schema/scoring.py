@@ -152,7 +152,8 @@ class ManagerConfig:
     timeout_s: float = option(300.0, "seconds that one call of the manager may take", "(0, inf)")
 
     def of(self, source: str) -> Mapping[str, Any] | None:
-        """The settings of a data source's manager, by the keys of `sources`. `None`: the source has no manager."""
+        """The settings of a data source's manager, by the keys of `sources`. The result is None if the source has no
+        manager."""
         own = {name: getattr(self, name) for name in MANAGER_KEYS}
         changes = self.sources.get(source, {})
         settings = own | dict(changes) if isinstance(changes, Mapping) else {}

@@ -1,6 +1,6 @@
 // One figure's plot: lines, bands and stacks by uPlot, with a legend that tells the values under the cursor.
 //
-// The mouse drags a range, a click chooses a place, and a double click shows all again. A click on an entry of the legend
+// The mouse drags a range, a click chooses a place, and a double click shows everything again. A click on an entry of the legend
 // hides its line, or shows it again. With the keyboard: arrows move the cursor, + zooms in around it, Escape shows all.
 
 import { element, fill, foreign } from "./dom.js";

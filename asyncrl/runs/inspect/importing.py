@@ -217,7 +217,7 @@ def _take_dead_letter(tx: Transaction, row: Mapping[str, Any]) -> None:
 
 
 def _as_stored(value: T, kind: type[T]) -> T:
-    """The value as the store will read it. Raises ValidationError: it has other types."""
+    """The value as the store will read it. Raises ValidationError: the types of its fields are not those of `kind`."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
 
 
@@ -245,7 +245,8 @@ def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
 
 
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    # One walk over all row groups would keep more and more of them in memory.
+    # Each row group is read by a call of its own, since a single call for all would keep more and more of them in
+    # memory.
     for group in range(file.num_row_groups):
         _check_size(file, group)
         yield from file.iter_batches(ROWS, row_groups=[group])

@@ -111,7 +111,8 @@ SPEED = {
 
 @dataclass(frozen=True, slots=True)
 class MatchedTable:
-    """A measure of all runs at the same points: `values[run][part]` at `at[part]`; `None`: unknown."""
+    """A measure of all runs at the same points. `values[run][part]` is the value of a run at the point `at[part]`, or
+    None if it is unknown."""
 
     measure: str
     axis: str

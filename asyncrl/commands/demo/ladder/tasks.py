@@ -29,7 +29,8 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """`is_sparse`: only expressions that random choices get wrong. `has_first_step`: the prompt shows a first step."""
+    """A rung of the ladder. With `is_sparse` it has only expressions that random choices get wrong. With
+    `has_first_step`, the prompt shows a first step."""
 
     name: str
     operations: tuple[int, ...]
