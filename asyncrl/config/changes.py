@@ -20,7 +20,7 @@ from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 
 KEYS = tuple(key for key, option in OPTIONS.items() if not is_dataclass(option.type))
-"""The keys that hold a single value. A part of the algorithm, such as `algorithm.loss`, has two of them: its name and
+"""The keys that hold a single value. A part of the algorithm, such as `algorithm.loss`, has two such keys: its name and
 its parameters."""
 STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
 """The sections that a learner step reads. All other keys affect only the data that the replay records."""

@@ -125,7 +125,7 @@ def _of_files(shipped: Path, names: tuple[tuple[str, str], ...]) -> _OfFiles:
     """Compose the default files and the named ones."""
     config, overruled = typed_defaults(), dict[str, str]()
     try:
-        # Hydra composes the files without types, so that a part can be given by its name alone.
+        # Hydra composes the files without types, so that a part of the algorithm can be given by its name alone.
         with initialize_config_dir(str(shipped), version_base="1.3"):
             content = compose(DEFAULTS, [f"{group}={name}" for group, name in names])
             overruled = _overruled_engine(dict(names), content)

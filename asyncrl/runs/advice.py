@@ -138,7 +138,8 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
-    """True if the run could pace its episodes, but has pacing off or a sampler that does not suit pacing."""
+    """True if the run could limit how many episodes are played ahead of the learner (pacing), but pacing is off or the
+    sampler does not suit it."""
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 

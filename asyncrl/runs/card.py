@@ -58,8 +58,8 @@ class TrainedModel:
 
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
-    """Write the card and its picture into the folder of the model that a run exported after `steps` steps, or at its
-    end if `steps` is None. Return False, and replace nothing, if the folder has a card that somebody wrote.
+    """Write the card and its picture into the folder of the model that a run exported after `steps` steps, or at the
+    run's end if `steps` is None. Return False, and replace nothing, if the folder has a card that somebody wrote.
 
     Raises ConfigError: the run's configuration cannot be read; OSError.
     """

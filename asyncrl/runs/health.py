@@ -146,7 +146,7 @@ def _solved(steps: str) -> str:
 
 
 def equal_groups(seen: Evidence) -> Finding | None:
-    """Nearly all groups have equal rewards, although some still teach."""
+    """Nearly all groups have equal rewards, so only a few groups have different rewards to learn from."""
     rows = _last(seen, LONG_WINDOW, FEWEST_STEPS)
     shares = values_of(rows, "groups/zero_variance")
     if len(shares) < FEWEST_STEPS or fmean(shares) < NEARLY_ALL or (seen.group_size or 1) < 2:

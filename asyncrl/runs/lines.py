@@ -117,7 +117,7 @@ class LineFile:
         return round(span.size * MEASURED / sum(lengths))
 
     def between(self, first: float, last: float) -> LineSpan:
-        """The rows whose `time` is in [first, last], with at least one more row at each end."""
+        """The span of the rows whose `time` is in [first, last], with at least one more row at each end."""
         whole = self.whole
         start = max(whole.start, self._before(first))
         end = min(whole.end, self._before(last) + NEARBY)

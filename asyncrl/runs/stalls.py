@@ -57,7 +57,8 @@ def faults(now: Situation) -> dict[str, Wait]:
 
 
 def chain(now: Situation) -> list[Wait]:
-    """The chain of waits, down to a cause; empty if the learner works and actors have tickets."""
+    """The chain of waits, down to a cause; empty if the learner works and actors have tickets, the permissions to run
+    an episode."""
     learners = now.of("learner")
     if stopped := _worst(learners, now):
         return [stopped]
@@ -141,7 +142,7 @@ def _failing(shard: ShardNow) -> Wait:
 
 
 def _no_tickets(shard: ShardNow, now: Situation) -> Wait:
-    """The reason why a shard issues no tickets (permissions to run an episode) for the groups that it lacks."""
+    """The reason why a shard issues no tickets for the groups that it lacks."""
     if shard.is_full:
         return Wait(
             shard.name,

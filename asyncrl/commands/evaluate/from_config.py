@@ -80,7 +80,7 @@ class EvaluationRequest:
             return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
             raise ConfigError(f"experiment: {self.run} gives the configuration; set single keys, or choose groups")
-        # A group in the words replaces the run's values of that section.
+        # If a word such as scoring=NAME chooses a file of a group, the file replaces the run's values of that section.
         config = read_config(self.run)
         # All roles are on this machine, and the run may still use its ports.
         cluster = replace(

@@ -55,7 +55,8 @@ def cluster_conflicts(cluster: ClusterConfig) -> Iterator[str]:
 def colocation_conflicts(
     cluster: ClusterConfig, engine: EngineConfig, replay: ReplayConfig, weights: WeightsConfig, nodes: int
 ) -> Iterator[str]:
-    """The reasons why learner and servers cannot take turns on the same GPUs. The learner runs on `nodes` nodes."""
+    """The reasons why the learner and the servers cannot use the same GPUs alternately. The learner runs on `nodes`
+    nodes."""
     if engine.kind == "embedded":
         yield (
             "engine.kind cluster.colocated: an embedded engine cannot free its memory; use sglang, or set "

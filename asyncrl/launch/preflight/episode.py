@@ -67,7 +67,8 @@ class TrialStage:
 
 
 def try_ticket(task: Task) -> Ticket:
-    """The ticket of an episode that only a check plays. Its id has the form of a run's ids, which a rule may read."""
+    """The ticket (the task and its settings) of an episode that only a check plays. Its id has the form of a run's ids,
+    which a rule may read."""
     return Ticket(ticket_id(TRIAL_GROUP, 1, 0), task, TRIAL_GROUP, 1, Purpose.TRAIN, 1.0, 0)
 
 

@@ -30,7 +30,7 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     - `step`: the learner step that trained it. For a held-out episode, the number of learner steps before its
       evaluation;
     - `version`: the policy version that was trained or evaluated then;
-    - `lag`: the lag of its oldest token at that version, -1 for a demonstration;
+    - `lag`: the number of versions between its oldest token and `version`; -1 for a demonstration;
     - `source`: the task's data source;
     - `tokens`, `sampled`: the numbers of all its tokens, and of the tokens that the policy sampled;
     - `turns`: the number of the policy's turns;

@@ -34,7 +34,8 @@ def printable(text: str) -> str:
 
 
 def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
-    """Dead letters as plain values. `attempts` is the number of times that the group member has failed so far."""
+    """Dead letters, the records of failed attempts, as plain values. `attempts` is the number of times that the group
+    member has failed so far."""
     return [{"id": name, **structs.asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
 
 

@@ -175,8 +175,8 @@ def episode_stories(trace: Trace, names: Collection[str]) -> dict[str, EpisodeSt
 
 
 def _groups_and_causes(trace: Trace, step: int, wait: Sequence[TraceSpan]) -> tuple[list[TraceSpan], dict[str, float]]:
-    """The groups that were planned for the step, and a mapping from each thing for which the learner waited to the
-    seconds that it waited for that."""
+    """The groups that were planned for the step, and the seconds for which the learner waited for each missing thing,
+    by the name of that thing."""
     groups: list[TraceSpan] = []
     missing: defaultdict[str, float] = defaultdict(float)
     for span in trace.spans(_is("replay")):

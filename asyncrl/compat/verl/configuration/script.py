@@ -95,7 +95,7 @@ def _commands(line: str) -> Iterator[str]:
 
 
 def _balanced(command: str) -> str:
-    """The command without the bracket that closes an array or a group of commands."""
+    """The command without a closing bracket that belongs to an array or to a group of commands."""
     ends = command.rstrip()
     return ends[:-1] if ends.endswith(")") and ends.count(")") > ARRAY.sub("", ends, count=1).count("(") else command
 
