@@ -147,8 +147,8 @@ def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str 
     """Train to the end, as `asyncrl train` does, and return the run. A second call with the same `run.name` resumes it.
 
     `values` have keys of docs/configuration.md, such as `{"model.path": "...", "learner.steps": 20}`; `words` are
-    written as on a command line, such as `"algorithm=dapo"`, and win. Interrupting the call (Ctrl-C, or the kernel's
-    stop) stops the run cleanly first, with a checkpoint.
+    written as on a command line, such as `"algorithm=dapo"`, and win over `values`. If the call is interrupted (by
+    Ctrl-C, or by the kernel's stop), it stops the run cleanly, with a checkpoint, before it ends.
 
     Raises ConfigError or DataError: the configuration or the data cannot be used; the message has a line for each
     mistake. Raises AsyncrlError: the run failed.

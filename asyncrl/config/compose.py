@@ -72,7 +72,7 @@ def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
 
 
 def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, dict[str, str]]:
-    """Compose all usable words. Also return the error line of each unusable word, by its key.
+    """Compose all usable words. Also return a mapping from the key of each unusable word to an error line.
 
     Raises ConfigError: a file cannot be used.
     """

@@ -58,7 +58,8 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
 
 
 def may_exist(source: str) -> bool:
-    """True if a file, folder or pattern exists. A source on a hub, or a generated one, is not checked: also True."""
+    """True if a file, folder or pattern exists. Also true for a source on a hub and for a generated source, which are
+    not checked."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

@@ -39,7 +39,7 @@ class EpisodeQuery:
 
     - `ranges`: maps the name of a number to its least and its largest allowed value;
     - `exact`: maps the name of a text to the value that it must have;
-    - `members`: a tool that the episode called (`tools`), and a flag that it has (`flags`);
+    - `members`: may name a tool that the episode must have called (`tools`), and a flag that it must have (`flags`);
     - `text`: a part of the episode's id, of its task's id, or of its text;
     - `sort`: a column of `SORTABLE`; with a minus before it, the largest values come first. NaN comes last;
     - `offset`, `limit`: the number of selected rows to skip, and the maximum number of rows of a page;

@@ -53,7 +53,7 @@ class KeptEpisodes:
         return sorted(found, key=lambda each: each.row.member)
 
     def several(self, step: int, names: Collection[str]) -> list[KeptEpisode]:
-        """The episodes with these ids that were kept of a step, as far as they are still kept. Raises StoreError: a
+        """The episodes with these ids that were kept of a step and have not been deleted since. Raises StoreError: a
         file is damaged."""
         wanted = set(names)
         # One name of each kind, trained and held out, decides which file is read.

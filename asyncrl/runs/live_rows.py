@@ -53,7 +53,7 @@ class LiveRows:
         return True
 
     def show(self, pace: StepPace, rows: Rows) -> None:
-        """Show the newest values, in the place of the last ones on a terminal."""
+        """Show the newest values. On a terminal they replace the values that were shown before."""
         if self._console.is_terminal:
             self._live.update(Group(_bar(pace), _table(rows)), refresh=True)
         else:

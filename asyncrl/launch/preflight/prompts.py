@@ -96,7 +96,7 @@ def _measured(chat: Chat, offer: Offer, tasks: TaskFile, stop: threading.Event |
 
 def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> None:
     """Make the tasks of `data.dataset` and measure the prompts that `data.filter_overlong` needs, unless the run's
-    folder has them already. Raises ConfigError, DataError: the tasks cannot be made or measured; StoppedError: `stop`
+    folder has them already. Raises ConfigError or DataError: the tasks cannot be made or measured; StoppedError: `stop`
     was set meanwhile."""
     from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks

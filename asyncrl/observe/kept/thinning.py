@@ -22,7 +22,7 @@ def expendable(steps: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def _older(sizes: Sequence[int]) -> int:
-    """Count the steps before the newest ones, which have at most the share SPARED of all bytes."""
+    """Count the older steps. The newest steps, which are not counted, have at most the share SPARED of all bytes."""
     room = sum(sizes) * SPARED
     for index in reversed(range(len(sizes))):
         room -= sizes[index]

@@ -112,7 +112,7 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Choose at most about `most` round numbers within [low, high]."""
+    """Choose round numbers within [low, high], about `most` of them or fewer."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
