@@ -208,7 +208,7 @@ class Trainable(Generic[M]):
             self.module.set_reshard_after_backward(exchanges)
 
     def _end_passes(self) -> None:
-        """From now on, passes without gradients drop their gathered weights, since no backward pass follows them."""
+        """Let passes without gradients drop their gathered weights from now on, since no backward pass follows them."""
         if isinstance(self.module, FSDPModule):
             self.module.set_reshard_after_forward(True)
 
