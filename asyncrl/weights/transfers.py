@@ -1,4 +1,4 @@
-"""The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
+"""The weight server's protocol, without a socket or a clock: which receivers wait for weights, and which get them now.
 
 A receiver requests `manifest` with the version that it `holds`, and with `base`: the digest of the weights to which it
 can apply deltas (empty if it has none). The answer comes once there is a newer version. If there is none within
@@ -215,7 +215,7 @@ class Transfers:
         return tuple(sorted(first.values()))
 
     def absent(self, backend: str, now: float) -> bool:
-        """True if a receiver that asked to join over `backend` a moment ago is between two requests."""
+        """True if a receiver that asked to join over `backend` a moment ago has not asked again yet."""
         self._joined = {receiver: last for receiver, last in self._joined.items() if now - last[1] < JOINED_S}
         lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
         return bool(lately - set(self.joining(backend)))
