@@ -163,10 +163,11 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _progress(progress: Mapping[str, Any]) -> list[Text]:
+def _progress(progress: Mapping[str, Any]) -> list[Columns]:
     """The line of values that the run's own terminal shows; none for a store without a run."""
     rows = progress_rows(progress, progress["steps"]) if progress["steps"] is not None else []
-    return [Text("   ".join(f"{name} {value}" for name, value in rows))] if rows else []
+    # A narrow terminal shows several lines, and breaks none of the values.
+    return [Columns([Text(f"{name} {value}", no_wrap=True) for name, value in rows], padding=(0, 3))] if rows else []
 
 
 def _health(status: Mapping[str, Any]) -> list[Text]:
