@@ -40,12 +40,23 @@ class Named:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """An item of a list whose value only the running script knows. `text` is its source."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class ScriptRows:
-    """A data set as `data.train` names it; empty if the script makes it. `changes` are the methods that change rows."""
+    """A data set as `data.train` names it; empty if the script makes it. `changes` are the methods that change rows.
+
+    `expression` is the script's own text for the data set, such as the name of a variable.
+    """
 
     source: str
     splits: bool = False
     changes: tuple[str, ...] = ()
+    expression: str = ""
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,18 @@ class Script:
                 return self._call(node)
         raise UnknownValueError(ast.unparse(node)[:80])
 
+    def items(self, node: ast.expr) -> Any:
+        """The value of an expression; in a list, an item that only the running script knows is `Unread`.
+
+        Raises UnknownValueError: the expression is no list, and only the running script knows its value.
+        """
+        match node:
+            case ast.Name(id=name) if isinstance(assigned := self._before(name, node), ast.List | ast.Tuple):
+                return self.items(assigned)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self._item_of_list(each) for each in items]
+        return self.value(node)
+
     def calls(self, name: str) -> Iterator[ast.Call]:
         """The calls of the class `name`, in order."""
         found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
@@ -116,6 +139,12 @@ class Script:
                 case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=attribute)], value=value):
                     if name in names:
                         yield attribute, value
+
+    def imported_packages(self) -> set[str]:
+        """The packages that an import of the script imports first."""
+        names = [each.name for node in self.tree.body if isinstance(node, ast.Import) for each in node.names]
+        names += [node.module or "" for node in self.tree.body if isinstance(node, ast.ImportFrom) and not node.level]
+        return {name.partition(".")[0] for name in names}
 
     def trains_when_imported(self) -> bool:
         """True if an import of the script calls `.train()`."""
@@ -143,14 +172,26 @@ class Script:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 self._defined.add(name)
 
+    def _item_of_list(self, node: ast.expr) -> Any:
+        try:
+            return self.value(node)
+        except (UnknownValueError, ValueError, TypeError):
+            return Unread(ast.unparse(node)[:80])
+
+    def _before(self, name: str, node: ast.expr) -> ast.expr | None:
+        """The value that the script assigned to the name last, before the line of `node`."""
+        return next((value for line, value in reversed(self._assigned.get(name, [])) if line < node.lineno), None)
+
     def _of_name(self, name: str, node: ast.expr) -> Any:
-        before = [value for line, value in self._assigned.get(name, ()) if line < node.lineno]
-        if before:
+        before = self._before(name, node)
+        if before is not None:
             try:
-                return self.value(before[-1])
+                return self.value(before)
             except UnknownValueError:
                 # A module can give what only a call knows, such as a function that another function returns.
-                if isinstance(before[-1], ast.Call) and last_name(before[-1].func)[:1].islower():
+                if isinstance(before, ast.Lambda) or (
+                    isinstance(before, ast.Call) and last_name(before.func)[:1].islower()
+                ):
                     return Named(f"{self._module}.{name}", True)
                 raise
         if name in self._defined:

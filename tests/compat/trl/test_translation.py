@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from asyncrl.compat.trl.command import main, translate, translated
 from asyncrl.compat.trl.page import page
 from asyncrl.compat.trl.source import read_trl
 from asyncrl.compat.trl.table import BY_KEY, ROWS
+from asyncrl.compat.trl.values import Named
 from asyncrl.config.compose import read
 from asyncrl.config.keys import SECTIONS, option_of
 from asyncrl.config.other_words import KEYS, WITHOUT
@@ -123,7 +126,7 @@ def test_a_script_of_an_agent_with_vllm(tmp_path: Path) -> None:
     assert not has(report, "output_dir"), "a word gives the value that only the script knew"
     assert not has(report, "would start its training")
     for parts in (
-        ("train_dataset: the script changes rows by .map()", "to_parquet('train.parquet')"),
+        ("train_dataset: the script changes rows by .map()", "by train.to_parquet('train.parquet')"),
         ("vllm_server_base_url=http://10.0.0.7:8000",),
         ("deepspeed=zero3.json",),
         ("push_to_hub=true",),
@@ -208,20 +211,106 @@ def test_a_script_is_not_run_and_its_values_are_limited(tmp_path: Path) -> None:
         of_script(tmp_path, "print(1)")
     with pytest.raises(ConfigError, match="cannot be read"):
         of_script(tmp_path, "GRPOConfig(")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_trl(tmp_path / "missing.py", [])
+    with pytest.raises(ConfigError, match=r"bomc\.py: there is no such file; did you mean .*bomb\.py"):
+        read_trl(tmp_path / "bomc.py", [])
 
 
 def test_rewards_that_other_functions_make_have_the_name_of_their_variable(tmp_path: Path) -> None:
     given = of_script(
         tmp_path,
-        "from trl.rewards import get_soft_overlong_punishment\nsoft = make(80)\n"
-        "GRPOTrainer('m', [soft, lambda completions, **kwargs: [0.0]])\n",
+        "soft = make(80)\nshort = lambda completions, **kwargs: [0.0]\nrewards = [soft, short]\n"
+        "GRPOTrainer('m', reward_funcs=rewards)\n",
     )
-    assert given["model"] == "m"
-    assert "reward_funcs" not in given, "a lambda has no name"
-    given = of_script(tmp_path, "soft = make(80)\nGRPOTrainer('m', reward_funcs=[soft])\n")
-    assert translate(given).settings["scoring.rule"] == "script.soft"
+    assert [each["name"] for each in translate(given).settings["scoring.rule"]] == ["script.soft", "script.short"]
+
+
+def test_a_reward_without_a_name_is_reported_and_the_others_are_kept(tmp_path: Path) -> None:
+    given = of_script(
+        tmp_path,
+        "from trl.rewards import accuracy_reward, think_format_reward\n"
+        "GRPOTrainer('m', [accuracy_reward, think_format_reward, lambda completions, **kwargs: [0.0]],\n"
+        "  GRPOConfig('o', reward_weights=[1.0, 0.5, 0.25], multi_objective_aggregation='normalize_then_sum'))\n",
+    )
+    result = translate(given)
+    assert [(each["as"], each["weight"]) for each in result.settings["scoring.rule"]] == [
+        ("accuracy_reward", 1.0),
+        ("think_format_reward", 0.5),
+    ]
+    weights = {"rule/accuracy_reward": 1.0, "rule/think_format_reward": 0.5}
+    assert result.settings["algorithm.advantage"]["params"] == {"weights": weights}
+    assert has(result.differs, "lambda completions, **kwargs: [0.0] is left out", "weight: 0.25")
+
+
+@pytest.mark.parametrize("rewards", ["[lambda completions: [0.0]]", "make_rewards()", "[*rewards]", "None"])
+def test_without_a_reward_a_run_is_refused_and_does_not_use_the_default_rule(tmp_path: Path, rewards: str) -> None:
+    result = translate(of_script(tmp_path, f"GRPOTrainer('m', reward_funcs={rewards})\n"))
+    assert result.settings["scoring.rule"] == "MODULE.FUNCTION"
+    assert has(result.differs, "no function is known", "scoring.rule=my_rewards.correct")
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        load_rules(ScoringConfig(rule=result.settings["scoring.rule"]))
+
+
+def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out() -> None:
+    model = translate({"reward_funcs": "org/reward-model"}).settings
+    assert "scoring.rule" not in model
+    assert model["scoring.shaping.outcome_weight"] == 0.0
+    settings = translate({"environment_factory": Named("games.Maze")}).settings
+    assert settings["scoring.rule"] == "environment"
+    assert "scoring.shaping.environment_weight" not in settings, "the reward would count twice"
+
+
+def test_a_script_without_tools_gets_no_calculator(tmp_path: Path) -> None:
+    config, report = loaded("grpo_gsm8k.py", tmp_path)
+    assert config.actor.tools == []
+    assert has(report, "actor.tools=[]", "the calculator")
+    given = of_script(tmp_path, "def search(query): ...\nGRPOTrainer('m', tools=[search, lambda x: x])\n")
+    result = translate(given)
+    assert result.settings["actor.tools"] == []
+    assert has(result.differs, "tools=search, lambda x: x:", "actor.environment", "Tool class")
+    assert "actor.tools" not in translate({"environment_factory": Named("games.Maze")}).settings
+
+
+@pytest.mark.parametrize(
+    ("head", "foot", "effects"),
+    [
+        ("import trl.rewards\nfrom peft import LoraConfig", "", "would need peft, trl: move it into a file of its own"),
+        ("", "trainer.train()", "would start its training: move"),
+        ("import datasets", "trainer.train()", "would start its training and need datasets: move"),
+    ],
+)
+def test_a_reward_in_the_training_script_must_move(tmp_path: Path, head: str, foot: str, effects: str) -> None:
+    (tmp_path / "nix.py").write_text(
+        f"{head}\ndef score(completions): ...\ntrainer = GRPOTrainer('m', reward_funcs=score)\n{foot}\n"
+    )
+    _, remarks = read_trl(tmp_path / "nix.py", [])
+    assert has(remarks, "nix.score: importing nix.py", effects, "such as my_nix.py")
+
+
+def test_a_reward_in_a_script_without_packages_of_training_can_stay(tmp_path: Path) -> None:
+    (tmp_path / "nix.py").write_text(
+        "import re\ndef score(completions): ...\ndef main():\n  import trl\n"
+        "  trl.GRPOTrainer('m', reward_funcs=score).train()\n"
+    )
+    assert read_trl(tmp_path / "nix.py", [])[1] == []
+
+
+@pytest.mark.parametrize(("loss", "ours"), [("vespo", "gspo"), ("grpo", "gspo"), ("cispo", "cispo"), ("sapo", "sapo")])
+def test_ratios_of_sequences_are_translated_or_reported(loss: str, ours: str) -> None:
+    result = translate({"loss_type": loss, "importance_sampling_level": "sequence"})
+    assert result.settings["algorithm.loss"]["name"] == ours
+    assert has(result.differs, "importance_sampling_level=sequence: left out") == (ours != "gspo")
+    assert has(result.differs, "loss_type=vespo", "uses gspo") == (loss == "vespo")
+    [correction] = result.settings["algorithm.correction"]
+    assert correction["params"]["level"] == ("geometric" if ours == "gspo" else "token")
+    assert has(translate({"importance_sampling_level": "word"}).differs, "importance_sampling_level=word: left out")
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_exist_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    loading = "import sys; import asyncrl.compat.trl.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", loading], check=True, cwd=Path(__file__).parents[3])
+    with pytest.raises(ConfigError, match=r"nix\.py: there is no such file$"):
+        main([str(tmp_path / "nix.py")])
 
 
 def test_the_command_writes_the_file_with_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
