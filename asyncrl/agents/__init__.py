@@ -7,11 +7,13 @@ This package keeps these promises (the numbers are those of docs/concepts.md):
 - 8, closed by default: each episode has a key, and a malformed request is refused with a reason and counted
   (`chat_api/server.py`).
 
-Files in reading order: `chat_api/opening.py` chooses the kind of agent, `chat_api/agent.py` plays an episode,
+Files in reading order: `chat_api/opening.py` chooses the kind of agent, `chat_api/agent.py` lets it play an episode,
 `chat_api/server.py` answers its requests. Each protocol has a file: `chat_completions.py`, `responses.py`,
-`anthropic_messages.py`. `program.py` runs agents that are programs, `sessions.py` serves agents on other machines.
-`openenv.py` and `nemo_gym.py` are agents for environments on servers; `programs/` has programs that run in other
-Pythons.
+`anthropic_messages.py`. `chat_api/program.py` runs agents that are programs, `chat_api/sessions.py` serves agents on
+other machines.
+
+`openenv.py` and `nemo_gym.py` are agents for environments on servers. `programs/` has agents for environments that need
+the Python and the packages of another project.
 
 You may change agents for environments, and the fields that a protocol reads. Only `episode.recorder` may record a
 sampled token.

@@ -4,10 +4,11 @@
     POST /TOOL          arguments of a call      returns the result for the policy
     POST /verify        ROW, {"response": ...}   returns the episode's reward
 
-    POST /reset, /step                           instead, on servers in the style of Gymnasium, which score each turn
+    POST /reset, /step                           only on servers in the style of Gymnasium
 
-ROW is a line of Gym's data, with the prompt and the tools in `responses_create_params`. Gym and the policy's endpoint
-both use OpenAI's Responses, so the server gets exactly the items that the policy wrote.
+Servers in the style of Gymnasium have /reset and /step instead of the other three, and score each turn. ROW is a line
+of NeMo Gym's data, with the prompt and the tools in `responses_create_params`. Gym and the policy's endpoint both use
+OpenAI's Responses, so the server gets exactly the items that the policy wrote.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ from asyncrl.text import cut
 from asyncrl.types import Task
 
 FIELD = "nemo_gym"
-"""The field of a task's `extra_info` with a line of Gym's data, as an object or as its JSON text."""
+"""The field of a task's `extra_info` that has a line of NeMo Gym's data, as an object or as JSON text."""
 
 REWARD = "reward"
 PARAMS = "responses_create_params"
 TAKEN = ("input", "instructions", "tools", "tool_choice", "text", "max_output_tokens")
-"""The fields of a row's request that are sent to the policy. The ticket sets the sampling parameters."""
+"""The fields of a row's `responses_create_params` that are sent to the policy. The sampling parameters in a row are not
+sent: the run sets them."""
 
 Item = Mapping[str, Any]
 
 
 class NemoGymAgent:
-    """Plays episodes with the resources server at `url`. For the `options`, and ConfigError, see `ServerOptions`."""
+    """Plays episodes with the resources server at `url`. `ServerOptions` describes the `options`, and when they raise
+    ConfigError."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._server = EnvironmentServer(ServerOptions(url, **options))
@@ -54,7 +57,8 @@ class NemoGymAgent:
         return self._server.counters()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Play one episode. Raises AgentError, UnavailableError."""
+        """Play one episode. Raises AgentError: the task has no row, or the server or the policy's endpoint refused a
+        request; UnavailableError: the server failed, or cannot be reached."""
         row = _row(task)
         async with self._server.client() as client, policy_at(base_url, api_key) as policy:
             observation = await self._server.begin(lambda: _begin(client, row))
@@ -81,7 +85,8 @@ class NemoGymAgent:
         return AgentResult({REWARD: reward}, _metrics(found, row))
 
     async def _called(self, client: ServerClient, call: Item) -> Item:
-        """Send a call to the server. As with Gym's agents, the policy reads results of any status."""
+        """Send a tool call to the server. The policy reads the result even if its status is an error, as with NeMo
+        Gym's own agents."""
         reply = await client.request("POST", quote(call["name"], safe=""), json.loads(call["arguments"]))
         self._server.counts.errors += reply.status >= HTTPStatus.BAD_REQUEST
         text = cut(reply.body.decode(errors="replace"), self._server.options.max_chars)
@@ -91,7 +96,7 @@ class NemoGymAgent:
 async def _begin(client: ServerClient, row: Mapping[str, Any]) -> str | None:
     """Begin an episode. Returns the first observation of a server in the style of Gymnasium; None for other servers.
 
-    Raises AgentError: the server refuses the row; UnavailableError.
+    Raises AgentError: the server refuses the row; UnavailableError: the server failed, or cannot be reached.
     """
     seeded = await client.request("POST", "seed_session", row)
     if seeded.status != HTTPStatus.NOT_FOUND:
@@ -122,7 +127,8 @@ async def _in_steps(
 
 
 def _checked(reply: ServerReply, path: str) -> ServerReply:
-    """Return the reply. Raises AgentError: the server refused the request; UnavailableError: the server failed."""
+    """Return the `reply` from `path`. Raises AgentError: the server refused the request; UnavailableError: the server
+    failed."""
     reason = f"/{path} answered with status {reply.status}: {reply.body[:500]!r}"
     if reply.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         raise UnavailableError(reason)
@@ -156,8 +162,8 @@ def _request(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metrics(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers in the answer of /verify, without the reward, and without the fields of the row, which the answer
-    repeats."""
+    """The numbers in `found`, the answer of /verify. The reward, and the fields of the row that the answer repeats, are
+    left out."""
     numbers = [
         (name, float(value))
         for name, value in found.items()

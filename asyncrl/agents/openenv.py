@@ -5,7 +5,7 @@
       {"type": "reset", "data": {"seed": 3}} -> {"type": "observation", "data": {observation, reward, done}}
       {"type": "step", "data": ACTION}       -> the same
 
-If an action has one field of text, the policy's answer is that field. If the environment has tools (`call_tool`), the
+If an action's only field is a text, the policy's answer is that field. If the environment has tools (`call_tool`), the
 policy gets these tools. Any other action becomes a tool `step`, whose parameters are the action's fields.
 """
 
@@ -32,7 +32,7 @@ from asyncrl.tools.finishing import finish
 from asyncrl.types import Task
 
 FIELD = "openenv"
-"""The field of a task's `extra_info` with the arguments of `reset`, as an object or as its JSON text."""
+"""The field of a task's `extra_info` that has the arguments of `reset`, as an object or as JSON text."""
 
 STEP = "step"
 METADATA = "metadata"
@@ -50,7 +50,8 @@ class OpenEnvStep(NamedTuple):
 
 @dataclass(frozen=True)
 class Actions:
-    """The way in which the policy acts: its answer is the field `text_field` of an action, or it calls `tools`.
+    """The way in which the policy acts. If `text_field` is given, the policy's answer is this field of an action.
+    Otherwise the policy calls `tools`.
 
     `as_action` makes an action from a tool's name and arguments.
     """
@@ -78,7 +79,9 @@ class OpenEnvAgent:
         return self._server.counters()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Play one episode. Raises AgentError, RefusedError, UnavailableError."""
+        """Play one episode. Raises AgentError: the task's arguments are malformed, the policy's endpoint refused a
+        request, or the policy had no turn; RefusedError: the environment refused the reset; UnavailableError: the
+        server failed, or cannot be reached."""
         arguments = _reset_data(task)
         async with self._server.client() as client, policy_at(base_url, api_key) as policy:
             game, first = await self._server.begin(lambda: self._begin(client, arguments))
@@ -151,8 +154,8 @@ class OpenEnvAgent:
         return following, sum(rewards) if rewards else None, step.done
 
     async def _step(self, game: OpenEnvSession, action: Mapping[str, Any]) -> tuple[str, OpenEnvStep]:
-        """Take a step. Returns the text for the policy, and the step. If the environment refused the action, the text
-        has the reason, and the step is empty."""
+        """Take a step. Returns the text for the policy, and the step's result. If the environment refused the action,
+        the text has the reason, and the result is empty."""
         try:
             step = await game.act("step", action)
         except RefusedError as error:
@@ -172,7 +175,8 @@ class OpenEnvSession:
         self._socket = socket
 
     async def act(self, kind: str, data: Mapping[str, Any]) -> OpenEnvStep:
-        """Send a reset or a step. Raises RefusedError: the environment refused it; UnavailableError."""
+        """Send a reset or a step. Raises RefusedError: the environment refused it; UnavailableError: the server failed,
+        or cannot be reached."""
         found = await self._data({"type": kind, "data": data}, "observation")
         match found:
             case {"observation": dict(observation), "done": bool(done)}:
@@ -204,7 +208,8 @@ class OpenEnvSession:
 
 
 def observation_text(observation: Mapping[str, Any], field: str | None = None) -> str:
-    """An observation as text: its `field`, the result of a tool, its only field, or all fields as JSON.
+    """An observation as text. It is the observation's `field`; without `field`, it is the result of a tool, or the only
+    field, or all fields as JSON.
 
     Raises UnavailableError: the observation lacks `field`.
     """

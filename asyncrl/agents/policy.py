@@ -1,4 +1,4 @@
-"""Requests turns of the policy for the built-in agents, which use their episode's endpoint like any agent."""
+"""Requests turns of the policy for the built-in agents. They use the endpoint of their episode, as all agents do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import aiohttp
 from asyncrl.agents.chat_api.result import AgentError
 
 FULL = ("context_length_exceeded", "turn_limit", "image_limit")
-"""Codes of refusals that mean that the conversation has no room for another turn."""
+"""Error codes with which the endpoint refuses a request because the conversation has no room for another turn."""
 
 Message = Mapping[str, Any]
 
@@ -20,7 +20,7 @@ Message = Mapping[str, Any]
 class PolicyTurn(NamedTuple):
     """A turn of the policy as a message of the chat-completions API.
 
-    `cut` is true if the turn reached its length limit. Such a turn is not given to an environment.
+    `cut` is true if the turn reached its length limit. An environment does not get such a turn.
     """
 
     message: Message
@@ -33,7 +33,7 @@ class PolicyTurn(NamedTuple):
 
     @property
     def calls(self) -> list[tuple[str, str, Mapping[str, Any]]]:
-        """Id, name and arguments of each call."""
+        """The id, name and arguments of each tool call."""
         return [
             (call["id"], call["function"]["name"], json.loads(call["function"]["arguments"]))
             for call in self.message.get("tool_calls") or ()
@@ -41,7 +41,7 @@ class PolicyTurn(NamedTuple):
 
 
 class PolicyClient:
-    """Requests turns of the policy in one episode. `turns` counts its completions."""
+    """Requests turns of the policy in one episode. `turns` is the number of turns that it got."""
 
     def __init__(self, http: aiohttp.ClientSession, base_url: str) -> None:
         self.turns = 0
@@ -49,8 +49,8 @@ class PolicyClient:
         self._base_url = base_url
 
     async def request(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        """Send a request of the protocol at `path`, and return its answer. None if the conversation has no room for
-        another turn. Raises AgentError: the request was refused, or has no room for the first turn.
+        """Send a request of the protocol at `path`, and return its answer. Returns None if the conversation has no room
+        for another turn. Raises AgentError: the request was refused, or there is no room even for the first turn.
         """
         async with self._http.post(f"{self._base_url}/{path}", json=body) as response:
             answer: dict[str, Any] = await response.json()
@@ -63,7 +63,7 @@ class PolicyClient:
         raise AgentError(f"the policy's endpoint refused a request: {error.get('message', answer)!s:.500}")
 
     async def chat(self, messages: Sequence[Message], tools: Sequence[Message] = ()) -> PolicyTurn | None:
-        """Request the next turn of a conversation. For None and errors see `request`."""
+        """Request the next turn of a conversation. Returns None and raises as `request` does."""
         body: dict[str, Any] = {"messages": messages}
         if tools:
             body["tools"] = tools
@@ -78,7 +78,7 @@ class PolicyClient:
 async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
     """Open a client of the policy at the endpoint of an episode."""
     headers = {"Authorization": f"Bearer {api_key}"}
-    # This client has no timeout: engine and actor limit the time of a turn and of an episode.
+    # This client has no timeout: the engine limits the time of a turn, and the actor the time of an episode.
     timeout = aiohttp.ClientTimeout(total=None)
     jar = aiohttp.DummyCookieJar()
     async with aiohttp.ClientSession(headers=headers, timeout=timeout, cookie_jar=jar, trust_env=False) as http:
@@ -86,7 +86,8 @@ async def policy_at(base_url: str, api_key: str) -> AsyncIterator[PolicyClient]:
 
 
 def with_text_added(messages: Sequence[Message], text: str) -> list[Message]:
-    """The messages with `text` added to the last message if it is the user's, else as a new message."""
+    """The messages with `text` at the end. It is added to the last message if that is a text of the user, else it is a
+    new message."""
     if not text:
         return list(messages)
     last = messages[-1] if messages else None

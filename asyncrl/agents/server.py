@@ -1,8 +1,9 @@
-"""Sends the requests of episodes to an environment server, with limits on simultaneous episodes, bytes and seconds.
+"""Sends the requests of episodes to an environment server. The number of simultaneous episodes, the size of answers and
+the time for them are limited.
 
 If a server is full or cannot be reached, the beginning of an episode is retried until `start_s` has passed. Then the
-episode fails, and its ticket is tried again. If the server is lost later, the episode fails at once, since only the
-server has its state.
+episode fails, and is played again later. If the server is lost during an episode, the episode fails at once, because
+only the server has its state.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
 OPTIONS = "actor.agent_options"
 CLOSING_S = 1.0
 OVERLOADED = (429, 502, 503, 504)
-"""The HTTP statuses of a server, or of a proxy in front of it, that is overloaded or down."""
+"""The HTTP statuses that mean that a server is overloaded or down. A proxy in front of it may send them."""
 
 T = TypeVar("T")
 
@@ -36,9 +37,9 @@ T = TypeVar("T")
 class ServerCounts:
     """Counts since the start.
 
-    - `started`: episodes that began at the server; `unavailable`: failed attempts to begin an episode.
+    - `started`: episodes that began at the server; `unavailable`: attempts to begin an episode that failed.
     - `lost`: episodes that failed because the server was lost or gave an invalid answer.
-    - `errors`: refusals and errors of the server that the policy read.
+    - `errors`: refusals and errors of the server that were shown to the policy.
     """
 
     started: int = 0
@@ -52,12 +53,13 @@ class ServerOptions:
     """The options of an environment server in `actor.agent_options`.
 
     - `url`: the address of the server.
-    - `headers`: the headers of each request; $NAME is an environment variable.
-    - `sessions`: the maximum number of episodes that one actor plays on the server at once.
+    - `headers`: the headers of each request. $NAME in a header is replaced by the environment variable NAME.
+    - `sessions`: the maximum number of episodes that one actor plays at the server at the same time.
     - `start_s`: the seconds within which an episode must begin.
     - `timeout_s`, `max_mb`: how many seconds the server may take for an answer, and how many megabytes the answer may
       have.
-    - `max_chars`: how many characters of an observation the policy reads. Longer observations lose their middle.
+    - `max_chars`: how many characters of an observation the policy reads at most. The middle of a longer observation is
+      cut out.
     """
 
     url: str
@@ -96,7 +98,7 @@ class ServerReply(NamedTuple):
 
 
 class EnvironmentServer:
-    """Opens clients of the server that `options` describe. `clock` gives seconds."""
+    """Opens clients of the server that `options` describe. `clock` returns the time in seconds."""
 
     def __init__(self, options: ServerOptions, clock: Callable[[], float] = time.monotonic) -> None:
         self.options = options
@@ -112,13 +114,13 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[ServerClient]:
-        """Open a client for one episode, with its own cookies. Waits until fewer than `sessions` episodes are
-        played."""
+        """Open a client for one episode, with its own cookies. If `sessions` episodes are being played, wait until one
+        of them ends."""
         headers = {
             name: with_variables(text, f"{OPTIONS}.headers.{name}", os.environ)
             for name, text in self.options.headers.items()
         }
-        # A compressed body may become arbitrarily large when it is unpacked.
+        # Compressed answers are not requested: they may become arbitrarily large when they are unpacked.
         headers |= {"Accept-Encoding": "identity"}
         async with (
             self._slots,
@@ -134,9 +136,10 @@ class EnvironmentServer:
             yield ServerClient(http, self._url, self)
 
     async def begin(self, begin: Callable[[], Awaitable[T]]) -> T:
-        """Call `begin`, which begins an episode, and retry it if it raises UnavailableError. Returns its result.
+        """Call `begin`, which begins an episode, and call it again if it raises UnavailableError. Returns its result.
 
-        Raises UnavailableError: `begin` failed until `start_s` had passed. Also raises all other errors of `begin`.
+        Raises UnavailableError: `begin` still failed after `start_s` seconds. All other errors of `begin` are raised at
+        once.
         """
         end, wait_s = self._clock() + self.options.start_s, FIRST_WAIT_S
         while True:
@@ -156,7 +159,8 @@ class EnvironmentServer:
 
     @asynccontextmanager
     async def playing(self) -> AsyncIterator[None]:
-        """Count the episode as lost if the body, which plays it, raises UnavailableError."""
+        """Count an episode as lost if it fails with UnavailableError. The body of the `async with` statement plays the
+        episode."""
         try:
             yield
         except UnavailableError:
@@ -176,7 +180,7 @@ class ServerClient:
     async def request(self, method: str, path: str, body: Any = None) -> ServerReply:
         """Send a request and wait for its answer.
 
-        Raises UnavailableError: no answer came, it is too large, or its status is one of OVERLOADED.
+        Raises UnavailableError: no answer came, the answer is too large, or its status is one of OVERLOADED.
         """
         url = f"{self._url}/{path}"
         limit = asyncio.timeout(self._timeout_s)
@@ -213,14 +217,15 @@ class ServerClient:
     def _why(self, url: str, limit: asyncio.Timeout, error: Exception) -> str:
         if limit.expired():
             return f"{url} took more than {OPTIONS}.timeout_s={self._timeout_s:g}"
-        # `str` is preferred, because the `repr` of some errors has the request's headers, which may contain a key.
+        # `repr` is used only if `str` is empty: the `repr` of some errors has the request's headers, which may contain
+        # a key.
         return f"{url} cannot be reached: {str(error) or repr(error):.300}"
 
 
 async def _without_redirections(
     request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType
 ) -> aiohttp.ClientResponse:
-    """Refuse redirections: the headers may have a key, which only the configured server may get."""
+    """Refuse redirections: the headers may have a key, which must go only to the configured server."""
     response = await handler(request)
     if 300 <= response.status < 400:
         response.close()
@@ -266,7 +271,7 @@ def read_object(text: str | bytes) -> Mapping[str, Any]:
 
 
 def is_finite(value: Any) -> bool:
-    """True if `value` is a number that a float can hold. JSON may have larger numbers."""
+    """True if `value` is a number that a float can hold. The numbers of JSON may be larger."""
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 

@@ -1,16 +1,19 @@
-"""The math of a learner step: rewards, advantages, corrections, losses, KL and their sum, as functions on tensors.
+"""The math of a learner step as functions on tensors: rewards, advantages, corrections for the age of the data, the
+policy loss, the KL, and the sum that is trained.
 
 Tokens are packed: N tokens of S sequences are concatenated. `sequence` int64[N] has the index of each token's sequence
-in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Facts about whole sequences have
-shape [S] and are the same on every rank.
+in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Tensors of facts about whole
+sequences have shape [S]. They are the same on every rank.
 
-This package keeps promise 6 of docs/concepts.md, the learner's math is exact: packed = unpacked, any micro-batch split
-= one batch, n ranks = one rank. policy_tokens.py first selects the M policy tokens, and every formula runs on [M], so
-that masked tokens contribute exactly 0. aggregation.py divides only by counts over the global minibatch.
-global_threshold.py, and the sums over ranks (`reduce`), give every rank the same statistics.
+This package keeps promise 6 of docs/concepts.md, the learner's math is exact: packed and unpacked tokens give the same
+result, and so do any split into micro-batches and any number of ranks. policy_tokens.py first selects the M policy
+tokens, and every formula runs on [M], so that masked tokens contribute exactly 0. aggregation.py divides only by counts
+over the global minibatch. `reduce` sums over ranks, and global_threshold.py finds thresholds over all ranks, so every
+rank has the same statistics.
 
 In reading order:
-- parts.py: the base of estimators, losses, corrections, KL forms, aggregations and reward changes (frozen dataclasses)
+- parts.py: the base of every part of an algorithm. A part is an advantage estimator, a loss, a correction, a KL form,
+  an aggregation or a change of rewards
 - batch.py: the episodes and tokens that the parts get; policy_tokens.py: the selection of policy tokens
 - from_config.py, composition.py, conflicts.py: the parts that the configuration names, and the forbidden combinations
 - step_advantages.py: advantages and importance weights, once a step; step_loss.py: the loss, in every pass

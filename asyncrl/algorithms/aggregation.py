@@ -1,7 +1,7 @@
 """Aggregations turn the losses of tokens into one number, always over the global minibatch.
 
-The coefficients depend only on global counts and on the length of each sequence before any rejection. So partial sums
-add up to the same number for any split into micro-batches and ranks.
+The coefficient of a token depends only on global counts, and on the length of its sequence before any rejection. So the
+partial sums add up to the same number for any split into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Aggregation(Part):
 
     @abstractmethod
     def __call__(self, losses: Tensor, sequences: Segments, lengths: Tensor, totals: Totals) -> Tensor:
-        """This micro-batch's part of the aggregate, a float64 scalar.
+        """The share of this micro-batch in the aggregate, a float64 scalar. The shares of all micro-batches and ranks
+        add up to the aggregate.
 
         - `losses` float[M]: the losses of the kept tokens
         - `sequences`: the segments of these tokens by sequence

@@ -1,10 +1,11 @@
-"""The algorithm, composed of the parts that the configuration names. It is the learner's only interface to this
-package.
+"""The algorithm, composed of the parts (loss, advantage, corrections and so on) that the configuration names. It is the
+learner's only interface to this package.
 
-`prepare` runs once per learner step on the sequences of this rank. `loss` runs once per forward pass on whole
-sequences, and `summary` once per step on the sums of all passes and ranks. The scalar that `loss` returns is divided by
-global counts, so its sum over micro-batches and ranks is the loss of the global minibatch. The only `state` that
-changes from step to step is the coefficient of an adaptive KL.
+`prepare` runs once per learner step, on the sequences of this rank. `loss` runs once per forward pass, on whole
+sequences. `summary` runs once per step, on the sums of all passes and ranks.
+
+The scalar that `loss` returns is divided by global counts, so its sum over micro-batches and ranks is the loss of the
+global minibatch. The only `state` that changes from step to step is the coefficient of an adaptive KL.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Algorithm:
 
     @classmethod
     def from_config(cls, config: AlgorithmConfig, updates: int = 1) -> Algorithm:
-        """The algorithm for a learner with `updates` updates per step.
+        """The algorithm for a learner that updates the policy `updates` times per step.
 
         Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
         """
@@ -45,7 +46,8 @@ class Algorithm:
 
     @property
     def needs_proximal(self) -> bool:
-        """True if proximal log-probs must be recomputed at the start of the step (`Tokens.proximal`)."""
+        """True if the log-probs at the start of the step (`Tokens.proximal`) must be computed by an extra forward
+        pass."""
         return self.parts.proximal == "recompute"
 
     @property
@@ -84,7 +86,7 @@ class Algorithm:
         `reduce` sums a float64 tensor elementwise over the learner's ranks. Raises InvariantError: a tensor that the
         parts need is missing, or not finite on a policy token.
         """
-        # The coefficient depends on the earlier batches. The KL of this batch changes it for the next batch.
+        # The KL of a batch changes the coefficient only for the next batch.
         self.kl_weight = self._next_kl_weight
         tokens, self._next_kl_weight = prepare(self.parts, self.kl_weight, episodes, tokens, reduce)
         return tokens
@@ -92,11 +94,12 @@ class Algorithm:
     def loss(
         self, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's part of the loss, a float64 scalar, and additive float64 sums for `summary`.
+        """The loss of this micro-batch, a float64 scalar, and float64 sums for `summary`.
 
-        logprobs float[N] and entropy float[N] have a gradient. The gradient of the loss is exactly 0 on every masked
-        token, and on every dropped token that no loss stream trains. `tokens` are whole sequences, as `prepare`
-        returned them. Raises InvariantError: shapes differ, or a tensor is missing.
+        All of them are added over micro-batches and ranks. logprobs float[N] and entropy float[N] have a gradient. The
+        gradient of the loss is exactly 0 on every masked token, and on every dropped token that no loss stream trains.
+        `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a tensor is
+        missing.
         """
         return loss_of_pass(self.parts, self.kl_weight, logprobs, tokens, totals, entropy)
 
@@ -109,25 +112,26 @@ class Algorithm:
         return importance(self.parts, logprobs, tokens)
 
     def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's part of the critic's loss, and additive sums; values float[N] with gradient."""
+        """The critic's loss of this micro-batch, and sums for `summary`. values float[N] have a gradient."""
         return value_loss(values, tokens, totals, self.parts.value, self.parts.value_aggregation)
 
     def implicit_loss(
         self, log_ratio: Tensor, outcome: Tensor, tokens: Tokens, totals: Totals
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This micro-batch's part of the loss of an implicit process model, and additive sums.
+        """The loss of an implicit process model on this micro-batch, and sums for `summary`.
 
-        log_ratio float[N] is log(pi_phi / pi_ref) with gradient; outcome float[S]. Raises ConfigError: the advantage is
-        not `prime`, the only part that reads such a model.
+        Such a model pi_phi gives each token the reward log(pi_phi / pi_ref), and learns only from outcomes. log_ratio
+        float[N] is this log-ratio, with gradient; outcome is float[S]. Raises ConfigError: the advantage is not
+        `prime`, the only part that reads such a model.
         """
         if not isinstance(self.parts.advantage, Prime):
             raise ConfigError("an implicit process model is trained for algorithm.advantage=prime only")
         return implicit_loss(log_ratio, outcome, tokens, totals, self.parts.advantage.beta)
 
     def summary(self, sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
-        """The step's metrics, from sums that were added over micro-batches and ranks.
+        """The step's metrics, from `sums` over all micro-batches and ranks.
 
-        Metrics that compare the members of a group need the `episodes` of the batch.
+        Without the `episodes` of the batch, metrics that compare the members of a group are left out.
         """
         values = summarise(sums, self.parts.rule_names) | implicit_summary(sums, episodes)
         if self.parts.has_kl:

@@ -1,7 +1,7 @@
 """The input of the algorithms: the episodes of the global batch, and the packed tokens of some of its sequences.
 
-Shapes and dtypes are checked on construction (InvariantError names the field), so that no tensor is broadcast by
-accident.
+When they are constructed, shapes and dtypes are checked, so that no tensor is broadcast by accident. If one is wrong,
+an InvariantError names the field.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 class MissingScoreError(InvariantError):
-    """A part reads a named score that the episodes do not have."""
+    """A part of the algorithm reads a named score that the episodes do not have."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Episodes:
-    """Facts about the S sequences of the global batch in plan order, the same on every rank.
+    """Facts about the S sequences of the global batch, in the order of the batch plan. They are the same on every rank.
 
     - `group` int64[S]: the index of the sequence's group, counted from 0 without gaps
     - `reward` float32[S]: the shaped reward
     - `outcome` float32[S]: the verifier's score
     - `lengths` int64[S]: the number of policy tokens
-    - `extra`: the named scores float32[S] that parts read (`Part.reads`)
+    - `extra`: the named scores float32[S] that parts of the algorithm read (`Part.reads`)
     - `greedy` bool[S]: true for members that were sampled greedily as a baseline
     - `demonstrated` bool[S]: true for demonstrations. None: the batch has none
-    - `version`: the learner's policy version
+    - `version`: the version of the policy that the learner trains
     - `priority` float32[S]: the importance weights of a sampler that prefers some groups
 
     The batch has K process scores (K = 0 without a process model), ordered by sequence and step:
@@ -70,7 +70,7 @@ class Episodes:
 
     @property
     def named(self) -> Mapping[str, Tensor]:
-        """All scores of the sequences by name: the extra ones, `outcome` and `reward`."""
+        """All scores of the sequences by name: those in `extra`, and `outcome` and `reward`."""
         return {**self.extra, "outcome": self.outcome, "reward": self.reward}
 
     def score(self, name: str) -> Tensor:
@@ -96,7 +96,8 @@ class Episodes:
 class Centres:
     """Means float64[] over the policy tokens of the global batch, around which variances are summed."""
 
-    # For values far from 0, the difference between the mean square and the squared mean would lose all digits.
+    # Without a centre, a variance would be the mean square minus the squared mean. For values far from 0, this
+    # difference loses all digits.
 
     advantages: Tensor
     returns: Tensor | None
@@ -109,7 +110,7 @@ class Tokens:
     - `sequence` int64[N]: the index of the token's sequence in the global batch
     - `position` int64[N]: the token's index in its own sequence, counting up by one
     - `mask` bool[N]: true on policy tokens
-    - `behaviour` float32[N]: the log-prob when the token was sampled
+    - `behaviour` float32[N]: the log-prob with which the token was sampled
     - `versions` int64[N]: the version that sampled the token
     - `restricted` bool[N]: true if a grammar restricted the token (see restricted_tokens.py). None: no token was
       restricted
@@ -119,9 +120,10 @@ class Tokens:
 
     - `proximal` float32[N]: the log-prob at the start of the learner step
     - `reference` float32[N]: the log-prob under the reference policy
-    - `values` float32[N]: the critic's value of the state before token t
-    - `measured` bool[N]: the tokens whose entropy is a metric if the loss does not need it. None: all
-    - `implicit` float32[N]: log(pi_phi / pi_ref) of an implicit process model
+    - `values` float32[N]: the critic's value of the state before the token
+    - `measured` bool[N]: true on the tokens whose entropy is computed for metrics, if the loss does not need entropies.
+      None: on all
+    - `implicit` float32[N]: log(pi_phi / pi_ref), the reward that an implicit process model pi_phi gives to the token
     - `collisions` float32[N]: the sum over the vocabulary of pi_prox^2, the probability that two draws of the token are
       the same
 
@@ -131,7 +133,7 @@ class Tokens:
     - `returns` float32[N]: the critic's targets
     - `weights` float32[N]: importance weights
     - `rejected` int32[N]: bit k is set where the k-th correction drops the token
-    - `selected` bool[N]: the tokens that the loss treats specially
+    - `selected` bool[N]: true on the tokens that the loss treats specially
     - `lag` int64[N]: the learner's version minus the token's
     - `streams` float32[N, K]: the token's weight in each of the K weight streams
     - `centres`: the means of the advantages and returns of the whole batch
@@ -183,7 +185,7 @@ class Tokens:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Totals:
-    """Counts over the global minibatch by which losses are normalised: policy tokens, sequences and groups.
+    """The numbers of policy tokens, sequences and groups in the global minibatch, by which losses are normalised.
 
     Sequences and groups without a policy token do not count. Counts are taken before any rejection. group_tokens
     int64[S]: for each sequence of the batch, the policy tokens of its group in the minibatch; None: the groups are not
@@ -197,7 +199,8 @@ class Totals:
 
     @classmethod
     def of(cls, sampled: Sequence[int], group: Sequence[Hashable], members: Sequence[int]) -> Totals:
-        """The totals of the sequences `members`, given the policy tokens and group of each sequence of the batch."""
+        """The totals of the sequences with the indices `members`. `sampled` and `group` give the number of policy
+        tokens and the group of each sequence of the batch."""
         tokens: Counter[Hashable] = Counter()
         for member in members:
             tokens[group[member]] += sampled[member]
@@ -207,8 +210,8 @@ class Totals:
         return cls(tokens.total(), sequences, groups, of_groups)
 
     def of_pass(self, owner: Tensor) -> Totals:
-        """The totals for a pass of R sequences. `owner` int64[R] has the index of each sequence in the batch;
-        `group_tokens` is narrowed to these sequences."""
+        """The totals for a pass over R sequences. `owner` int64[R] has the index of each sequence in the batch. In the
+        result, `group_tokens` has only these sequences."""
         return self if self.group_tokens is None else replace(self, group_tokens=self.group_tokens[owner])
 
 

@@ -1,4 +1,4 @@
-"""Holds the parts of one algorithm, and tells which data they need."""
+"""Holds the parts of one algorithm (loss, advantage, corrections and so on), and tells which data they need."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Composition:
 
     @property
     def compared(self) -> str:
-        """The name of the score by which members of a group are compared. A group of equal scores teaches nothing."""
+        """The name of the score by which members of a group are compared. A group whose members all have the same score
+        teaches nothing."""
         return next((rule.score for rule in self.corrections if isinstance(rule, ZeroVariance)), "reward")
 
     def shaped(self, episodes: Episodes) -> Episodes:
@@ -63,7 +64,7 @@ class Composition:
 
     @property
     def may_read_steps(self) -> bool:
-        """True if the advantage reads step scores, or a part from outside of this package may do so."""
+        """True if the advantage reads step scores, or if a user's own part may read them."""
         parts = (*self.rewards, self.advantage, self.loss, *self.corrections, *self.streams)
         own = __name__.partition(".")[0]
         return self.advantage.needs_steps or any(type(part).__module__.partition(".")[0] != own for part in parts)

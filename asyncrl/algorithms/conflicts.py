@@ -1,4 +1,5 @@
-"""Finds conflicts of parts with each other and with the run. Each message has the key, its value and the fix."""
+"""Finds parts of an algorithm (loss, advantage, corrections and so on) that cannot be used together, or not in this
+run. Each message names the configuration key and its value, and says how to mend the conflict."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from asyncrl.algorithms.proximal import INTERPOLATED, names_before_updates
 
 
 def conflicts(parts: Composition, *, greedy_sibling: bool) -> Iterator[str]:
-    """The conflicts between the parts. greedy_sibling: True if every group has a greedily sampled member."""
+    """A message for each conflict between the parts. greedy_sibling: True if every group has a greedily sampled
+    member."""
     yield from _weight_conflicts(parts)
     yield from _proximal_conflicts(parts)
     yield from _other_conflicts(parts, greedy_sibling)
@@ -19,9 +21,10 @@ def conflicts(parts: Composition, *, greedy_sibling: bool) -> Iterator[str]:
 
 
 def missing_data(advantage: Advantage, *, step_scores: bool, group_size: int, demonstrations: bool) -> Iterator[str]:
-    """Messages about data that the advantage needs and the run does not have.
+    """A message for each reason why the data of the run do not fit the advantage.
 
-    step_scores: True if something scores steps. demonstrations: True if groups have demonstrations as members.
+    step_scores: True if a model or a simulated user scores steps. demonstrations: True if demonstrations are members of
+    groups.
     """
     setting = f"algorithm.advantage={advantage.name}"
     of_policy = advantage.needs_critic or advantage.uses_ratio or advantage.needs_collisions

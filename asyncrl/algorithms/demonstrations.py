@@ -51,7 +51,7 @@ class DemonstrationLoss:
         return share * (1 - share) if self.shaped else torch.ones_like(logprobs)
 
     def _share(self, logprobs: Tensor) -> Tensor:
-        """float[M]: p / (p + gamma), also where p itself would underflow."""
+        """float[M]: p / (p + gamma), which stays exact even if p itself would underflow."""
         return torch.sigmoid(logprobs - math.log(self.gamma))
 
 
@@ -64,7 +64,8 @@ def of_demonstrations(tokens: Tokens) -> PolicyTokens | None:
 
 
 def only_sampled(tokens: Tokens) -> Tokens:
-    """The tokens, with a view of only the sampled tokens. In the view, demonstrations are empty sequences."""
+    """The tokens, with a `view` that selects only the sampled tokens. In this view, demonstrations are empty
+    sequences."""
     if tokens.demonstrated is None:
         return tokens
     view = PolicyTokens.of(tokens)

@@ -1,4 +1,4 @@
-"""Lists all parts by kind and name: `asyncrl algorithms [KIND ...] [--json]` prints them, and `python -m
+"""Lists all parts of algorithms by kind and name: `asyncrl algorithms [KIND ...] [--json]` prints them, and `python -m
 asyncrl.algorithms.docs docs/algorithms.md` writes the tables of that page. Both read the classes of the parts."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from asyncrl.algorithms.presets import HEAD, preset_rows
 from asyncrl.config.option import Option, options
 
 TABLES = re.compile(r"(<!-- parts of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-"""The marks around a kind's tables on the page."""
+"""The marks around the tables of one kind of parts on the page."""
 PRESETS = re.compile(r"(<!-- presets -->\n).*?(<!-- end -->)", re.DOTALL)
 
 

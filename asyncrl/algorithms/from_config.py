@@ -17,7 +17,7 @@ from asyncrl.types import LabelNeeds
 
 
 def composition_of(config: AlgorithmConfig, updates: int = 1) -> Composition:
-    """The parts for a learner with `updates` updates per step.
+    """The parts for a learner that updates the policy `updates` times per step.
 
     Raises ConfigError: a name or parameter is wrong, or the parts cannot be combined.
     """
@@ -54,7 +54,8 @@ def label_needs(config: AlgorithmConfig) -> LabelNeeds:
 
 
 def check(config: AlgorithmConfig, *, step_scores: bool, group_size: int, demonstrations: bool = False) -> None:
-    """Check the algorithm against the run: scores of steps, the size of groups, demonstrations in groups.
+    """Check that the algorithm fits the run: whether steps are scored, how large groups are, and whether they contain
+    demonstrations.
 
     Raises ConfigError: the parts cannot be combined, or need data that the run does not have.
     """

@@ -1,9 +1,9 @@
-"""Finds exact thresholds over the values of the whole batch, such as the threshold of the k largest values. They are
-the same for any number of ranks.
+"""Finds exact thresholds over the values of the whole batch, such as the smallest of the k largest values. The
+thresholds are the same for any number of ranks.
 
 The threshold is found by counting, without a sort over ranks. float32 values are ranked by their bits. Three
-successively finer histograms of 2,048 bins are summed over the ranks. They give the exact value at which a condition on
-the smallest values first holds.
+successively finer histograms of 2,048 bins are summed over the ranks. The histograms give the exact value at which a
+condition on the smallest values first becomes true.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ the end of each bin. It returns bool[bins], and once it is true, it must be true
 
 
 def order(values: Tensor) -> Tensor:
-    """int64[M]: keys in [0, 2^32) in the same order as the values (as float32; -0 equals 0)."""
+    """int64[M]: a key in [0, 2^32) for each value. Keys have the same order as the values in float32, and -0 has the
+    same key as 0."""
     bits = (values.float() + 0.0).view(torch.int32).long()
     return torch.where(bits < 0, -1 - bits, bits + (1 << 31))
 
 
 def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
-    """The smallest key for which `condition` is true of the count and sum of all values up to this key. 2^32 if there
-    is none."""
-    # This runs on the CPU: the host must wait for each histogram anyway, and a GPU would round the sums differently
-    # each time.
+    """The smallest key for which `condition` is true of the count and sum of all values with keys up to it. 2^32 if
+    there is no such key."""
+    # The histograms are made on the CPU: the host must wait for each of them anyway, and a GPU would round the sums
+    # differently in each run.
     keys, values = order(values).cpu(), values.detach().cpu()
     before = torch.zeros(2, 1, dtype=torch.float64)
     prefix = 0
@@ -44,8 +45,8 @@ def threshold(values: Tensor, condition: Condition, reduce: Reduce) -> int:
         upto = before + reduce(torch.stack([_count(bins), _count(bins, values)])).cumsum(1)
         reached = condition(upto[0], upto[1]) & (upto[0] > 0)
         if shift < 2 * _BITS:
-            # The coarser histogram has shown that the condition becomes true within these bins. Rounding may hide this
-            # here.
+            # The coarser histogram has shown that the condition becomes true within these bins. In the sums of this
+            # finer histogram, rounding may hide that.
             reached[-1] = True
         if not bool(reached[-1]):
             return 1 << 32

@@ -23,9 +23,9 @@ D_LIMIT = 10.0
 class Kl(Part):
     """Base of the forms.
 
-    differentiates_ratio: with importance_weighted, gradient flows through the ratio too, which gives the gradient of
-    the mean of the form under pi_theta. It is false for forms whose own gradient is already the KL's, since the two
-    gradients would be added.
+    differentiates_ratio: with importance_weighted, gradient flows through the ratio too. The result is the gradient of
+    the mean of the form under pi_theta. The flag is false for forms whose own gradient is already the gradient of the
+    KL, because the two gradients would be added.
     """
 
     kind = "kl"
@@ -63,7 +63,8 @@ class Kl(Part):
         return ratio * self(logprobs, reference)
 
     def adapted(self, weight: float, current: float, sequences: int) -> float:
-        """The coefficient of the next batch, after a batch of `sequences` sequences with a KL of `current` per token.
+        """The KL coefficient for the next batch, after a batch of `sequences` sequences with a KL of `current` per
+        token. `weight` was the coefficient for that batch.
 
         Source: Fine-Tuning Language Models from Human Preferences, 2019.
         """

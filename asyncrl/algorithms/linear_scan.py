@@ -13,15 +13,15 @@ def linear_scan(decay: Tensor, value: Tensor) -> Tensor:
     gradient.
 
     A decay of 0 ends a sequence, so packed sequences of any lengths are scanned together. Blocks of `BLOCK` tokens are
-    solved in parallel. The same recursion then solves the carries between blocks. That is O(M) work in BLOCK
-    log_BLOCK(M) vector operations.
+    solved in parallel. A recursive call then computes what each block passes on to the block before it. In all, this is
+    O(M) work in BLOCK log_BLOCK(M) vector operations.
     """
     size = value.numel()
     if size == 0:
         return value.clone()
     rows = -(-size // BLOCK)
     spare = rows * BLOCK - size
-    # pad always copies, so the caller's tensors are not changed.
+    # The code below works in place. The caller's tensors are not changed, because pad always copies.
     product = pad(decay.detach(), (0, spare)).view(rows, BLOCK)
     result = pad(value.detach(), (0, spare)).view(rows, BLOCK)
     for column in range(BLOCK - 2, -1, -1):

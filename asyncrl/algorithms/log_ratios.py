@@ -15,8 +15,8 @@ LEVEL_MEANING = (
 
 
 def clamp_log(log_ratio: Tensor) -> Tensor:
-    """The log-ratio, clamped to +-20, so that its exp and the exp's square are finite in float32. Beyond these bounds
-    it has no gradient."""
+    """The log-ratio, clamped to +-20. Its exp, and the square of the exp, are then finite in float32. Beyond these
+    bounds the result has no gradient."""
     return log_ratio.clamp(-LOG_LIMIT, LOG_LIMIT)
 
 

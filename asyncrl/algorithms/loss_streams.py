@@ -1,8 +1,9 @@
 """Loss streams: several losses that are trained together, each with a weight for every sequence. The loss is their sum.
 
-The stream rl is the policy's loss. If the configuration does not list it, it has weight 1 on every token. Every other
-stream, such as ce or ref_kl, has its own loss and trains all policy tokens, also tokens that corrections drop. Each
-stream is normalised separately over the global batch, so that a stream on few tokens does not become small.
+The stream rl is the policy's loss. If the configuration does not list rl, the policy's loss has weight 1 on every
+token. Every other stream, such as ce or ref_kl, has its own loss and trains all policy tokens, also tokens that
+corrections drop. Each stream is normalised separately over the global batch, so that a stream on few tokens does not
+become small.
 
 Source: the streams rl, ce and ref_kl of the library prime-rl, 2026, which have a weight for each token. Here the weight
 is the same for all tokens of a sequence.
@@ -53,7 +54,7 @@ class Stream(Part):
             raise InvariantError(
                 f"stream {self.name}: {self.score} is {float(scores[row])} for sequence {row}; a weight must be finite"
             )
-        # A penalty can make a reward negative, which must not end the run.
+        # A penalty can make a reward negative. Such a score counts as 0, and does not end the run.
         return self.weight * scores.clamp(min=0)
 
 

@@ -1,8 +1,9 @@
-"""The metrics of a step: additive sums of each forward pass, and the step's metrics from the sums of all passes.
+"""The metrics of a step. Each forward pass gives sums, which are added over all passes and ranks. The step's metrics
+are computed from the totals.
 
 Sums are float64, so that they do not depend on the split into micro-batches and ranks. A ratio r is summed as its
-excess r - 1, which keeps precision if policies are close: k3 is the mean of excess - log r. For the same reason,
-variances of advantages and returns are summed around the batch's mean.
+excess r - 1, which keeps precision if policies are close. For example, the KL estimate k3 is the mean of excess - log
+r. For the same reason, variances of advantages and returns are summed around the batch's mean.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_counts, shares
 
 AGREEMENT = 1e-4
-"""Log-probs that differ by at most this count as equal. Two float32 programs with the same weights differ by less."""
+"""Log-probs that differ by no more than this number count as equal. Two float32 programs with the same weights differ
+by less."""
 
 MASKED_BY_GRAMMARS = "masked/grammar"
 TAUGHT = "demonstration/tokens"
 PERPLEXITIES = ("perplexity_ratio", "behaviour_perplexity", "proximal_perplexity")
-"""Means over sequences. `perplexity_ratio` is the proximal policy's perplexity divided by the behaviour policy's."""
+"""Metrics that are means over sequences. `perplexity_ratio` is the proximal policy's perplexity divided by the
+behaviour policy's."""
 
 LAG_BINS = 17
 """Token lags 0 to 15 have a bin each. The last bin has all larger lags."""
@@ -32,7 +35,7 @@ LAG_BINS = 17
 def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Tensor]:
     """Sums that compare behaviour and proximal policy over all policy tokens.
 
-    log_w float[M], log pi_prox - log mu, clamped.
+    log_w float[M] is log pi_prox - log mu, clamped.
     """
     spans, excess = view.sequences, log_w.expm1()
     logs, behaviour = spans.sum(log_w), spans.mean(view.take(tokens.behaviour))
@@ -61,7 +64,8 @@ def age_sums(view: PolicyTokens, log_w: Tensor, tokens: Tokens) -> dict[str, Ten
 def update_sums(
     log_ratio: Tensor, weights: Tensor | None, advantages: Tensor, centres: Centres | None
 ) -> dict[str, Tensor]:
-    """Sums that compare proximal and trained policy over the kept tokens. log_ratio float[M] is clamped."""
+    """Sums over the kept tokens that compare the trained policy with the proximal policy. log_ratio float[M] is log
+    pi_theta - log pi_prox, clamped."""
     log_ratio = log_ratio.detach()
     count = log_ratio.new_full((), log_ratio.numel(), dtype=torch.float64)
     binned = {} if weights is None else {CORRECTED: bin_counts(weights.detach().log())}
@@ -78,8 +82,8 @@ def update_sums(
 
 
 def entropy_sums(entropy: Tensor, measured: Tensor | None) -> dict[str, Tensor]:
-    """Sums over the entropies float[M] of the kept tokens. `measured` bool[M]: only the entropies of these tokens were
-    computed, and all others are 0. None: all were."""
+    """Sums over the entropies float[M] of the kept tokens. `measured` bool[M] is true on the tokens whose entropies
+    were computed; the others have entropy 0. None: all were computed."""
     count = entropy.new_full((), entropy.numel(), dtype=torch.float64) if measured is None else measured.sum().double()
     chosen = entropy.detach() if measured is None else torch.where(measured, entropy.detach(), 0.0)
     return {"entropy": _sum(chosen), "entropy_tokens": count}
@@ -113,7 +117,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
     corrections.
 
     mismatch/ compares behaviour and proximal policy on all policy tokens. update/ compares proximal and trained policy
-    on the kept tokens. A share has the number of all policy tokens as its denominator.
+    on the kept tokens. A share is a share of all policy tokens.
     """
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     tokens, kept = max(1.0, get.get("tokens", 0.0)), max(1.0, get.get("kept", 0.0))
@@ -144,7 +148,7 @@ def summarise(sums: Mapping[str, Tensor], rules: Sequence[str]) -> dict[str, flo
 
 
 def episode_metrics(episodes: Episodes) -> dict[str, float]:
-    """Metrics of the rewards and lengths of the whole batch: of sampled episodes, and of demonstrations."""
+    """Metrics of the rewards and lengths in the whole batch, separately for sampled episodes and for demonstrations."""
     reward, lengths = episodes.reward.double(), episodes.lengths.double()
     shown = {}
     if episodes.demonstrated is not None:

@@ -1,4 +1,5 @@
-"""The base of every part: a frozen dataclass of parameters, each declared once with type, range and meaning.
+"""The base of every part of an algorithm, such as a loss or an advantage estimator. A part is a frozen dataclass of
+parameters, each declared once with its type, range and meaning.
 
 The command line and the documentation show the class docstring: a first sentence, then the entries `Formula:`, `Use:`,
 `Source:` and, if needed, `Caveat:`.
@@ -21,8 +22,8 @@ param = option
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Part(ABC):
-    """Base of all parts. A subclass automatically becomes a frozen, keyword-only dataclass. `param` declares its
-    fields.
+    """Base of all parts. A subclass automatically becomes a frozen dataclass with keyword-only fields. `param` declares
+    a field.
 
     Construction raises ConfigError: a parameter has a wrong type, is outside its range, or conflicts with another.
     """
@@ -55,7 +56,7 @@ class Part(ABC):
 
     @property
     def reads(self) -> Sequence[str]:
-        """The names of the scores in the labels that the part reads.
+        """The names of the scores that the part reads from an episode's labels.
 
         `Episodes.extra` has only these scores. An episode whose labels lack one of them is not trained.
         """

@@ -1,4 +1,4 @@
-"""Selects the policy tokens of a packed batch, with operations on them that formulas share.
+"""Selects the policy tokens of a packed batch, and has the operations on them that several formulas need.
 
 Every formula runs on the M policy tokens. `PolicyTokens.scatter` writes results back to the N tokens, with 0 elsewhere.
 """
@@ -17,7 +17,7 @@ from asyncrl.errors import InvariantError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """R consecutive segments with lengths int64[R] (0 is allowed) that cover M tokens."""
+    """R consecutive segments that together cover M tokens. lengths int64[R] may contain 0."""
 
     lengths: Tensor
     size: int
@@ -84,8 +84,8 @@ class PolicyTokens:
 
     @classmethod
     def chosen(cls, mask: Tensor, sequence: Tensor) -> PolicyTokens:
-        """The tokens of `mask` bool[N]. sequence int64[N] is the same as in `Tokens`. Raises InvariantError like
-        `of`."""
+        """Selects the tokens on which `mask` bool[N] is true. sequence int64[N] is the same as in `Tokens`. Raises
+        InvariantError like `of`."""
         index, count = _true_places(mask), sequence.numel()
         breaks = _true_places(sequence[1:] != sequence[:-1]) + 1
         edge = breaks.new_tensor([0]) if count else breaks.new_empty(0)
@@ -102,7 +102,7 @@ class PolicyTokens:
         return PolicyTokens(move(self.index), lengths, move(self.owner), move(self.starts), self.packed)
 
     def narrow(self, keep: Tensor) -> PolicyTokens:
-        """The tokens with `keep` bool[M]. All sequences stay, some perhaps empty."""
+        """Selects only the tokens on which `keep` bool[M] is true. All sequences stay, though some may become empty."""
         kept = self.sequences.sum(keep).long()
         index = self.index[keep]
         return PolicyTokens(index, Segments(kept, index.numel()), self.owner, self.starts, self.packed)

@@ -1,4 +1,4 @@
-"""Tests the user's own parts before the run starts: calls each part once on a tiny batch."""
+"""Tests the user's own parts of the algorithm before the run starts: calls each of them once on a tiny batch."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _problem(part: Part, count: int) -> str | None:
         reason, place = next(filter(None, (_wrong(*result) for result in results)), None), f" ({_defined(part)})"
     except Exception as error:  # noqa: BLE001 - errors of the user's code are what the probe looks for
         if isinstance(error, InvariantError) and not isinstance(error, MissingScoreError):
-            return None  # The part refuses these made-up data. Only a run has real data.
+            return None  # The part refuses the made-up data, which proves nothing: only a run has real data.
         reason, place = reason_of(error), "" if own_line(error) else f" ({_defined(part)})"
         if isinstance(error, KeyError):
             reason += ": a score that a part reads must be named in its `reads`"
@@ -97,7 +97,7 @@ def _results(part: Part, episodes: Episodes, tokens: Tokens) -> Iterator[_Result
     size, count = view.index.numel(), episodes.count
     old = view.take(tokens.behaviour)
     advantages = torch.linspace(-1, 1, size)
-    # As in the learner, log-probs and values are computed tensors and no leaves of the graph.
+    # As in the learner, log-probs and values are results of a computation, not leaves of the autograd graph.
     now = old.clone().requires_grad_() + 0.1
     match part:
         case Reward():

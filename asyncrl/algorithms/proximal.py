@@ -1,8 +1,9 @@
-"""The sources of the proximal policy's log-probs, and the times at which parts need them.
+"""The sources of the log-probs of the proximal policy (the policy at the start of a step), and the times at which parts
+of the algorithm need them.
 
 - `recompute`: an extra forward pass before the updates.
 - `training`: the forward pass of the update itself, detached. This is exact with one update per step.
-- `behaviour`: the behaviour log-probs.
+- `behaviour`: the log-probs with which the tokens were sampled.
 - `interpolate`, `interpolate_linear`: an estimate in the forward pass, from the age of each token.
 - `auto`: `training` if that is sufficient, and `recompute` otherwise.
 """
@@ -53,7 +54,7 @@ def _read_in_updates(parts: Composition) -> bool:
 def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
     """log pi_prox without a forward pass: log mu + alpha (log pi_theta - log mu), detached; all float[M], lag int64[M].
 
-    With the learner's version v and the token's version v_b, alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1). This is
+    With the learner's version v and the token's version v_b, alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1). alpha is
     the share of the way from the behaviour policy to the current policy that version v - 1 had covered. It is 0 at lag
     0.
     Source: the log-linear approximation of proximal log-probs in AReaL: A Large-Scale Asynchronous Reinforcement

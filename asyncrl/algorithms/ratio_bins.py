@@ -1,7 +1,7 @@
 """Counts ratios of probabilities in bins. All passes and ranks use the same bins, so that counts can be added.
 
 The middle bin contains 1 and ends at 2^(1/64). The bins above it end at 2^(1/32), ..., 2, 4: each end is the square of
-the previous end. The bins below 1 mirror them. The outermost bins also have all ratios beyond.
+the previous end. The bins below 1 mirror them. The outermost bins also count all ratios beyond their ends.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ kept tokens."""
 
 
 def bin_counts(log_ratio: Tensor) -> Tensor:
-    """float64[BINS]: the number of log_ratio float[M] in each bin, on the same device. -inf is in the first bin."""
+    """float64[BINS], on the same device: how many entries of log_ratio float[M] are in each bin. -inf is in the first
+    bin."""
     # No operation here makes the host wait for a GPU.
     far = (log_ratio.abs() / FINEST).log2().floor().clamp(-1, SIDE - 1) + 1
-    # The index must be valid even if a log-ratio is not finite.
+    # The clamp makes the index valid even if a log-ratio is not finite.
     index = (SIDE + far * log_ratio.sign()).long().clamp(0, BINS - 1)
     ones = torch.ones_like(log_ratio, dtype=torch.float64)
     return ones.new_zeros(BINS).index_add_(0, index, ones)

@@ -1,4 +1,4 @@
-"""Finds parts by kind and name.
+"""Finds the parts of algorithms by kind (such as loss) and name (such as ppo).
 
 A built-in part is found by its file in the kind's folder (or module). A user's part is named by its dotted path, such
 as my_package.losses.MyLoss.
@@ -54,7 +54,8 @@ def find(kind: str, name: str) -> type[Part]:
 
 
 def build(kind: str, name: str, params: Mapping[str, Any]) -> Part:
-    """The part with checked parameters. Raises ConfigError like `find`, or for a wrong parameter."""
+    """The part of this kind and name, with the parameters `params`. Raises ConfigError like `find`, or for a wrong
+    parameter."""
     return find(kind, name).build(params)
 
 

@@ -81,7 +81,7 @@ def _check_finite(name: str, values: Tensor | None, tokens: Tokens, view: Policy
     if values is None:
         raise InvariantError(f"{name} is missing ({'give Episodes.version' if name == 'lag' else f'Tokens.{name}'})")
     chosen = view.take(values)
-    # The sum is finite only if every value is, and costs far less than a check of each value.
+    # The sum is finite only if every value is. It costs far less than checking each value.
     bad = chosen.new_empty(0) if chosen.sum().isfinite() else (~chosen.isfinite()).nonzero()
     if len(bad):
         place = view.index[bad[0, 0]]
@@ -121,7 +121,8 @@ def _rollouts(
 def _with_advantages(parts: Composition, rollouts: Rollouts) -> Tokens:
     estimate, view = parts.advantage(rollouts), rollouts.view
     priority = rollouts.episodes.priority
-    # The sampler's weights multiply the advantages, since every policy loss is proportional to the advantage.
+    # The sampler's weights should multiply the loss. They multiply the advantages, because every policy loss is
+    # proportional to the advantage.
     weighted = estimate.advantages if priority is None else estimate.advantages * view.by_sequence(priority)
     advantages = view.scatter(weighted.to(rollouts.dtype))
     returns = None if estimate.returns is None else view.scatter(estimate.returns.to(rollouts.dtype))

@@ -1,7 +1,8 @@
 """Computes the loss: the sum of the policy loss, the KL, the entropy, the loss streams and the demonstrations.
 
-`loss_of_pass` runs in every forward pass of a step. Its scalar is divided by counts over the global minibatch, so the
-sum over all micro-batches and ranks is the loss of the update. The additive sums that it also returns become metrics.
+`loss_of_pass` runs in every forward pass of a step. The loss that it returns is divided by counts over the global
+minibatch, so the sum over all micro-batches and ranks is the loss of the update. It also returns sums, which become
+metrics.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class _Pass:
 def loss_of_pass(
     parts: Composition, kl_weight: float, logprobs: Tensor, tokens: Tokens, totals: Totals, entropy: Tensor | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of a micro-batch, and its sums: see `Algorithm.loss`."""
+    """The loss of a micro-batch, and its sums for metrics: see `Algorithm.loss`."""
     _check(parts, logprobs, tokens, entropy)
     shown, all_tokens = of_demonstrations(tokens), tokens
     logprobs, tokens = behaviour_where_restricted(logprobs, tokens), only_sampled(with_restricted_fixed(tokens))
@@ -93,7 +94,7 @@ def loss_of_pass(
 def _taught(
     parts: Composition, logprobs: Tensor, tokens: Tokens, shown: PolicyTokens, totals: Totals
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The loss of the demonstrations' tokens `shown`, and its sums."""
+    """The loss of the demonstrations' tokens `shown`, and its sums for metrics."""
     assert tokens.advantages is not None
     policy, advantages = shown.take(logprobs), shown.take(tokens.advantages)
     values = parts.demonstration(policy, advantages)
@@ -183,7 +184,8 @@ def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: PolicyT
 
 
 def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
-    """The ages from `Algorithm.prepare`, after the corrections that are applied in every pass."""
+    """The input of corrections: the results of the corrections in `Algorithm.prepare`, and then of those that are
+    applied in every pass."""
     view = updates.view
     ages = Ages(
         view,

@@ -1,8 +1,8 @@
 """Conversations as exact tokens: a model's chat template, the contents of messages, and the parsing of tool calls.
 
-This package keeps the rule that engines take tokens and return tokens (docs/concepts.md). A suffix is exactly the text
-that the template adds, and sampled tokens are never decoded and encoded again (chat.py). Contents never become special
-tokens (contents.py).
+This package keeps the rule that engines take tokens and return tokens (docs/concepts.md). A suffix, the tokens between
+two turns of the policy, is exactly what the template adds. Sampled tokens are never decoded and encoded again
+(chat.py). Contents never become special tokens (contents.py).
 
 It helps with promise 8, closed by default: images are read only from files and addresses that the configuration permits
 (image_sources.py), and malformed messages are refused with a reason (messages.py).
@@ -12,10 +12,10 @@ Files in reading order:
 - chat.py: prompts, suffixes, turns
 - template.py: the adaptation of messages to a template
 - contents.py: the encoding of contents without special tokens
-- parsing.py: from a turn to content and calls; formats/base.py and one file for each family of models
+- parsing.py: from a turn to its content and calls, by formats/base.py and a file in formats/ for each family of models
 - chat_checks.py: the checks before a run
 - from_config.py: opens a Chat from the configuration
 
-A new format of tool calls needs recorded renderings as its test. Do not change the tokens of a prompt or a suffix
-without need: stored trajectories and running episodes contain them.
+The test of a new format of tool calls needs recorded renderings of the model's template. Do not change the tokens of a
+prompt or a suffix without need: stored trajectories and running episodes contain them.
 """

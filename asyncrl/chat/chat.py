@@ -1,18 +1,18 @@
 """Encodes conversations by a chat template as exact token ids: prompts, and the suffixes that follow sampled tokens.
 
-Invariant: prompt, sampled tokens, suffix, sampled tokens, ... are the tokens of the template's own rendering of the
-whole conversation. This holds if the policy wrote canonical text and the template does not rewrite the history
-(`chat_checks` finds templates that do).
+Invariant: if prompt, sampled tokens, suffix, sampled tokens and so on are put together, they are the tokens of the
+template's own rendering of the conversation. This holds if the policy wrote canonical text and the template does not
+rewrite the history (`chat_checks` finds templates that do).
 
 Sampled tokens are never decoded and encoded again. The contents of messages never become special tokens (`contents`).
 
 A suffix comes from the rendering of a dummy conversation whose assistant turn contains a mark. The end-of-turn token
-follows the mark, and the suffix is the text after this token. It is tokenised together with this token, at which every
-tokenizer splits, so it does not depend on earlier text.
+follows the mark, and the suffix is the text after this token. The suffix is tokenised together with this token. Every
+tokenizer splits at the token, so the suffix does not depend on earlier text.
 
-Results are rendered together, because some templates merge consecutive tool messages. The mark is needed because
-templates render an assistant turn differently if it is the last one. So the rendering without the tool messages is in
-general not a prefix of the rendering with them.
+The results of a turn's calls are rendered together, because some templates merge consecutive tool messages. The mark is
+needed because templates render an assistant turn differently if it is the last one. So the rendering without the tool
+messages is in general not a prefix of the rendering with them.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Chat:
     - `template_kwargs` are passed to the template, such as `enable_thinking=False`.
     - `format` is the format of calls that `tool_call_format` names. With "auto" it is the format that reads the
       template's own rendering of a call, or None if no format does.
-    - `stop_ids` are the tokens that end a turn: the template's ends of an answer and of a turn that calls tools, the
-      tokenizer's eos, the ends of the format, and `further_ends`.
+    - `stop_ids` are the tokens that end a turn: the token with which the template ends an answer, the one with which it
+      ends a turn that calls tools, the tokenizer's eos, the `stop_tokens` of the format, and `further_ends`.
     - `one_call` is true if the template shows only one call per turn.
     - `opens_thought` is true if the template's generation prompt opens a thought.
     - `piece` returns the text of one token; a part of a character is shown as U+FFFD.
@@ -95,7 +95,7 @@ class Chat:
         return max(map(len, self._tokenizer.get_vocab()))
 
     def prompt(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
-        """Encode a conversation up to the policy's next turn; the template lists `tools`.
+        """Encode a conversation up to the policy's next turn. The prompt lists the `tools`.
 
         Raises RefusedError: the template does not take the messages.
         """
@@ -105,8 +105,8 @@ class Chat:
         """Encode the text between the last token of an assistant turn and the policy's next turn.
 
         `messages` are the results of all the turn's calls in order (`role` tool, `name`, `content`), a user turn, or
-        both. `last` is the turn's last token. If it is not an end token of the template, because the turn was cut or
-        ended with one of `further_ends`, the suffix begins with the template's end token.
+        both. `last` is the turn's last token. If the turn was cut, or ended with one of `further_ends`, `last` is not
+        an end token of the template. Then the suffix begins with the template's end token.
 
         Raises RefusedError: the template does not take the messages, or does not show calls.
         """
@@ -120,7 +120,8 @@ class Chat:
     def rendered(self, messages: Messages, tools: Messages) -> NDArray[np.int32]:
         """Encode the template's own rendering of a conversation. Raises RefusedError.
 
-        The rendering ends with the last message if this is the policy's, else with the prompt for the policy's turn.
+        If the last message is the policy's, the rendering ends with it. Otherwise it ends with the generation prompt
+        for the policy's turn.
         """
         if messages[-1]["role"] != "assistant":
             return self.prompt(messages, tools)

@@ -1,12 +1,12 @@
 """Checks the model's chat template when an actor starts, so that no episode fails because of it.
 
 * `check_tools` renders each tool separately: its schema, a call and a result.
-* `check_tasks` renders one row for every order of roles, because a template may refuse an order, such as a system
-  message first.
+* `check_tasks` renders one row for every order of roles, because a template may refuse an order, for example if a
+  system message comes first.
 * `rewritings` finds conversations whose history the template rewrites. An episode records the sampled tokens, with
-  suffixes in between. Some templates render a conversation differently once it continues: they drop thoughts before
-  a later question, move the list of tools, or open the turn with a prompt that the history lacks. A policy that is
-  deployed with such a template sees other contexts than in training.
+  suffixes in between. Some templates render a conversation differently once it continues: they drop thoughts that come
+  before a later question, move the list of tools, or open the policy's turn with a prompt that earlier turns in the
+  rendering lack. A policy that is deployed with such a template sees other contexts than in training.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
 
 
 def report_rewritings(chat: Chat, history: str) -> None:
-    """Log the conversations that the template rewrites, and the consequence under `actor.history`."""
+    """Log the conversations that the template rewrites, and what follows from this with the value `history` of
+    `actor.history`."""
     if found := rewritings(chat):
         log.warning(
             "the model's chat template rewrites the history (docs/agents.md): %s. It rewrites %s",

@@ -1,11 +1,13 @@
 """Encodes the contents of messages as plain text, so that only the template writes special tokens.
 
-A tool's result, a task or an agent's message may contain `<|im_end|>\\n<|im_start|>user`. Encoded with the rendering,
-this would end the turn and begin another. So each special token in a content is replaced by a stand-in before the
-template sees the message. Each stand-in in the rendering is then encoded as the letters of the special token's text.
+A tool's result, a task or an agent's message may contain `<|im_end|>\\n<|im_start|>user`. If this text were encoded as
+part of the rendering, it would end the turn and begin another. So each special token in a content is replaced by a
+stand-in before the template sees the message. Each stand-in in the rendering is then encoded as the letters of the
+special token's text.
 
 A stand-in is a number between two private-use characters. Templates trim contents, split them at `</think>` and print
-them as JSON or as Python literals. A stand-in survives all of that. A part of a stand-in is encoded as plain text.
+them as JSON or as Python literals. A stand-in survives all of that. If a template leaves only a part of a stand-in, the
+part is encoded as plain text.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from tokenizers import AddedToken
 from asyncrl.errors import ConfigError
 
 OWN_MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
-"""Marks within the policy's own turn. They are not hidden, since they neither begin nor end a turn."""
+"""Marks that a model writes within its own turn. They are not hidden in contents, because they neither begin nor end a
+turn."""
 
 _OPEN, _CLOSE = "\ue000", "\ue001"
 _ESCAPED = (r"\ue000", r"\ue001")
@@ -36,7 +39,8 @@ class Contents:
     """Hides special tokens in messages from a template, and encodes the template's renderings.
 
     Special tokens are those of the tokenizer, and added tokens that the template's `source` names, but not `OWN_MARKS`.
-    `reserved` is hidden as well. A template whose marks are ordinary words to its tokenizer cannot be protected.
+    `reserved` is hidden as well. If the marks of a template are ordinary words to its tokenizer, they cannot be
+    protected.
 
     Raises ConfigError: the tokenizer reads another text, such as `<|IM_END|>`, as one of these tokens.
     """
@@ -92,7 +96,8 @@ class Contents:
         return splitting, int(splitting.convert_tokens_to_ids(_JOINT))
 
     def _encode_letters(self, number: int) -> tuple[int, ...]:
-        """Encode the hidden string `number` without added tokens, in two parts if necessary."""
+        """Encode the letters of the hidden text with the index `number`, so that none of its tokens is an added token.
+        If necessary, the text is cut in two, and the parts are encoded separately."""
         text = self._hidden[number]
         added = set(self._tokenizer.get_added_vocab().values())
         whole = _after_newline(self._tokenizer, text, split_special_tokens=True)
@@ -135,7 +140,8 @@ def _check_normalizer(tokenizer: Any, marks: list[str]) -> None:
 
 
 def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
-    """The characters into which a normalizer changes other characters, and an empty text if it deletes characters.
+    """The characters that a normalizer writes in place of other characters. An empty text is among them if it deletes
+    characters.
 
     `normalizer` is the normalizer's JSON, and `normalize` its function.
     """
@@ -149,7 +155,8 @@ def _changes(normalize: Callable[[str], str], normalizer: Any) -> set[str]:
 
 
 def _inside(normalize: Callable[[str], str], text: str) -> str:
-    """Normalise `text` between digits, which no normalizer changes."""
+    """Normalise `text` as it would be in the middle of a text: it is put between two digits, which no normalizer
+    changes."""
     # Some normalizers add a prefix to a whole text, or strip its ends.
     return normalize(f"0{text}0").partition("0")[2].rpartition("0")[0]
 
@@ -163,7 +170,7 @@ def _replacements(normalizer: Any) -> Iterator[str]:
 
 
 def _after_newline(tokenizer: Any, text: str, **options: Any) -> list[int]:
-    """Encode `text` as in the middle of a longer text, because some tokenizers put a blank before a whole text."""
+    """Encode `text` as if it were in the middle of a longer text. Some tokenizers put a blank before a whole text."""
     newline = list(tokenizer.encode("\n", add_special_tokens=False))
     ids = list(tokenizer.encode("\n" + text, add_special_tokens=False, **options))
     if ids[: len(newline)] == newline:

@@ -1,11 +1,12 @@
 """Compares a request's messages with the conversation that an episode has recorded.
 
-Clients may change an earlier turn of the policy when they send it back. They omit the reasoning, or put it into the
-content or its own field; they strip blanks, or write calls as text. So turns of the policy are compared only by content
-and calls. All other messages must be the same word for word.
+Clients may change an earlier turn of the policy when they send it back. They omit the reasoning, or move it into the
+content or into a separate field. They strip blanks, or write calls as text.
 
-smolagents sends calls as text: after the policy's text it writes `Calling tools:` and a list of calls, as Python prints
-it. Its CodeAgent lists the code that the policy wrote as a call of `python_interpreter`.
+So turns of the policy are compared only by content and calls. All other messages must be the same word for word.
+
+For example, the library smolagents sends calls as text: after the policy's text it writes `Calling tools:` and a list
+of calls, as Python prints it. Its CodeAgent lists the code that the policy wrote as a call of `python_interpreter`.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def same_value(one: Any, other: Any) -> bool:
 
 
 def _same_kinds(one: Any, other: Any) -> bool:
-    """True if two equal values have booleans at the same places."""
+    """True if two values that Python takes for equal have booleans at the same places."""
     match one:
         case dict():
             return all(_same_kinds(inner, other[name]) for name, inner in one.items())
@@ -64,7 +65,7 @@ def _calls(turn: Message) -> list[tuple[str, Any]]:
 
 
 def _lists(said: str, known_said: str, known_made: list[tuple[str, Any]]) -> bool:
-    """True if `said` is the policy's text followed by its calls as text."""
+    """True if `said` is the policy's text `known_said`, followed by its calls `known_made` as text."""
     before, mark, text = said.rpartition(_LISTED)
     if not mark or before.strip() != known_said or len(text) > _LONGEST_LIST:
         return False

@@ -99,7 +99,8 @@ def read_permitted(path: str, folders: Sequence[str], limit: int) -> bytes:
 
 def _read(file: Path, path: str, limit: int) -> bytes:
     try:
-        # Without these flags a pipe would block, and a link that was made after the check could lead elsewhere.
+        # Without these flags, opening a pipe would block, and a link that was made after the check could lead to
+        # another file.
         descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as opened:
             about = os.fstat(descriptor)
@@ -113,8 +114,8 @@ def _read(file: Path, path: str, limit: int) -> bytes:
 async def fetch_public(url: str, limit: int, connect: Connect = public_connector) -> bytes:
     """Fetch a URL on the public internet.
 
-    Raises RefusedError: its address is not public, it redirects, its file exceeds `limit` bytes, or it cannot be
-    fetched.
+    Raises RefusedError: the URL's address is not public, the server redirects, the file exceeds `limit` bytes, or it
+    cannot be fetched.
     """
     try:
         return (await get_public(url, limit, FETCH_S, connect=connect)).body

@@ -19,7 +19,8 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def read_messages(messages: Sequence[Any]) -> tuple[Message, ...]:
-    """Read messages of the API into the form that templates take. Raises RefusedError."""
+    """Read messages of the API into the form that templates take. Raises RefusedError: a message is malformed or not
+    supported."""
     names: dict[str, tuple[str, str]] = {}
     return tuple(_message(message, names) for message in messages)
 

@@ -1,7 +1,7 @@
 """Parses an assistant turn into content, reasoning and tool calls.
 
-The model's format finds the calls (`asyncrl.chat.formats`). A call that cannot be made as written becomes a
-`MalformedCall`, whose error the policy reads. Calls within thoughts are ignored, even if the thought never ends.
+The model's format finds the calls (`asyncrl.chat.formats`). If a call cannot be made as the policy wrote it, it becomes
+a `MalformedCall`, and the policy reads its error. Calls within thoughts are ignored, even if the thought never ends.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class MalformedCall:
 class ParsedTurn(NamedTuple):
     """An assistant turn.
 
-    - `content`: the policy's text without its calls, or the whole text if a call is malformed
+    - `content`: the policy's text without its calls. If a call is malformed, it is the whole text
     - `reasoning`: the policy's reasoning, if the format has `reasoning_apart`; otherwise empty
     - `ids`: the id that the policy gave each call; an empty text if it gave none
     """
@@ -47,8 +47,8 @@ class ParsedTurn(NamedTuple):
 def parse_turn(text: str, functions: Functions, format: Format, one_call: bool = False) -> ParsedTurn:
     """Parse the assistant turn `text`, with its calls in order.
 
-    Arguments are checked for presence, type and listed values, but nested values are not checked. With `one_call`
-    several calls become one malformed call.
+    The check of arguments covers presence, type and listed values, but no nested values. With `one_call`, a turn may
+    have one call only: several calls become one malformed call.
     """
     found: list[tuple[ToolCall | MalformedCall, str]] = []
     said: list[str] = []

@@ -23,7 +23,7 @@ from asyncrl.errors import ConfigError, RefusedError
 Messages = Sequence[Mapping[str, Any]]
 
 MARK = "asyncrlmark"
-"""A word that replaces the policy's text, so that its position in a rendering can be found."""
+"""A word that is put in place of the policy's text, so that the text's position in a rendering can be found."""
 
 QUESTION = {"role": "user", "content": "question"}
 TOOL = {
@@ -45,7 +45,8 @@ def answer(text: str) -> dict[str, Any]:
 def calling(
     arguments: Sequence[Mapping[str, Any]], names: Sequence[str] = (), content: str = "", ids: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """An assistant turn with one call for each of `arguments`. The calls are of the tools `names`, or else of `TOOL`.
+    """An assistant turn with one call for each of `arguments`. The calls go to the tools `names`. Without `names`, they
+    go to `TOOL`.
 
     `ids` are the ids that the policy gave the calls; an empty text: it gave none.
     """
@@ -82,7 +83,8 @@ def _with_ids(message: Mapping[str, Any], prepared: Mapping[str, Any]) -> list[d
 
 
 class Template:
-    """The chat template of a Hugging Face tokenizer, or its two templates if there is another one for tools.
+    """The chat template of a Hugging Face tokenizer. A tokenizer may also have two templates, one of them for
+    conversations with tools.
 
     `source` is their text. `one_call` is true if the template shows only one call per turn. Calls and results keep the
     ids that the policy gave them, and a call without an id gets one. If the template shows a call's tool only by the
@@ -128,7 +130,7 @@ class Template:
             raise RefusedError(f"the model's chat template refuses the conversation: {reason}") from error
 
     def identified(self, messages: Messages) -> list[dict[str, Any]]:
-        """Add the ids that the template shows at calls and results, as if the policy had given them.
+        """Give calls and results the ids that the template shows, as if the policy had written them.
 
         Raises RefusedError: a message has several calls, and the template shows only one per turn.
         """
@@ -180,7 +182,7 @@ class Template:
         function = dict(call.get("function", call))
         id = str(call.get("id") or "")
         if not POLICY_ID.fullmatch(id):
-            # Some templates refuse the form of ids that an agent's program makes.
+            # Ids from agents are replaced, because some templates refuse their form.
             id = f"functions.{function['name']}:{number}" if self._ids_name_tools else call_id(number)
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str) and not self._arguments_as_text:
@@ -215,7 +217,8 @@ class Template:
             return False
 
     def _shows(self, *arguments: str, name: str = "") -> bool:
-        """True if the template shows calls with these arguments in one turn, as JSON and not as a Python dict.
+        """True if the template shows calls with these arguments in one turn, and shows the arguments as JSON, not as a
+        Python dict.
 
         With `name` it must also show the tool's name in such a call.
         """

@@ -8,8 +8,9 @@ In reading order:
 
 - `__main__.py`, `runs.py`: the command, and the runs that it shows.
 - `server.py`, `access.py`: the addresses of the page, and who may read them.
+- `run_list.py`: the table of runs.
 - `overview.py`, `series.py`: the state of a run, and its metrics as columns.
-- `episode_routes.py`, `episode_list.py`, `episode_page.py`, `group_page.py`: the kept episodes.
+- `episode_routes.py`, `episode_list.py`, `episode_texts.py`, `episode_page.py`, `group_page.py`: the kept episodes.
 - `vocabulary.py`, `pieces.py`, `token_values.py`: token ids to text, and the values of each token.
 - `page/`: the page itself, in plain JavaScript without a build.
 

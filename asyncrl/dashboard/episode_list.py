@@ -1,4 +1,4 @@
-"""Selects and orders kept episodes by a query, and cuts one page of a table from the result."""
+"""Selects and orders kept episodes and their groups by a query, and cuts one page of a table from the result."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+from math import fsum
+from operator import attrgetter, itemgetter
 from typing import Any, Self
 
 from msgspec import structs
 
+from asyncrl.dashboard.episode_texts import EpisodeText
 from asyncrl.dashboard.plain import plain
 from asyncrl.errors import RefusedError
 from asyncrl.observe.kept.episode import KeptRow
@@ -22,9 +24,13 @@ NUMBERS = (
 TEXTS = ("source", "finish")
 SETS = {"tool": "tools", "flag": "flags"}
 SORTABLE = (*NUMBERS, *TEXTS, "id", "group_id", "task_id")
+MEANS = ("reward", "outcome", "sampled", "tokens", "turns", "tool_calls", "member")
+LARGEST = ("branches", "lag", "version", "step")
 NEWEST_FIRST = "-step"
 LARGEST_PAGE = 500
 MOST_DIGITS = 18
+TextsOf = Callable[[Sequence[KeptRow]], Sequence[EpisodeText]]
+"""Gives the texts of episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +40,10 @@ class EpisodeQuery:
     - `ranges`: by the name of a number, its least and its largest value, both included;
     - `exact`: by the name of a text, the text itself;
     - `members`: a tool that the episode called (`tools`), and a flag that it has (`flags`);
-    - `text`: a part of the episode's id or of its task's id;
+    - `text`: a part of the episode's id, of its task's id, or of its text;
     - `sort`: a column of `SORTABLE`; with a minus before it, the largest values come first. NaN comes last;
-    - `offset`, `limit`: the number of selected episodes to skip, and the most episodes of a page.
+    - `offset`, `limit`: the number of selected rows to skip, and the most rows of a page;
+    - `grouped`: a row of the page is a group, else an episode.
     """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -46,12 +53,13 @@ class EpisodeQuery:
     sort: str = NEWEST_FIRST
     offset: int = 0
     limit: int = 100
+    grouped: bool = False
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Self:
         """The query in an address: a range is `3`, `3..9`, `3..` or `..9`. Raises RefusedError: it names an unknown
         column, or a value is no number."""
-        known = {*NUMBERS, *TEXTS, *SETS, "text", "sort", "offset", "limit"}
+        known = {*NUMBERS, *TEXTS, *SETS, "text", "sort", "offset", "limit", "rows"}
         if unknown := query.keys() - known:
             raise RefusedError(f"there is no filter {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
         given = {name: value for name, value in query.items() if value}
@@ -66,11 +74,15 @@ class EpisodeQuery:
             sort,
             _count("offset", given.get("offset", "0")),
             min(_count("limit", given.get("limit", "100")), LARGEST_PAGE),
+            _is_grouped(given.get("rows", "episodes")),
         )
 
-    def select(self, rows: Sequence[KeptRow]) -> list[KeptRow]:
-        """Select the fitting rows, in order. Equal rows are ordered by group and member."""
-        found = list(filter(self._fits(), rows)) if self._restricts else list(rows)
+    def select(
+        self, rows: Sequence[KeptRow], searched: Callable[[KeptRow], str | None] = lambda row: None
+    ) -> list[KeptRow]:
+        """Select the fitting rows, in order. Equal rows are ordered by group and member. `searched` gives the text of
+        an episode in lower case, as far as it is known."""
+        found = list(filter(self._fits(searched), rows)) if self._restricts else list(rows)
         found.sort(key=attrgetter("group_id", "member"))
         name, descending = self.sort.removeprefix("-"), self.sort.startswith("-")
         value = attrgetter(name)
@@ -83,7 +95,7 @@ class EpisodeQuery:
     def _restricts(self) -> bool:
         return bool(self.ranges or self.exact or self.members or self.text)
 
-    def _fits(self) -> Callable[[KeptRow], bool]:
+    def _fits(self, searched: Callable[[KeptRow], str | None]) -> Callable[[KeptRow], bool]:
         ranges = [(attrgetter(name), *bounds) for name, bounds in self.ranges.items()]
         exact = [(attrgetter(name), value) for name, value in self.exact.items()]
         members = [(attrgetter(name), value) for name, value in self.members.items()]
@@ -97,7 +109,7 @@ class EpisodeQuery:
             return (
                 all(value(row) == wanted for value, wanted in exact)
                 and all(wanted in value(row) for value, wanted in members)
-                and (text in row.id.casefold() or text in row.task_id.casefold())
+                and (text in row.id.casefold() or text in row.task_id.casefold() or text in (searched(row) or ""))
             )
 
         return fits
@@ -112,6 +124,12 @@ def _range(name: str, text: str) -> tuple[float, float]:
     if math.isnan(start) or math.isnan(end):
         raise RefusedError(f"{name}={text} is no range: write 3, 3..9, 3.. or ..9")
     return start, end
+
+
+def _is_grouped(text: str) -> bool:
+    if text not in ("groups", "episodes"):
+        raise RefusedError(f"rows={text:.40} must be groups or episodes")
+    return text == "groups"
 
 
 def _count(name: str, text: str) -> int:
@@ -139,10 +157,68 @@ def choices(rows: Iterable[KeptRow]) -> dict[str, Any]:
     }
 
 
-def page(found: Sequence[KeptRow], query: EpisodeQuery) -> dict[str, Any]:
-    """One page of the rows that `query` selects, as plain values. `matched` counts all selected rows."""
+def page(found: Sequence[KeptRow], query: EpisodeQuery, texts: TextsOf) -> dict[str, Any]:
+    """One page of the rows that `query` selects, as plain values. `matched` counts all selected rows. `texts` gives the
+    texts of rows."""
     shown = found[query.offset : query.offset + query.limit]
-    return {"matched": len(found), "offset": query.offset, "rows": [plain(structs.asdict(row)) for row in shown]}
+    return {"matched": len(found), "offset": query.offset, "rows": _with_texts(shown, texts)}
+
+
+def _with_texts(rows: Sequence[KeptRow], texts: TextsOf) -> list[dict[str, Any]]:
+    return [
+        {**plain(structs.asdict(row)), "task": text.task, "truth": text.truth, "answer": text.answer}
+        for row, text in zip(rows, texts(rows), strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeGroup:
+    """The selected members of a group, which has `size` kept members."""
+
+    rows: Sequence[KeptRow]
+    size: int
+
+    def value(self, name: str) -> Any:
+        """The value of a column: the mean of the members' numbers, or the largest of some, or their common text."""
+        values = [getattr(row, name) for row in self.rows]
+        if name in MEANS:
+            return fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)
+        return max(values) if name in LARGEST else values[0]
+
+
+def groups_of(found: Iterable[KeptRow], all_rows: Iterable[KeptRow], query: EpisodeQuery) -> list[EpisodeGroup]:
+    """The groups of the selected episodes `found`, in the order of the query."""
+    sizes = Counter((row.step, row.group_id) for row in all_rows)
+    members: dict[tuple[int, str], list[KeptRow]] = {}
+    for row in found:
+        members.setdefault((row.step, row.group_id), []).append(row)
+    groups = [EpisodeGroup(sorted(rows, key=attrgetter("member")), sizes[key]) for key, rows in sorted(members.items())]
+    name, descending = query.sort.removeprefix("-"), query.sort.startswith("-")
+    values = [(group.value(name), group) for group in groups]
+    # Only NaN differs from itself.
+    with_value = [each for each in values if each[0] == each[0]]
+    with_value.sort(key=itemgetter(0), reverse=descending)
+    return [group for _, group in with_value] + [group for value, group in values if value != value]
+
+
+def group_page(
+    groups: Sequence[EpisodeGroup],
+    query: EpisodeQuery,
+    texts: TextsOf,
+) -> dict[str, Any]:
+    """One page of groups, as plain values. `matched` counts all selected episodes, and `groups` their groups."""
+    shown = groups[query.offset : query.offset + query.limit]
+    members = iter(_with_texts([row for group in shown for row in group.rows], texts))
+    rows = [
+        {
+            **plain({name: group.value(name) for name in (*MEANS, *LARGEST, "group_id", "task_id", "source")}),
+            "size": group.size,
+            "members": [next(members) for _ in group.rows],
+        }
+        for group in shown
+    ]
+    matched = sum(len(group.rows) for group in groups)
+    return {"matched": matched, "groups": len(groups), "offset": query.offset, "rows": rows}
 
 
 def neighbours(found: Sequence[KeptRow], step: int, name: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,19 @@ from typing import Any
 
 from aiohttp import web
 
-from asyncrl.dashboard.episode_list import EpisodeQuery, choices, is_count, neighbours, page
+from asyncrl.dashboard.episode_list import (
+    NEWEST_FIRST,
+    EpisodeGroup,
+    EpisodeQuery,
+    choices,
+    group_page,
+    groups_of,
+    is_count,
+    neighbours,
+    page,
+)
 from asyncrl.dashboard.episode_page import describe_episode, more_tokens
+from asyncrl.dashboard.episode_texts import EpisodeTexts
 from asyncrl.dashboard.group_page import describe_group
 from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.stores import ReplayStores, dead_letters, record_of
@@ -21,23 +33,32 @@ from asyncrl.errors import RefusedError, StoreError
 from asyncrl.observe.kept.episode import KeptRow
 from asyncrl.runs.run import Run
 
+RETRY_S = 30.0
+LOOK_S = 0.4
+"""The time for which one request of a search reads texts. The page asks again for the rest."""
+
 
 class RunEpisodes:
     """The kept episodes of one run, with its tokenizer, which is loaded when the first episode is looked at."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, clock: Callable[[], float] = time.monotonic) -> None:
         self.kept = run.kept()
-        self._run = run
+        self.texts = EpisodeTexts(self.kept, self.vocabulary)
+        self._run, self._clock = run, clock
         self._lock = threading.Lock()
         self._vocabulary: Vocabulary | None = None
+        self._loaded = 0.0
         self._counted: tuple[Sequence[KeptRow], dict[str, Any]] = ((), choices(()))
         self._selected: tuple[Sequence[KeptRow], EpisodeQuery | None, list[KeptRow]] = ((), None, [])
+        self._grouped: tuple[Sequence[KeptRow], str, list[EpisodeGroup]] = ((), "", [])
 
     def vocabulary(self) -> Vocabulary:
-        """The run's tokenizer. If it did not load, this tries again, since a run exports its tokenizer at its end."""
+        """The run's tokenizer. If it did not load, this tries again now and then, since a run exports its tokenizer at
+        its end."""
         with self._lock:
-            if self._vocabulary is None or self._vocabulary.problem:
-                self._vocabulary = load_vocabulary(self._run)
+            problem, now = self._vocabulary is not None and self._vocabulary.problem, self._clock()
+            if self._vocabulary is None or (problem and now > self._loaded + RETRY_S):
+                self._vocabulary, self._loaded = load_vocabulary(self._run), now
             return self._vocabulary
 
     def choices(self) -> dict[str, Any]:
@@ -49,12 +70,31 @@ class RunEpisodes:
             return self._counted[1]
 
     def select(self, query: EpisodeQuery) -> list[KeptRow]:
-        """All rows that a query selects. An open page repeats its query every few seconds, so the result is kept."""
-        rows, asked = self.kept.rows(), replace(query, offset=0, limit=0)
+        """All rows that a query selects. An open page repeats its query every few seconds, so the result is kept. A
+        query with a text finds only the texts that `search` has read."""
+        rows, asked = self.kept.rows(), replace(query, offset=0, limit=0, grouped=False)
         with self._lock:
-            if self._selected[0] is not rows or self._selected[1] != asked:
-                self._selected = (rows, asked, query.select(rows))
+            if self._selected[0] is not rows or self._selected[1] != asked or query.text:
+                self._selected = (rows, asked, asked.select(rows, self.texts.searched))
             return self._selected[2]
+
+    def groups(self, query: EpisodeQuery) -> list[EpisodeGroup]:
+        """The groups of the rows that a query selects."""
+        found = self.select(query)
+        with self._lock:
+            if self._grouped[0] is not found or self._grouped[1] != query.sort:
+                self._grouped = (found, query.sort, groups_of(found, self.kept.rows(), query))
+            return self._grouped[2]
+
+    def search(self, query: EpisodeQuery, seconds: float) -> dict[str, Any]:
+        """Read texts for a query with a text. The answer has the number of episodes that were `searched`, `of` how
+        many, and whether the search is `complete`."""
+        if not query.text:
+            return {}
+        wanted = replace(query, text="", sort=NEWEST_FIRST).select(self.kept.rows())
+        complete = self.texts.read(wanted, seconds)
+        searched = sum(self.texts.searched(row) is not None for row in wanted)
+        return {"search": {"searched": searched, "of": len(wanted), "complete": complete}}
 
 
 class EpisodeAnswers:
@@ -78,7 +118,14 @@ class EpisodeAnswers:
     def _list(self, shown: ShownRun, request: web.Request) -> dict[str, Any]:
         episodes = self._runs[shown.key]
         query = EpisodeQuery.of(request.query)
-        return {**page(episodes.select(query), query), "choices": episodes.choices()}
+        search = episodes.search(query, LOOK_S)
+        found = (
+            group_page(episodes.groups(query), query, episodes.texts.of)
+            if query.grouped
+            else page(episodes.select(query), query, episodes.texts.of)
+        )
+        problem = episodes.vocabulary().problem if found["rows"] else ""
+        return {**found, **search, "choices": episodes.choices(), "vocabulary_problem": problem}
 
     def _episode(self, shown: ShownRun, request: web.Request) -> dict[str, Any]:
         episodes, (step, name) = self._runs[shown.key], _named(request)

@@ -26,14 +26,10 @@ from asyncrl.runs.pace import PACE_STEPS, pace
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.stalls import Wait
+from asyncrl.runs.table import is_fine_tuning, state_of
 from asyncrl.runs.trends import Trend
 from asyncrl.runs.watch import RunWatch
 from asyncrl.text import reason_of
-
-
-def run_state(run: Run) -> str:
-    """The state of a run: running, or the result with which it ended. A run without a result counts as stopped."""
-    return "running" if run.is_running() else run.end() or "stopped"
 
 
 class Overviews:
@@ -53,6 +49,9 @@ class Overviews:
         """
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
+        if is_fine_tuning(run):
+            # It has no replay, and only one role.
+            return {**found, "waits_text": "", "advice": None}
         try:
             with self._stores.alone():
                 stalls, changes = watch.look(), run.changes()
@@ -106,9 +105,9 @@ def overview(run: Run) -> dict[str, Any]:
     replays = [run.newest_values(role) for role in run.roles("replay*")]
     failing = [str(row["failing"])[:LONGEST_TEXT] for row in replays if row.get("failing")]
     return {
-        "state": run_state(run),
+        "state": state_of(run),
         "folder": str(run.folder),
-        "configuration": masked(_choices(settings)) if settings else {},
+        "configuration": masked(_choices(settings, is_fine_tuning(run))) if settings else {},
         "steps": settings.steps if settings else None,
         **progress_of(run, settings.steps if settings else None),
         "max_lag": settings.replay.max_lag if settings else None,
@@ -157,7 +156,13 @@ def _with_faults(found: Mapping[str, Any], faults: Mapping[str, Wait]) -> dict[s
     return {**found, "roles": told, "warnings": [*map(str, faults.values()), *found["warnings"]]}
 
 
-def _choices(settings: ViewSettings) -> dict[str, Any]:
+def _choices(settings: ViewSettings, fine_tuning: bool) -> dict[str, Any]:
+    if fine_tuning:
+        return {
+            "model.path": settings.model.path,
+            "learner.lr": settings.learning_rate,
+            "learner.batch_size": settings.batch_size,
+        }
     return {
         "model.path": settings.model.path,
         **_algorithm(settings.algorithm),

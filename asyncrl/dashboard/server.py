@@ -4,6 +4,7 @@
 | --- | --- |
 | / and FILE | the page; FILE is one of `page/` |
 | /api/runs | the runs with their states, and for each metrics file a text that changes when the file does |
+| /api/table | the runs with their results and differences |
 | /api/runs/RUN/overview | state, warnings, roles, configuration |
 | /api/runs/RUN/catalogue | all metrics with their newest values and meanings |
 | /api/runs/RUN/series?file=FILE&name=NAME... | columns of numbers |
@@ -17,6 +18,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from asyncrl.dashboard.access import Access, guard
 from asyncrl.dashboard.episode_routes import EpisodeAnswers
-from asyncrl.dashboard.overview import Overviews, changes_of, run_state
+from asyncrl.dashboard.overview import Overviews, changes_of
+from asyncrl.dashboard.run_list import ComparedRuns, all_runs
 from asyncrl.dashboard.runs import ShownRun
 from asyncrl.dashboard.series import Wanted, catalogue, read_series
 from asyncrl.dashboard.stores import ReplayStores
@@ -57,7 +60,8 @@ def application(runs: Mapping[str, ShownRun], access: Access) -> web.Application
     }
     app.add_routes([web.get("/", _page_file("index.html"))])
     app.add_routes([web.get(f"/{name}", _page_file(name)) for name in _page_files()])
-    app.add_routes([web.get("/api/runs", _all_runs(runs))])
+    app.add_routes([web.get("/api/runs", _in_thread(partial(all_runs, runs)))])
+    app.add_routes([web.get("/api/table", _in_thread(ComparedRuns(runs).plain))])
     app.add_routes([web.get(f"/api/runs/{{run}}/{name}", _of_run(runs, answer)) for name, answer in answers.items()])
     return app
 
@@ -75,15 +79,9 @@ def _page_file(name: str) -> Handler:
     return send
 
 
-def _all_runs(runs: Mapping[str, ShownRun]) -> Handler:
-    def states() -> list[dict[str, Any]]:
-        return [
-            {"key": shown.key, "name": shown.name, "state": run_state(shown.run), "files": shown.run.metrics_files()}
-            for shown in runs.values()
-        ]
-
+def _in_thread(answer: Callable[[], Any]) -> Handler:
     async def send(_: web.Request) -> web.Response:
-        return as_json(await asyncio.to_thread(states))
+        return as_json(await asyncio.to_thread(answer))
 
     return send
 

@@ -20,7 +20,7 @@ def fields(kind: pa.DataType) -> list[str]:
 
 
 def is_struct(kind: pa.DataType) -> bool:
-    """True for a struct, and for a column of nulls."""
+    """True for a struct type, and for the type of a column that has only nulls."""
     return bool(pa.types.is_struct(kind) or pa.types.is_null(kind))
 
 
@@ -34,7 +34,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """True if a message can carry the column's Python values unchanged."""
+    """True if a message can carry the Python values of such a column unchanged."""
     level = [kind]
     while level:
         nested = [each for each in level if pa.types.is_struct(each) or is_list(each)]

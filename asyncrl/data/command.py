@@ -52,9 +52,10 @@ SOURCES = {
     "openenv": "address of the server, such as http://127.0.0.1:8000",
     "nemo-gym": "file with JSON lines",
 }
-"""The meaning of --source for each set that does not take just any file, folder or pattern of files."""
+"""Describes --source for each set that needs something special. All other sets take any file, folder or pattern of
+files."""
 NAMED = {"search": "searchqa", "code": "apps", "tools": "xlam"}
-"""Names that stand for the sets of several publishers, each with the default of --data-source."""
+"""Names that stand for the sets of several publishers. Each is mapped to the default of --data-source."""
 FLAGS: Mapping[str, Mapping[str, Any]] = {
     "python": {"default": "python", "help": "a Python that has the environment's packages"},
     "args": {"default": "{}", "help": "JSON: arguments of the environment"},
@@ -70,9 +71,9 @@ MORE = {
 }
 """The options in FLAGS that each set has."""
 NAMES = {"args": "arguments"}
-"""Options whose parameter in the converters has another name."""
+"""Maps an option to its parameter in the converters, if the names differ."""
 PROGRAMS = {"verifiers": verifiers.PROGRAM, "gym": gym.PROGRAM}
-"""Sets whose episodes a program plays in the Python that --python names."""
+"""Maps a set to the program that plays its episodes, in the Python that --python names."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -122,8 +123,8 @@ def convert(
 ) -> tuple[int, int]:
     """Write the tasks of `source` to the Parquet file `out`. Return the numbers of tasks and of rows left out.
 
-    `user`: the simulated user of the tasks, which gets the ground truth. `say` gets lines of progress; None: they are
-    logged. `more` are further parameters of the set's converter. Raises DataError.
+    `user`: the name of the simulated user that the tasks get. It is told the ground truth. `say` gets lines of
+    progress; None: they are logged. `more` are further parameters of the set's converter. Raises DataError.
     """
     named = data_source or NAMED.get(name, "")
     readers: Mapping[str, Callable[[], Iterable[Task | None]]] = {

@@ -55,7 +55,7 @@ class DemonstrationFile(Sequence[Demonstration]):
 
     @property
     def column(self) -> str:
-        """The column with the assistant turns."""
+        """The name of the column that has the assistant turns."""
         return "messages" if "messages" in self._rows.columns else "response"
 
     def place(self, row: int) -> str:
@@ -119,7 +119,7 @@ def _messages(value: Any) -> list[Mapping[str, Any]]:
         raise ValueError("each message must have a role and a content")
     messages: list[Mapping[str, Any]] = [message_of(each) for each in found]
     try:
-        # JSON text may have half of a surrogate pair, which tokenizers refuse.
+        # JSON text may contain half of a surrogate pair, and tokenizers refuse such a text.
         check_sendable(messages)
     except WireError as error:
         raise ValueError(str(error)) from error

@@ -1,5 +1,5 @@
-"""Extracts facts of tasks as columns with the same types for all files. Ids are made from these facts, and tasks are
-found by them."""
+"""Extracts facts about tasks, such as the data source and the split, as columns with the same types for all files. Ids
+are made from these facts, and tasks are found by them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from asyncrl.data.columns import fields, is_text
 from asyncrl.types import Task
 
 ENVIRONMENT = "environment"
-"""The column with the name of a task's environment. If a row has no value there, the field of the same name in
-`extra_info` has the environment's name."""
+"""The column with the name of a task's environment. If a row has no value there, the name is read from the field
+`environment` of `extra_info`."""
 USER = "interaction_kwargs"
 _TEXT = pa.large_string()
 FACTS = pa.schema([(name, _TEXT) for name in ("data_source", "split", "index", "environment", "user", "roles")])

@@ -19,9 +19,11 @@ HEAD_BYTES = 1024
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """The rows in order. Raises DataError, which names the line or row: it is damaged, or the file has no rows."""
+    """The rows in order. Raises DataError: a line or row is damaged (then the error names it), or the file has no
+    rows."""
     count = 0
-    # Arrow's JSON reader would turn texts into dates and integers into decimals, and names no lines in errors.
+    # Arrow's JSON reader is not used: it would turn texts into dates and integers into decimals, and its errors name no
+    # line.
     for row in _lines(path) if has_lines(path) else _list(path):
         yield row
         count += 1
@@ -32,8 +34,8 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
 class WantedRows:
     """The columns `required` and `optional` of each row, in verl's layout.
 
-    `columns` are the wanted columns that the rows so far had. Iteration raises DataError: a row cannot be read or sent.
-    After the last row it raises DataError if a required column was in no row.
+    `columns` has the wanted columns that the rows so far had. Iteration raises DataError: a row cannot be read or sent,
+    or, after the last row, a required column was in no row.
     """
 
     def __init__(self, path: Path, required: Sequence[str], optional: Sequence[str], layout: RowLayout) -> None:

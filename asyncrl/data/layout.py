@@ -2,7 +2,7 @@
 
 `columns` maps a field to its column. The fields are `prompt` (messages, or text that becomes a user message),
 `ground_truth`, `data_source`, `tools` and `environment`; any other name becomes `extra_info.NAME`. Dots name a column
-within a struct. A field that is not mapped is read from its place in verl's layout.
+within a struct. If a field is not mapped, it is read from its place in verl's layout.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RowLayout:
         return [{"role": "system", "content": self.system_prompt}, *given]
 
     def read(self, wanted: Sequence[str]) -> list[str]:
-        """The columns that must be read from a file to make the columns `wanted` of verl's layout."""
+        """The names of the columns that must be read from a file to make the columns `wanted` of verl's layout."""
         return list(dict.fromkeys([*wanted, *(path.split(".")[0] for path in self.columns.values())]))
 
     def applied(self, table: pa.Table, place: str, name: str) -> pa.Table:
@@ -54,7 +54,7 @@ class RowLayout:
         return pa.Table.from_batches(batches) if batches else pa.table({})
 
     def row(self, values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-        """One row in verl's layout. `name` is the data source of a row without one."""
+        """One row in verl's layout. If the row has no data source, `name` is its data source."""
         if not self.columns:
             return values
         given = {wanted: value_at(values, path) for wanted, path in self.columns.items()}
@@ -127,7 +127,7 @@ def _at(batch: pa.RecordBatch, path: str) -> pa.Array:
 
 
 def _messages(values: pa.Array, place: str) -> pa.Array:
-    """A column of messages. Each text becomes a user message; messages stay unchanged."""
+    """The `values` of a prompt column as messages. A text becomes a user message; messages stay unchanged."""
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return values

@@ -1,9 +1,9 @@
-"""Stores the rows of a run's tasks in one Arrow file, which roles map into memory and read row by row.
+"""Stores the rows of a run's tasks in one Arrow file. The processes of the run map it into memory and read single rows.
 
-The start of a run writes this file in three cases: a class makes the tasks, a source is not a file, or the rows do not
-fit into memory (`data.keep_in_memory=false`). The file has the packed rows (`asyncrl.data.rows`) in the order of the
-sources, with the source of each row. It is written in parts, so it may be larger than memory. The run keeps the file,
-because episodes refer to tasks by their row.
+The file is written when a run starts, in three cases: a class makes the tasks, a source is not a file, or the rows do
+not fit into memory (`data.keep_in_memory=false`). The file has the packed rows (`asyncrl.data.rows`) in the order of
+the sources, with the source of each row. It is written in parts, so it may be larger than memory. The run keeps the
+file, because episodes refer to tasks by their row.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Opens the tasks of a run: rows of files, or tasks that the first start has made. Tasks with long prompts are left
-out.
+"""Opens the tasks of a run: rows of files, or tasks that the first start of the run has made. Tasks with too long
+prompts are left out.
 
 The first start makes the tasks if `data.dataset` is set, a source is not a file, or rows do not fit into memory. It
 also measures the prompts. It writes tasks and lengths into the run's folder, where every role reads them. So all roles
@@ -29,7 +29,7 @@ from asyncrl.errors import DataError
 class Rendering:
     """The settings in the sections `model` and `actor` that determine the tokens of a conversation.
 
-    Names of files in the run's folder contain a hash of these settings.
+    If a file in the run's folder depends on these settings, its name contains a hash of them.
     """
 
     model: Sequence[object]
@@ -55,7 +55,7 @@ class RunTasks:
         return tasks.left(read_lengths(self.lengths_file(tasks), len(tasks)) <= data.max_prompt_length)
 
     def all(self, sources: Sequence[str]) -> TaskFile:
-        """All tasks of `sources`, also tasks with long prompts. Training tasks have their demonstrations.
+        """All tasks of `sources`, even those with too long prompts. Training tasks have their demonstrations.
 
         Raises DataError: the tasks cannot be used, or were not made yet.
         """
@@ -65,7 +65,7 @@ class RunTasks:
             return TaskFile(sources, demonstration, self.layout)
         if not path.exists():
             raise DataError(f"{self._made_by(sources)}: {path} does not exist; `asyncrl train` makes it")
-        # The file is already in verl's layout.
+        # Made files are already in verl's layout.
         return TaskFile(path, demonstration, RowLayout({}, self.data.system_prompt), read_made(path))
 
     def demonstration(self, sources: Sequence[str]) -> str | None:

@@ -11,9 +11,10 @@ Columns: `prompt` (messages), `data_source`, `reward_model` (a struct with `grou
 A task's id is `data_source/split/index`. If an `index` is missing or not unique, all ids have the row's number, counted
 over all files. A missing `split` is the stem of the file's name.
 
-Opening files checks all rows, Parquet column by column and JSON row by row. Files that the start of a run made were
-checked when they were written. Without the check, a row that no message can carry would stop a run half-way. Examples
-are values nested too deep, half of a surrogate pair in a schema, and text that is not UTF-8.
+When files are opened, all rows are checked: those of Parquet column by column, those of JSON row by row. Files that the
+start of a run made were checked when they were written. Without the check, a row that cannot be sent in a message would
+stop a run half-way. Examples are values nested too deep, half of a surrogate pair in a schema, and text that is not
+UTF-8.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ class TaskFile(Sequence[Task]):
         self._indexed = False
         self._facts = self._rows.facts or pa.concat_tables([self._checked(part) for part in self._rows.parts])
         self._indexed = self._has_unique_index()
-        # Many requests need the same task: for a group's members, for their scoring and for their labels.
+        # A cache, because the same task is needed many times: for the members of a group, for their scoring and for
+        # their labels.
         self._recent = lru_cache(RECENT_TASKS)(self._read)
 
     @property
@@ -88,7 +90,7 @@ class TaskFile(Sequence[Task]):
     def left(self, kept: NDArray[np.bool_]) -> TaskFile:
         """The tasks for which `kept` (bool[rows]) is true, with unchanged ids. Raises DataError: no task is left.
 
-        Rows are not copied, since they might not fit into memory.
+        Rows are not copied, because they might not fit into memory a second time.
         """
         if not kept.any():
             raise DataError(f"{self._name}: no task is left of {len(self)}")
@@ -137,16 +139,15 @@ class TaskFile(Sequence[Task]):
         return self._recent(row)
 
     def by_roles(self) -> dict[int, Task]:
-        """The first task for each sequence of roles in the prompts, by its row number."""
+        """Maps row numbers to tasks: the first task for each sequence of roles that a prompt has."""
         return self._first_of_each("roles")
 
     def by_source(self) -> dict[int, Task]:
-        """The first task of each data source, by its row number."""
+        """Maps row numbers to tasks: the first task of each data source."""
         return self._first_of_each("data_source")
 
     def by_environment(self) -> dict[int, Task]:
-        """The first task of each environment, and the first task without an environment, by row number.
-
+        """Maps row numbers to tasks: the first task of each environment, and the first task without an environment.
         Empty if no task names an environment.
         """
         found = self._first_of_each("environment")
@@ -154,7 +155,7 @@ class TaskFile(Sequence[Task]):
         return found if row < 0 else found | {row: self[row]}
 
     def by_user(self) -> dict[int, Task]:
-        """The first task of each simulated user (`extra_info.interaction_kwargs.name`), by its row number."""
+        """Maps row numbers to tasks: the first task of each simulated user (`extra_info.interaction_kwargs.name`)."""
         return self._first_of_each("user")
 
     def _first_of_each(self, fact: str) -> dict[int, Task]:
@@ -163,7 +164,8 @@ class TaskFile(Sequence[Task]):
         return {row: self[row] for row in rows}
 
     def extra_texts(self, name: str) -> dict[str, int]:
-        """The distinct texts in `extra_info.NAME`, each with its first row. Raises DataError: a value is not text."""
+        """Maps each text that occurs in `extra_info.NAME` to the first row that has it. Raises DataError: a value is
+        not text."""
         found: dict[str, int] = {}
         values = np.fromiter(chain.from_iterable(_extra(part, name) for part in self._rows.parts), object)
         for row, number in enumerate(self._numbers):

@@ -1,4 +1,4 @@
-"""Finds the prompt and the ground truth in files with other columns than verl's, where their names are clear.
+"""Finds the prompt and the ground truth in files whose columns are not verl's, if the names of the columns are clear.
 
 The names are those of data sets for TRL: `prompt`, `question` or `problem`, and `ground_truth`, `answer` or `solution`.
 All other columns become fields of `extra_info`, so that reward functions get them.
@@ -18,7 +18,7 @@ from asyncrl.errors import DataError
 PROMPTS = ("question", "problem")
 TRUTHS = ("answer", "solution")
 OF_VERL = ("prompt", "data_source", "reward_model", "extra_info", "tools", "environment")
-"""The columns of verl's layout that are no fields of `extra_info`."""
+"""The columns of verl's layout. They do not become fields of `extra_info`."""
 
 
 def recognised(
@@ -28,7 +28,8 @@ def recognised(
     wanted: Collection[str],
     has_text: Callable[[str], bool],
 ) -> RowLayout:
-    """The layout of a file with the columns `names`. It is `layout` if that names columns, or for verl's columns.
+    """The layout of a file with the columns `names`. If `layout` names columns, or the columns are verl's, the result
+    is `layout`.
 
     The columns `wanted` keep their place. `has_text` tells if a column holds texts. Raises DataError, which names the
     file `place`: two columns may be the prompt or the ground truth.
@@ -48,8 +49,8 @@ def recognised(
 
 
 def of_schema(layout: RowLayout, place: str, schema: pa.Schema, wanted: Collection[str]) -> RowLayout:
-    """The layout of a file with this schema. Columns of bytes, such as images, are no fields of `extra_info`, nor are
-    columns that a message cannot carry unchanged."""
+    """The layout of a file with this schema. Columns of bytes, such as images, do not become fields of `extra_info`,
+    nor do columns whose values a message cannot contain unchanged."""
     sent = [each.name for each in schema if is_plain(each.type) and "binary" not in str(each.type)]
     known = [name for name in schema.names if name in (*sent, *OF_VERL, *wanted)]
     return recognised(layout, place, known, wanted, lambda name: is_text(schema.field(name).type))
@@ -64,7 +65,8 @@ def lacking(place: str, missing: Iterable[str], names: Iterable[str], layout: Ro
 
 
 def _one(place: str, field: str, names: Collection[str], others: Collection[str]) -> str | None:
-    """The column of a field: the one with its name, else one of `others`; None if there is none."""
+    """The column of a field. It is the one with the field's name, or else the one whose name is in `others`; None if
+    there is none."""
     found = [field] if field in names else [each for each in others if each in names]
     if len(found) < 2:
         return found[0] if found else None

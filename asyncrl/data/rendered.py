@@ -79,7 +79,7 @@ class RunDemonstrations:
     """The rendered demonstrations of a run.
 
     - `run_dir`: the run's folder
-    - `overlong`: the treatment of rows with more than `max_tokens` tokens
+    - `overlong`: what happens to rows with more than `max_tokens` tokens
     - `store`: the replay folder of another run, whose episodes this run trains on; None: it trains on its own episodes
     """
 

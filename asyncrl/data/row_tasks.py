@@ -1,4 +1,5 @@
-"""Makes a task from a row in verl's layout. A row that no message can carry is refused, since it would stop a run."""
+"""Makes a task from a row in verl's layout. If the row has values that cannot be sent in a message, it is refused,
+because it would stop a run."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from asyncrl.types import Task
 REQUIRED = ("prompt", "data_source", "reward_model")
 OPTIONAL = ("extra_info", "tools", ENVIRONMENT)
 UNUSABLE = (WireError, ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError)
-"""Errors of a row that is not a task, or has values that Python or a message cannot represent."""
+"""The errors that arise if a row is not a task, or has values that Python or a message cannot represent."""
 
 
 def required_columns(demonstration: str | None) -> tuple[str, ...]:
@@ -46,7 +47,7 @@ class RowReader:
     demonstration: str | None = None
 
     def task(self, values: Mapping[str, Any], origin: Origin, has_index: bool = False) -> Task:
-        """The task of a row. With `has_index`, its id has the row's index; without it, the row's number.
+        """The task of a row. With `has_index`, the task's id contains the row's `index`, else the row's number.
 
         Raises DataError: the row lacks a value, or no message can carry the row.
         """
@@ -102,7 +103,7 @@ class RowReader:
 
 
 def unusable(place: str, error: Exception) -> DataError:
-    """The error for a row that no message can carry."""
+    """The error for a row that cannot be sent in a message."""
     return DataError(f"{place} cannot be sent: {error}; mend or drop the row")
 
 
@@ -126,7 +127,8 @@ def _message(message: Any) -> Mapping[str, Any]:
     if not isinstance(message["role"], str):
         raise ValueError("in column prompt the role of a message must be text")
     made = message_of(message)
-    # As in verl, user code finds a content in each message; it is None if the message only has a call.
+    # As in verl, each message has the key `content` when user code reads it. The content is None if the message has
+    # only calls.
     made.setdefault("content", None)
     return made
 

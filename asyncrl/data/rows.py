@@ -1,7 +1,7 @@
 """Gives access to rows by number, with exactly the values in their files.
 
 Rows from Parquet and Arrow stay in columns. Rows from JSON, and rows that the start of a run makes, are packed: each is
-one msgpack value. A column would give all values one type, so that one decimal would turn all integers into decimals.
+one msgpack value. In a column all values would have one type, so one decimal would turn all integers into decimals.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ PACKED = "row"
 """The column of packed rows."""
 ROWS_AT_ONCE = 10_000
 _WITH_NULLS = ("extra_info", "reward_model")
-"""Columns in which nulls are kept, as in verl. In other columns a null means that the row lacks the field."""
+"""Columns in which nulls within a value are kept, as in verl. In other columns a null means that the row lacks the
+field."""
 _ROW = wire.decoder(dict[str, Any])
 
 

@@ -14,7 +14,8 @@ from asyncrl.types import without_nulls
 from asyncrl.wire import check_plain, pack
 
 MAX_DEPTH = 64
-"""The deepest nesting of lists and maps in a row. Messages allow more, since they contain rows within lists."""
+"""The maximum depth to which lists and maps may be nested in a row. Messages may be nested deeper, because they contain
+rows within lists."""
 
 
 def schemas(tools: Any) -> list[Any]:
@@ -57,15 +58,15 @@ def check_sendable(value: Any) -> None:
     try:
         msgspec.msgpack.encode(value)
     except OverflowError:
-        # An integer is too large for msgspec, but `pack` can write it. `pack` would also replace half of a surrogate
-        # pair, so JSON refuses that first.
+        # An integer may be too large for msgspec. `pack` can write it, but would also replace half of a surrogate pair.
+        # So the JSON encoder must refuse such a text first.
         msgspec.json.encode(value)
         pack(value, "the row")
     check_plain(value, MAX_DEPTH)
 
 
 def message_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without its null fields. Its tool calls are not changed, since their arguments may be null."""
+    """A message without its null fields. Nulls within its tool calls stay, because an argument may be null."""
     if all(type(value) is str for value in given.values()):
         return dict(given)
     found: dict[str, Any] = without_nulls({name: value for name, value in given.items() if name != "tool_calls"})
@@ -79,7 +80,8 @@ def check_depth(value: Any) -> None:
     The value must come from `plain` or from JSON.
     """
     text = msgspec.json.encode(value)
-    # Each list and map has a bracket, so few brackets mean no deep nesting. Walking over all values is 10 times slower.
+    # Each list and map has an opening bracket. If there are few brackets, nesting cannot be deep, and a walk over all
+    # values, which is 10 times slower, is not needed.
     if text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         check_plain(msgspec.to_builtins(value, builtin_types=(bytes,)), MAX_DEPTH)
 

@@ -77,7 +77,7 @@ def parts(
 
 
 def of_tasks(source: str, tasks: Iterable[Task]) -> Iterator[RowPart]:
-    """The rows, in verl's layout, of tasks that a program makes."""
+    """Makes rows in verl's layout from tasks that a program makes."""
     return _numbered(source, False, in_parts(row_of(number, task) for number, task in enumerate(tasks)))
 
 

@@ -1,4 +1,4 @@
-"""Checks all rows of a table column by column. Only if a check fails, rows are read one by one to find the bad row."""
+"""Checks all rows of a table column by column. If a check fails, rows are read one by one to find the bad row."""
 
 from __future__ import annotations
 

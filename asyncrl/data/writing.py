@@ -31,7 +31,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
             f"{path}: a field of the tasks has values of types that do not fit into one column: {error}"
         ) from error
     for number, (row, column) in enumerate(zip(rows, table.to_pylist(), strict=True)):
-        # A single decimal turns all integers of a column into decimals.
+        # In a column, a single decimal turns all integers into decimals. The comparison finds such a change.
         if _exact(row) != _exact(column):
             raise DataError(f"{path}: row {number} has values that their columns would change: {row!r:.200}")
     if path.is_dir():
@@ -58,7 +58,7 @@ def _exact(row: Mapping[str, Any]) -> str:
 
 def row_of(number: int, task: Task) -> dict[str, Any]:
     """A task in verl's layout. A missing `index` becomes `number`."""
-    # Schemas are JSON text, because Parquet gives every struct all fields of its column.
+    # Schemas are written as JSON text, because Parquet would give every struct in a column the fields of all of them.
     extra: dict[str, Any] = {"index": number, **task.extra_info}
     return {
         "prompt": [dict(message) for message in task.messages],

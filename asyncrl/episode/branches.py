@@ -1,4 +1,5 @@
-"""Holds the branches of an episode: token sequences that grow turn by turn, each with the columns of a trajectory."""
+"""Holds the branches of an episode: token sequences that grow turn by turn. Each has the columns of a trajectory, such
+as log-probs."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from asyncrl.types import DIGEST_BYTES, NO_ROUTING, NO_VERSION, Grammar, Role, T
 class Branch:
     """One token sequence of at most `capacity` tokens.
 
-    `session` is the name under which the engine knows it. `reserved` is the number of tokens that the completion in
-    flight may have, or 0 if no completion is in flight.
+    `session` is the name under which the engine knows the branch. `reserved` is the number of tokens that are reserved
+    for a completion in flight, or 0 if none is in flight.
     """
 
     def __init__(self, session: str, capacity: int) -> None:
@@ -41,7 +42,8 @@ class Branch:
         return self._tokens[: len(self)]
 
     def columns(self, length: int) -> tuple[NDArray[Any], ...]:
-        """Views of tokens, log-probs, versions and grammar masses, for the first `length` tokens."""
+        """Views of the first `length` tokens, and of their log-probs, versions and grammar masses. The grammar mass is
+        the probability of all tokens that a grammar allowed."""
         return self._tokens[:length], self._logprobs[:length], self._versions[:length], self._grammar_mass[:length]
 
     def images_within(self, length: int) -> list[PlacedImage]:
@@ -76,12 +78,14 @@ class Branch:
         self.turns.append(Turn(start, end, role, finish_reason, tuple(calls)))
 
     def note_experts(self, routing: Sequence[RoutedTokens]) -> None:
-        """Note the experts that computed the tokens. A token keeps the experts that computed it first."""
+        """Note which experts of a mixture of experts computed the tokens. A token keeps the experts that computed it
+        first."""
         for each in routing:
             if self._routing is None:
                 self._routing = np.full((len(self._tokens), each.rows.shape[1]), 255, np.uint8)
             known = self._routing[each.start : min(each.end, len(self))]
-            # The first experts led to the sampled token. A later request may recompute the prefix with other experts.
+            # The first experts led to the sampled token. A later request may compute the prefix again, with other
+            # experts.
             missing = (known == 255).all(1)
             known[missing] = each.rows[: len(known)][missing]
 
@@ -90,14 +94,14 @@ class Branch:
         return None if self._routing is None else self._routing[:length]
 
     def mark_grammar(self, grammar: Grammar, mass: NDArray[np.float32] | None) -> None:
-        """Mark the last turn as sampled under `grammar`. `mass` is as in Trajectory. None: it was not measured."""
+        """Mark the last turn as sampled under `grammar`. `mass` is as in Trajectory; None if it was not measured."""
         turn = self.turns[-1]
         self.turns[-1] = turn._replace(grammar=grammar.kind)
         self._grammar_mass[turn.start : turn.end] = 0.0 if mass is None else mass
 
 
 def moved(image: PlacedImage, by: int) -> PlacedImage:
-    """The image at a position that is `by` tokens later."""
+    """The same image, placed `by` tokens later."""
     return image._replace(start=image.start + by, end=image.end + by)
 
 
@@ -108,7 +112,8 @@ def image_arrays(images: Sequence[PlacedImage]) -> tuple[NDArray[np.int32], NDAr
 
 
 def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> NDArray[np.uint8]:
-    """The experts of all branches, concatenated. `branches` has the rows of each branch (or None) and its length."""
+    """The experts of all branches, concatenated. `branches` has a pair for each branch: its rows of experts (or None),
+    and its length."""
     width = next((rows.shape[1] for rows, _ in branches if rows is not None), 0)
     if not width:
         return NO_ROUTING
@@ -120,8 +125,8 @@ def routed_experts(branches: Sequence[tuple[NDArray[np.uint8] | None, int]]) -> 
 class Prefix(NamedTuple):
     """The tokens of `branch` up to the end of `turn`, a completion.
 
-    These tokens show the conversation `messages`, whose last message is the completion, with the list of `tools`.
-    `shown` is the completion as the caller got it, if only a stop text was cut from its end.
+    These tokens show the list of `tools` and the conversation `messages`, whose last message is the completion. If only
+    a stop text was cut from the completion's end, `shown` is the completion as the caller got it.
     """
 
     branch: Branch

@@ -17,7 +17,7 @@ from asyncrl.engine.base import Generation
 from asyncrl.episode.recorder import CompletionRequest
 
 ReadTurn = Callable[[str, bool], ParsedTurn]
-"""Reads a turn's text. The second argument is true if the policy ended the turn itself."""
+"""Reads a turn's text. The second argument is true if the policy ended the turn, and false if a limit cut it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Renders demonstrations as tokens and masks, for supervised fine-tuning.
 
-The tokens are the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt, turns
-with their end tokens, and suffixes between them. If the template rewrites the history, the tokens are those of an
-episode with actor.history=sampled.
+The tokens are the same as if the policy had sampled the demonstration's assistant turns in an episode: the prompt, the
+turns with their end tokens, and between them the suffixes that the chat template adds. If the template rewrites the
+history, the tokens are those of an episode with actor.history=sampled.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ _CHUNK_BYTES = 16 << 20
 def demonstration_tokens(
     chat: Chat, shown: Demonstration, functions: Mapping[str, Mapping[str, Any]]
 ) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
-    """Ids int32[T] up to the end of the last assistant turn, and a mask bool[T], true on assistant turns.
+    """The token ids int32[T] up to the end of the last assistant turn, and a mask bool[T] that is true on assistant
+    turns.
 
     The template lists the demonstration's own tools, or else all `functions` on offer, as for a task. Raises
     RefusedError for these reasons:
@@ -51,7 +52,7 @@ def demonstration_tokens(
     - The chat template does not take the messages.
     - There is no assistant turn.
     - An assistant turn is the first message, follows another assistant turn, or is empty.
-    - An assistant turn contains an end token before its end.
+    - An assistant turn contains an end-of-turn token before its end.
     """
     messages = read_messages(list(with_names(shown.messages)))
     tools = [as_tool(each) for each in shown.tools or functions.values()]
@@ -95,7 +96,7 @@ def turn_tokens(
 def with_names(messages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the messages, and add the tool's name to a result that has neither a name nor the id of a call.
 
-    The results after a turn answer its calls in order.
+    The results that follow a turn are taken to answer its calls in order.
     """
     waiting: list[str] = []
     for message in messages:
@@ -170,8 +171,8 @@ def found_or_rendered(
 ) -> RenderedDemonstrations:
     """Read the rendered demonstrations in `folder`, or render them into it.
 
-    They are rendered if the folder lacks them, or if `sources` or the files in the folder `tokenizer` have changed.
-    Raises DataError: as `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
+    They are rendered if the folder lacks them, or if `sources` or the files in the folder `tokenizer` have changed
+    since. Raises DataError for the reasons of `render` and `DemonstrationFile`; StoppedError: `stop` was set meanwhile.
     """
     made_from = _digest_of([*chain.from_iterable(map(files_of, sources)), *_files_of_tokenizer(tokenizer)])
     if folder.exists():
@@ -191,7 +192,8 @@ def _files_of_tokenizer(folder: Path) -> list[Path]:
 
 
 def _digest_of(files: Iterable[Path]) -> str:
-    """A digest of the files' names and contents. Sizes alone would not show every change."""
+    """A digest of the files' names and contents. The contents are read because sizes alone would not show every
+    change."""
     digest = xxh3_128()
     for path in files:
         digest.update(path.name.encode(errors="surrogateescape"))

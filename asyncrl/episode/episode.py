@@ -1,10 +1,11 @@
-"""Runs an episode, from its ticket to its trajectory.
+"""Runs an episode. It begins with a ticket, the replay's order to play a task, and ends with a trajectory.
 
 The runner waits until the engine serves the ticket's version, lets a player lead the conversation, and builds the
 trajectory from the record. The player is `ToolPlayer` (`tool_player`), with asyncrl's own tools and users, or an agent
 (`agents.chat_api`), which requests completions in any order.
 
-Each turn of the policy goes through `Episode.complete_all`: reserve room, sample, read, record.
+`Episode.complete_all` makes each turn of the policy: it reserves room for the turn, samples it, reads it and records
+it.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class Player(Protocol):
     """Leads the conversations of episodes."""
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. May
-        raise any exception."""
+        """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. It
+        may raise any exception."""
         ...
 
     def counters(self) -> Mapping[str, float]:
@@ -48,7 +49,7 @@ class EpisodeRunner:
 
     - `as_rendered`: see Recorder; `step_split`: see `split_steps`.
     - `spans` records the phases of each episode.
-    - `demonstrate` records a task's demonstration, if its ticket requests that.
+    - `demonstrate` records a task's demonstration, if a ticket asks for the demonstration instead of an episode.
     - `images` reads the images of messages, if the policy sees images. `outgoing` keeps the images of a trajectory
       until it is delivered.
     """
@@ -66,11 +67,12 @@ class EpisodeRunner:
     outgoing: OutgoingImages = field(default_factory=OutgoingImages)
 
     async def run(self, ticket: Ticket, begin: Callable[[], None]) -> Trajectory:
-        """Run the episode that `ticket` permits, or record the demonstration of its task.
+        """Run the episode that `ticket` asks for, or record the demonstration of its task.
 
-        `begin` is called when the engine serves the ticket's version. The trajectory's `timings` are seconds by phase:
-        `wait` for the version, `generate`, and the player's phases. Raises the player's exceptions; InvariantError: see
-        Recorder; RefusedError: this runner records no demonstrations, or see DemonstrationRecorder.
+        `begin` is called when the engine serves the ticket's version. The trajectory's `timings` maps phases to
+        seconds. The phases are `wait` (for the version), `generate`, and those of the player. Raises the player's
+        exceptions; InvariantError: see Recorder; RefusedError: this runner records no demonstrations, or see
+        DemonstrationRecorder.
         """
         if ticket.task.demonstration:
             if self.demonstrate is None:
@@ -109,7 +111,7 @@ class Episode:
     async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
         """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
 
-        A turn under a grammar is not searched for calls.
+        In a turn that was sampled under a grammar, no calls are searched.
 
         Raises LimitError: no room is left. Raises RefusedError: the chat template does not take the request, the engine
         takes no grammars, or the request has a grammar and tools. Raises EngineError: the engine failed. Raises
@@ -119,7 +121,8 @@ class Episode:
         return completion
 
     async def complete_all(self, request: CompletionRequest, read_turn: ReadTurn, count: int) -> list[Completion]:
-        """Sample `count` turns, and record all of them, each in its own branch, or none. Raises as `complete`."""
+        """Sample `count` turns, and record each in its own branch. If one fails, none is recorded. Raises as
+        `complete`."""
         if request.grammar is not None:
             self._check_grammar(request)
         reservations = await self._reserve(request, count)
@@ -150,7 +153,7 @@ class Episode:
             )
 
     async def _reserve(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for the completions. Wait as long as completions in flight may need that room."""
+        """Reserve room for the completions. While completions in flight may still need this room, wait."""
         while not self.is_over:
             with suppress(BusyError):
                 return self.recorder.reserve_all(request, count)
@@ -194,7 +197,8 @@ class Episode:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, Value]]:
-        """Add the seconds of the body to `phase`. The body may add values for the timeline."""
+        """Add the seconds that the body of the `with` statement takes to `phase`. The body may add values for the
+        timeline to the yielded dictionary."""
         started = self._clock()
         try:
             with self._spans.span(phase, episode=self.ticket.id) as values:
@@ -203,7 +207,8 @@ class Episode:
             self.seconds[phase] += self._clock() - started
 
     def end(self) -> None:
-        """Release the engine's sessions. A second call does nothing. Completions in flight are not recorded."""
+        """End the episode: release the engine's sessions. Completions that are still in flight will not be recorded. A
+        second call does nothing."""
         if self.is_over:
             return
         self.is_over = True

@@ -21,8 +21,8 @@ def prepare_demonstrations(
 ) -> RenderedDemonstrations:
     """Render the demonstrations of `sources` into the run's folder, or find them there.
 
-    Raises DataError: as `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool cannot be used;
-    StoppedError: `stop` was set meanwhile.
+    Raises DataError for the reasons of `render_file` and `DemonstrationFile`; ConfigError: the chat template or a tool
+    cannot be used; StoppedError: `stop` was set meanwhile.
     """
     run, overlong = run_demonstrations(config), config.algorithm.sft.overlong
     tokenizer = Path(tokenizer_source(config.model).path)

@@ -1,8 +1,8 @@
 """Records the demonstration of a task as a member of the task's groups.
 
 The trajectory is the same as if the policy had sampled the demonstration's assistant turns in an episode: prompt,
-suffixes, turns, calls and steps. So scorers judge it like the other members. Neither a tool nor the engine runs,
-because the demonstration contains the tools' results.
+suffixes, turns, calls and steps. So scorers judge it like the other members. No tool is called, because the
+demonstration contains the tools' results, and the engine samples nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DemonstrationRecorder:
     def __call__(self, ticket: Ticket) -> Trajectory:
         """Record the demonstration of the ticket's task, up to its last assistant turn.
 
-        Raises InvariantError as Recorder, and RefusedError for these reasons:
+        Raises InvariantError as `Recorder.trajectory` does, and RefusedError for these reasons:
 
         - The task shows images.
         - The chat template does not take the messages.

@@ -31,12 +31,14 @@ log = logging.getLogger(__name__)
 
 Messages = Sequence[Mapping[str, Any]]
 CACHED = 256
-"""The number of images whose token counts are cached, because the members of a group show the same images."""
+"""The number of images whose token counts are cached. The cache helps because the members of a group show the same
+images."""
 READS_NONE = "a message shows an image: this needs a model that reads images, and engine.kind=sglang"
 
 
 class TooManyImagesError(RefusedError):
-    """An episode would show more different images than a trajectory may have. `code` is the API's error code."""
+    """An episode would show more different images than a trajectory may have. `code` is the error code that the chat
+    API answers."""
 
     code = "image_limit"
 
@@ -57,7 +59,7 @@ class GivenTokens(NamedTuple):
 
 @dataclass(eq=False)
 class ImageDesk:
-    """Reads the images of messages. `shape` gives the number of an image's tokens. `fetch`: see `read_source`."""
+    """Reads the images of messages. `shape` says how many tokens an image has. `fetch`: see `read_source`."""
 
     reader: ImageReader
     shape: VisionShape
@@ -71,7 +73,7 @@ class ImageDesk:
     def of(
         cls, model: ModelConfig, engine: EngineConfig, images: ImagesConfig, max_message_mb: float
     ) -> ImageDesk | None:
-        """The desk of a policy. None if the policy or its engine reads no images.
+        """The desk for the policy of `model`. None if the policy or its engine reads no images.
 
         Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may exceed the largest message to the
         replay.
@@ -93,7 +95,8 @@ class ImageDesk:
         return cls(ImageReader.of(model, images), shape, images)
 
     async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
-        """The digest of a block's image, and the image. Raises RefusedError: it cannot be read, or is not an image."""
+        """The digest of a block's image, and the image. Raises RefusedError: the block's file cannot be read, or is not
+        an image."""
         data = await read_source(block, self.config, self.fetch)
         name = digest_of(data)
         if name not in self._tokens:
@@ -119,7 +122,7 @@ class EpisodeImages:
         """Read the images of messages. Returns the messages in the form that templates take.
 
         Raises RefusedError: see `ImageDesk.read`; or the policy sees no images; or a block is neither text nor image.
-        Raises TooManyImagesError.
+        Raises TooManyImagesError: the episode would show too many images.
         """
         blocks = image_blocks(messages)
         if self._desk is None and blocks:
@@ -175,7 +178,7 @@ class EpisodeImages:
         return GivenTokens(tokens.repeat(counts), images)
 
     def forged(self, tokens: NDArray[np.int32], images: Sequence[PlacedImage]) -> bool:
-        """True if `tokens` have a placeholder that belongs to none of `images`: the policy sampled it."""
+        """True if `tokens` contain a placeholder that belongs to none of `images`. The policy then sampled it."""
         if self._desk is None:
             return False
         shape, placed = self._desk.shape, sum(image.end - image.start for image in images)

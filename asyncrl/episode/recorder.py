@@ -10,17 +10,18 @@ and one of three things happens:
   template continues this branch.
 * The request only adds messages to a recorded completion after which the branch has more tokens. Then a new branch
   begins with a copy of the tokens up to the completion, and the suffix.
-* The request continues no completion. Then a new branch begins with the whole conversation as its prompt, in which
-  earlier completions are context.
+* The request continues no completion. Then a new branch begins with the whole conversation as its prompt. In this
+  prompt, earlier completions are context, which is not trained.
 
-A completion that was cut at a limit lacks the end token of its turn. The end token is added as context if the rest of
-the template's rendering equals the tokens; otherwise a new branch begins. With `as_rendered` every completion is
-compared with the rendering in this way.
+A completion that was cut at a limit lacks the end token of its turn. If, apart from this, the template's rendering
+equals the tokens, the end token is added as context; otherwise a new branch begins. With `as_rendered` every completion
+is compared with the rendering in this way.
 
-Requests may be reserved, recorded and cancelled in any order. These invariants hold:
+Room for a request is reserved first. The request is then recorded or cancelled. Requests may be in flight at the same
+time, and end in any order. These invariants hold:
 
-* Each completion is in the loss mask of exactly one branch, in which it was sampled, with its log-probs and versions.
-  Copies of it are context.
+* Each completion is in the loss mask of exactly one branch, the one in which it was sampled, with its log-probs and
+  versions. In other branches, copies of it are context.
 * Each token of a branch was sampled, or written by the template, after all tokens before it in the branch.
 * The limits hold, including the room that is reserved for completions in flight.
 """
@@ -69,12 +70,12 @@ class LimitError(RefusedError):
 class EpisodeLimits:
     """Limits of an episode.
 
-    - `max_turns`: completions
-    - `max_turn_tokens`: tokens of one completion
-    - `max_tokens`: tokens of one branch, with prompts and tool results
-    - `max_total_tokens`: tokens of all branches together
-    - `max_prompt_length`: tokens of the first prompt; None: no limit
-    - `truncation`: cuts (left, right, middle) or refuses (error) a first prompt that is too long
+    - `max_turns`: how many completions the episode may have
+    - `max_turn_tokens`: how many tokens one completion may have
+    - `max_tokens`: how many tokens one branch may have, with prompts and tool results
+    - `max_total_tokens`: how many tokens all branches together may have
+    - `max_prompt_length`: how many tokens the first prompt may have; None: no limit
+    - `truncation`: what happens to a first prompt that is too long. It is cut (left, right, middle) or refused (error)
     """
 
     max_turns: int
@@ -90,7 +91,7 @@ class CompletionRequest(NamedTuple):
 
     - `max_tokens`: the caller's own limit of the completion
     - `grammar`: the grammar that the completion obeys; None: no grammar
-    - `stop`: texts; the caller gets the completion up to the first of them
+    - `stop`: texts at which the completion ends for the caller, who gets it up to the first of them
     - `alternatives`: the number of alternatives to each token; the caller gets their log-probs, if the engine gives
       them
     """
@@ -107,7 +108,7 @@ class CompletionRequest(NamedTuple):
 class Reservation:
     """Room for the completion of `request` at the end of `branch`.
 
-    The branch had `start` tokens before the request, 0 for a new branch. `after_refusal` is true if a limit refused an
+    Before the request, the branch had `start` tokens, or 0 if it is new. `after_refusal` is true if a limit refused an
     earlier request.
     """
 
@@ -120,8 +121,8 @@ class Reservation:
 class Recorder:
     """Records the branches of the episode of `ticket`. The names of their sessions begin with the ticket's id.
 
-    `truncated` becomes true when a limit refuses a request, and false when a later request is completed, since an agent
-    may shorten its history to make room.
+    `truncated` becomes true when a limit refuses a request. It becomes false again when a later request is completed,
+    because an agent may shorten its history to make room.
     """
 
     def __init__(
@@ -186,7 +187,8 @@ class Recorder:
         return Reservation(request, branch, start, self.truncated)
 
     def reserve_all(self, request: CompletionRequest, count: int) -> list[Reservation]:
-        """Reserve room for `count` completions of a request, each in its own branch, or for none of them.
+        """Reserve room for `count` completions of a request, each in its own branch. If there is not room for all of
+        them, none gets any.
 
         Raises as `reserve`.
         """
@@ -225,8 +227,8 @@ class Recorder:
     ) -> None:
         """Record a completion, in which the policy made `calls`.
 
-        Later requests repeat it as the message `answer`, or as `shown` (see Prefix). Raises EngineError (see `check`),
-        and then records nothing.
+        Later requests repeat it as the message `answer`, or as `shown` (see Prefix). Raises EngineError: see `check`.
+        In this case nothing is recorded.
         """
         self.check(reservation, sampled)
         request, branch = reservation.request, reservation.branch
@@ -240,14 +242,14 @@ class Recorder:
         self.completions.append(Prefix(branch, branch.turns[-1], messages, request.tools, shown))
 
     def score(self, score: float) -> None:
-        """Record the score that a simulated user or an environment gave to the last completion, which must end its
-        branch."""
+        """Record the score that a simulated user or an environment gave to the last completion. The completion must be
+        at the end of its branch."""
         turns = self.completions[-1].branch.turns
         turns[-1] = turns[-1]._replace(score=score)
 
     def score_all(self, scores: Sequence[float | None]) -> None:
-        """Record the scores that an agent gave to the completions, in the order in which these were recorded. None: no
-        score.
+        """Record the scores that an agent gave to the completions. They have the order in which the completions were
+        recorded; None: no score.
 
         Raises RefusedError: the numbers of scores and completions differ.
         """
@@ -262,7 +264,7 @@ class Recorder:
             turns[at] = turns[at]._replace(score=score)
 
     def cancel(self, reservation: Reservation) -> str | None:
-        """Undo a reservation. Returns the session of its branch if this removes the branch, else None."""
+        """Undo a reservation. If its branch is thereby removed, returns the name of the branch's session, else None."""
         branch = reservation.branch
         if reservation.start:
             branch.turns, branch.reserved = branch.turns_within(reservation.start), 0
@@ -323,7 +325,7 @@ class Recorder:
         return found
 
     def _continuation(self, request: CompletionRequest) -> tuple[Prefix | None, GivenTokens]:
-        """The prefix that the request continues, or None, and the tokens that the request adds."""
+        """The prefix that the request continues (None if it continues none), and the tokens that the request adds."""
         for prefix in reversed(self.completions):
             following = request.messages[len(prefix.messages) :]
             is_context = following and all(message["role"] != "assistant" for message in following)
@@ -369,7 +371,8 @@ class Recorder:
     def _room(self, seen: int, new: int, in_flight: Sequence[Branch]) -> int:
         """The number of tokens that a completion after `seen` tokens may have.
 
-        Of the `seen` tokens, `new` are not in the episode yet. The completions of `in_flight` keep their reservations.
+        Of the `seen` tokens, `new` are not yet part of the episode. What the branches `in_flight` have reserved is not
+        given away.
         """
         limits = self._limits
         if self.turns_left <= len(in_flight):

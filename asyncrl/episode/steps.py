@@ -1,7 +1,8 @@
-"""Divides the turns of an episode into steps: token spans, each of which gets one process score.
+"""Divides the turns of an episode into steps. A step is a span of tokens that gets one score from a process reward
+model.
 
-Steps are found in the texts of single tokens, without tokenising anything again. A newline is one byte in UTF-8, so the
-text of a token shows its newlines even if the token contains only a part of another character.
+Steps are found in the texts of single tokens, without tokenising anything again. In UTF-8 a newline is one byte. So the
+text of a token shows the token's newlines, even if the token also has a part of a character.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Leads a conversation between the policy, asyncrl's own tools or an environment, and a simulated user.
 
-The policy takes a turn. The tools answer its calls. If it makes no calls, the user responds. The conversation ends when
-the user ends it, at a turn without calls if the task has no user, or at a limit.
+The policy takes a turn. The tools answer its calls. If it makes no calls, the user responds.
+
+If the task has no user, a turn without calls ends the conversation. It also ends when the user ends it, or at a limit.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from asyncrl.tools.toolbox import OpenTools, Toolbox
 from asyncrl.types import Grammar
 
 Watch = Callable[[Sequence[Message]], None]
-"""A function that is called with the messages of a conversation: first with those of the prompt, then with each new
+"""A function that is shown a conversation. It is called first with the messages of the prompt, then with each new
 message."""
 
 
 def unwatched(messages: Sequence[Message]) -> None:
-    """Do nothing: a `Watch` for conversations that are not shown."""
+    """Do nothing. This is the `Watch` for conversations that are not shown."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class ToolPlayer:
     watch: Watch = unwatched
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Play one episode. Returns the rewards of its tools. Raises ToolError and InteractionError."""
+        """Play one episode. Returns the rewards of its tools. Raises ToolError: a tool or the environment failed;
+        InteractionError: the user failed."""
         ticket = episode.ticket
         async with self.toolbox.open(ticket) as tools, self.interactions.open(ticket) as user:
             await self._converse(episode, tools, user)

@@ -1,7 +1,7 @@
 """The knowledge about Hugging Face models that several packages share: files, shapes, attention, log-probs.
 
-This package keeps a part of promise 6 of docs/concepts.md, that the learner's math is exact. The two ways to compute in
-each line give the same results:
+This package helps to keep promise 6 of docs/concepts.md, that the learner's math is exact. Each line names two ways to
+compute, which give the same results:
 
 - packed and unpacked sequences: packed_attention.py
 - a group of ranks that divides the tokens of a pass, and a single rank: context.py
@@ -13,7 +13,7 @@ Files in reading order: opening.py (a model's configuration), shapes.py, weight_
 may get asyncrl's attention), packed_layout.py, packed_attention.py, logprobs.py. Some models also need routing.py and
 routers.py (experts), vision.py and images.py, adapters.py (LoRA) or freezing.py.
 
-You may add kernels, families of routers and of image models, and rules for freezing, each with its test of equality.
-Ask before you change the published names (weight_format.py) or the bytes of a token's experts (routing.py): runs have
-them in their stores.
+You may add kernels, families of routers and of image models, and rules for freezing. Each needs a test that shows equal
+results. Ask before you change the published names (weight_format.py) or the bytes of a token's experts (routing.py):
+runs have them in their stores.
 """

@@ -1,4 +1,4 @@
-"""LoRA adapters in a Hugging Face model: their tensors, and the updates of matrices that they make.
+"""LoRA adapters in a Hugging Face model: their tensors, and the changes of the model's matrices that they make.
 
 peft replaces a linear layer by its own layer, which keeps the original as `base_layer`. The names here are the names
 that the model has without adapters. peft is not imported: its layers are recognised by their attributes.
@@ -31,7 +31,8 @@ class LowRankUpdate:
     def added_to(self, rows: Tensor, is_shard: bool) -> Tensor:
         """Merge the adapter into a matrix, in float32. All ranks call this together, since `down` is gathered.
 
-        `rows` are the whole matrix, or this rank's shard of it, which has the same rows as the shard of `up`.
+        `rows` is the whole matrix, or this rank's shard of the matrix. Such a shard has the same rows as the rank's
+        shard of `up`.
         """
         up, down = self.up.detach(), whole_tensor(self.down.detach())
         up = up.to_local() if is_shard and isinstance(up, DTensor) else whole_tensor(up)
@@ -75,7 +76,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
-    """The adapters' updates, by the name of the updated matrix."""
+    """Maps the name of each matrix that an adapter changes to the update."""
     return {
         f"{name}.weight": LowRankUpdate(
             layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, float(layer.scaling[ADAPTER])
@@ -88,8 +89,8 @@ def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
 def without_adapters(model: nn.Module) -> Iterator[None]:
     """Switch the adapters off within the context. Use it without gradients."""
     layers = adapted_layers(model).values()
-    # Does not use peft's method, which also changes which parameters get gradients. FSDP relies on the parameters that
-    # had gradients in its first pass.
+    # peft's own method is not used, because it also changes which parameters get gradients. FSDP expects that always
+    # the same parameters get gradients as in its first pass.
     for layer in layers:
         layer._disable_adapters = True
     try:

@@ -1,7 +1,7 @@
 """Inspects a model's attention, to decide if asyncrl's attention may replace it.
 
-The learner and the embedded engine replace the attention of a Hugging Face model with their own, which must give the
-same result. A model shows its kind of attention by the arguments that it passes and the masks that it builds.
+The learner and the embedded engine replace the attention of a Hugging Face model by asyncrl's, which must give the same
+result. A model shows its kind of attention by the arguments that it passes and the masks that it builds.
 `inspect_attention` records both in a pass over four tokens. A mask is a function of two positions, so it can be
 evaluated at any length.
 
@@ -73,8 +73,8 @@ def inspect_attention(
 
 
 class _Inspection:
-    """The attentions found so far in one forward pass. Each attention gets this object as an argument. It is no
-    dataclass, since FSDP copies dataclasses."""
+    """The attentions found so far in one forward pass. Each attention gets this object as an argument. The class is no
+    dataclass, because FSDP copies dataclasses, and the copies would get the results."""
 
     def __init__(self, length: int, allowed: Collection[str]) -> None:
         self.length = length
@@ -139,15 +139,15 @@ def _inspected_attention(
 
 
 def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.device, **_: Any) -> Tensor:
-    # Makes a mask of bools, since FSDP casts floating point masks.
+    # The mask is of bools, because FSDP would cast a floating point mask.
     mask = torch.zeros(1, 1, 1, 1, dtype=torch.bool, device=device)
     mask.function = mask_function  # type: ignore[attr-defined]
     return mask
 
 
 def longest_plain(config: Any) -> int:
-    """The length of the longest input whose positions are encoded as in shorter inputs; sys.maxsize if there is no such
-    limit.
+    """The length up to which the encoding of an input's positions does not depend on its length; sys.maxsize if it
+    never does.
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
     than the original length. For dynamic rotary embeddings the result is 0: transformers scales them by the longest

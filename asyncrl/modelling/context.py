@@ -1,14 +1,15 @@
 """Context parallelism: the ranks of a group divide the tokens of a forward pass into equal parts.
 
-Everything in a model except attention works on each token separately. Before attention, an exchange gives each rank all
-tokens of its share of the heads, instead of all heads of its tokens. Afterwards the ranks exchange back (DeepSpeed
-Ulysses, https://arxiv.org/abs/2309.14509). If the heads cannot be divided equally, each rank gathers the keys and
-values of all tokens for its queries.
+Everything in a model except attention works on each token separately. Before attention, a rank has all heads for its
+tokens. An exchange then gives it all tokens for its share of the heads. After attention the ranks exchange back
+(DeepSpeed Ulysses, https://arxiv.org/abs/2309.14509). If the heads cannot be divided equally, each rank gathers the
+keys and values of all tokens for its queries.
 
 With tensor parallelism the ranks of a group also divide the matrices of the layers: attention and MLPs compute all
 tokens of the pass, for this rank's heads and neurons (see learner/model/tensor_ranks.py).
 
-The exchanges are custom operators for torch.compile. They get the name of the process group, not the group.
+The exchanges are custom operators, so that torch.compile accepts them. They get the process group by its name, since
+operators cannot take objects.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.distributed.distributed_c10d import _resolve_process_group
 
 def process_group(name: str) -> dist.ProcessGroup:
     """The process group of torch with this name."""
-    # Operators cannot take objects. torch's functional collectives also find groups by their names.
+    # torch's functional collectives find groups by their names in the same way.
     return _resolve_process_group(name)  # type: ignore[arg-type]
 
 
@@ -48,7 +49,7 @@ class ContextGroup(NamedTuple):
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def largest(self, value: float) -> float:
-        """The largest of the ranks' values. All ranks of the group must call this together."""
+        """The largest of the values that the ranks pass. All ranks of the group must call this together."""
         values = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(values, dist.ReduceOp.MAX, group=process_group(self.name))
         return float(values)
@@ -65,7 +66,7 @@ class ContextGroup(NamedTuple):
         return gathered
 
     def sum_parts(self, values: Tensor) -> Tensor:
-        """This rank's part [U / size, ...] of the sum over ranks of values [U, ...]."""
+        """Sum the ranks' values [U, ...]. Returns only this rank's part [U / size, ...] of the sum."""
         part: Tensor = sum_parts(values, self.name, self.size)
         return part
 
@@ -79,13 +80,13 @@ class ContextGroup(NamedTuple):
         return own
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
-        """Exchange query, key and value [U / size, heads, D] of this rank's tokens and all heads.
+        """Exchange query, key and value [U / size, heads, D]. This rank gives its tokens, with all heads.
 
         Returns all U tokens for this rank's heads: [U, heads of the rank, D]. If the key heads cannot be divided
         equally among the ranks, they are repeated until they can.
         """
         repeats = 1
-        # torch.compile does not know functions such as lcm.
+        # A loop, because torch.compile does not know functions such as lcm.
         while not self.divides(repeats * key.shape[1]):
             repeats += 1
         if repeats > 1:
@@ -98,7 +99,7 @@ class ContextGroup(NamedTuple):
         return [each.unflatten(1, tuple(part.shape[2:])) for each, part in heads]
 
     def to_tokens(self, values: Tensor) -> Tensor:
-        """Exchange the values [U, heads of the rank, D] of all tokens and this rank's heads.
+        """Exchange the values [U, heads of the rank, D]. This rank gives all tokens, for its heads.
 
         Returns this rank's tokens for all heads: [U / size, heads, D].
         """
@@ -106,10 +107,10 @@ class ContextGroup(NamedTuple):
         return received.transpose(0, 1).flatten(1, 2)
 
     def collect(self, values: Tensor, places: Tensor, count: int) -> Tensor:
-        """Collect the values [P] of each rank into [count]: the rank's values are put at its `places` int64[P], which
-        no other rank has."""
-        # All ranks have the result and compute the same from it. So the gradient with respect to a rank's values
-        # equals the gradient with respect to the result, at the rank's places.
+        """Collect the values [P] of each rank into one tensor [count]. A rank's values are put at its `places`
+        int64[P], which must differ from the places of all other ranks."""
+        # All ranks have the whole result, and compute the same from it. So the gradient with respect to a rank's values
+        # is the gradient with respect to the result, read at the rank's places.
         collected: Tensor = _Collected.apply(values, places, count, self.name)
         return collected
 
@@ -158,7 +159,7 @@ exchange.register_autograd(_exchange_back, setup_context=_save_group)
 def gather_parts(values: Tensor, group: str, size: int) -> Tensor:
     """Concatenate the values [u, ...] of all ranks of the group to [size * u, ...]."""
     gathered = values.new_empty(_times(values, size))
-    # torch 2.13 and newer have the first name.
+    # The first name is that of torch 2.13 and newer, the second that of older versions.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(gathered, values.contiguous(), group=process_group(group))
     return gathered
@@ -171,7 +172,7 @@ def _(values: Tensor, group: str, size: int) -> Tensor:
 
 @torch.library.custom_op("asyncrl::sum_parts", mutates_args=())
 def sum_parts(values: Tensor, group: str, size: int) -> Tensor:
-    """This rank's part [u, ...] of the sum over ranks of values [size * u, ...], summed in float32 or better."""
+    """Sum the ranks' values [size * u, ...] in float32 or better. Returns only this rank's part [u, ...] of the sum."""
     wide = values.to(torch.promote_types(values.dtype, torch.float32)).contiguous()
     total = wide.new_empty(_share(wide, size))
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -1,8 +1,8 @@
 """cuDNN's attention over sequences of any lengths in one call, through the package nvidia-cudnn-frontend.
 
 The tensors are packed: each sequence begins at the row where the sequence before it ends. Preparing a kernel takes
-about 50 ms. A kernel is prepared for a number of sequences and a longest length, and also serves passes with fewer or
-shorter sequences. So callers round both numbers up, to need few kernels.
+about 50 ms. A kernel is prepared for a maximum number of sequences and a maximum length, and also serves passes with
+fewer or shorter sequences. So callers round both numbers up, and need few kernels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ UIDS = {
 }
 """The number by which cuDNN knows each tensor."""
 MOST_NUMBERS = 2**31 - 1
-"""The maximum number of elements in a tensor, since offsets in it are int32."""
+"""The maximum number of elements in a tensor: offsets within a tensor are int32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CudnnKernel:
-    """A forward or a backward pass of attention."""
+    """A kernel of cuDNN for a forward or a backward pass of attention."""
 
     problem: Problem
     graph: Any
@@ -107,7 +107,8 @@ def _prepared(problem: Problem, backward: bool, thread: int) -> CudnnKernel | No
     try:
         builder = _Builder(problem, cudnn, _handle(problem.device, thread))
         return CudnnKernel(problem, builder.backward() if backward else builder.forward())
-    # Catches cuDNN's error for a problem that it does not support, and the errors of other versions of the package.
+    # These are cuDNN's error for a problem that it does not support, and errors that other versions of the package
+    # cause.
     except (
         getattr(cudnn, "cudnnGraphNotSupportedError", RuntimeError),
         RuntimeError,
@@ -188,7 +189,7 @@ class _Builder:
             stats=normalisers,
             max_total_seq_len_q=problem.tokens,
             max_total_seq_len_kv=problem.tokens,
-            # With BOTTOM_RIGHT the kernel has less than half the speed.
+            # With BOTTOM_RIGHT this kernel would run at less than half the speed.
             diagonal_alignment=self.cudnn.diagonal_alignment.TOP_LEFT,
             **self._options(),
         )

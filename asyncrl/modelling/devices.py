@@ -8,9 +8,9 @@ import torch
 
 
 def described(device: torch.device | str) -> str:
-    """Describe the device: for a GPU its number on this machine, its name and its free memory.
+    """Describe the device. A GPU is described by its index on this machine, its name and its free memory.
 
-    The number is the same for every value of CUDA_VISIBLE_DEVICES.
+    The index does not depend on CUDA_VISIBLE_DEVICES.
     """
     device = torch.device(device)
     if device.type != "cuda":

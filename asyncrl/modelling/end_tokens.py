@@ -1,4 +1,4 @@
-"""Finds the tokens that end a turn in addition to the chat template's end token. Imports no torch.
+"""Finds the tokens that end a turn in addition to the chat template's end token. This file does not import torch.
 
 Several models (Qwen3, Gemma 3, Phi) list such tokens in `generation_config.json`, and every server ends a turn at them.
 """
@@ -21,7 +21,7 @@ FILE = "generation_config.json"
 
 
 def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tuple[int, ...]:
-    """The ids of the end tokens that the files of `model` list, and of the texts `named` by actor.end_tokens.
+    """The ids of end tokens: those that the files of `model` list, and those of the texts `named` in actor.end_tokens.
 
     Raises ConfigError: a text is not an added token of the tokenizer, or the file of the model cannot be read.
     """
@@ -53,7 +53,7 @@ def _listed(model: ModelConfig) -> list[int]:
         found = cached_file(source.path, FILE, revision=source.revision, _raise_exceptions_for_missing_entries=False)
         values = {} if found is None else json.loads(Path(found).read_text())
         ends = values.get("eos_token_id")
-    # The hub and malformed files may raise any error.
+    # A failing hub or a malformed file may raise any error.
     except Exception as error:
         raise ConfigError(f"model.path={model.path}: its {FILE} cannot be read: {error}") from error
     ids = [] if ends is None else ends if isinstance(ends, list) else [ends]

@@ -37,8 +37,8 @@ class ForwardFlops:
     def of(module: nn.Module, config: Any) -> ForwardFlops:
         """Count the FLOPs of a module that contains the model of the Hugging Face `config`. The module may be sharded.
 
-        A weight of a matrix costs 2 FLOPs for each token. Only the experts that a token uses count. Embeddings cost
-        nothing, but a head that is tied to them counts.
+        Each weight of a matrix costs 2 FLOPs for each token. Only the experts that a token uses count. Embeddings cost
+        nothing, but a language model head that shares their weights counts.
         """
         config = config.get_text_config()
         heads = config.num_attention_heads
@@ -51,7 +51,8 @@ class ForwardFlops:
         )
 
     def __call__(self, lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.float64]:
-        """The FLOPs float64[B] of sequences of `lengths`; half of the pairs in a sequence or a window are masked."""
+        """The FLOPs float64[B] of B sequences with these `lengths`. Half of the pairs of tokens in a sequence or a
+        window are masked, and do not count."""
         tokens = np.asarray(lengths, np.float64)
         flops = self.per_token * tokens
         for window, each in self.per_pair.items():
@@ -83,7 +84,7 @@ def _windows(config: Any) -> list[int | None]:
 
 
 def measured_peak(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure the FLOP/s of large products of random matrices, as a median. The device must be idle."""
+    """Measure the FLOP/s of large products of random matrices. Returns the median. The device must be idle."""
     size, runs = (8192, 20) if device.type == "cuda" else (1024, 5)
     left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     times = []

@@ -1,8 +1,8 @@
 """Freezes parameters of a model, chosen by rules (such as `moe_router`) and by patterns of names.
 
-A frozen parameter gets no gradient and has no moments in the optimizer. Names are those of the Hugging Face model in
-memory (`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one parameter: a rule
-or pattern that matches one of their names freezes them all.
+A frozen parameter gets no gradient and needs no optimizer state. Names are those of the Hugging Face model in memory
+(`named_parameters`), where transformers stacks the experts of a layer. Tied parameters are one parameter: a rule or
+pattern that matches one of their names freezes them all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncrl.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 TOWERS = frozenset({"visual", "vision_tower", "vision_model", "vision_encoder", "image_encoder"})
-"""The names of the module that encodes images, in different families."""
+"""The names that different families of models give to the module that encodes images."""
 
 _VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
 
@@ -32,7 +32,7 @@ _VERL_PARTS = (".router.", ".experts.", "experts.", "shared_expert", "moe")
 class FrozenPart:
     """The frozen parameters of one module, together with those of the same module in other layers.
 
-    - `module`: its name, with `*` for the number of a layer
+    - `module`: the module's name, with `*` in place of a layer's index
     - `tensors`: the number of frozen parameters
     - `count`: the number of their elements
     """
@@ -45,7 +45,7 @@ class FrozenPart:
 def freeze(model: nn.Module, wanted: Sequence[str], key: str, may_be_all: bool = False) -> list[FrozenPart]:
     """Freeze parameters of a Hugging Face `model` that is not sharded yet; log and return them.
 
-    `wanted`, the value of the option `key`, has the rules and patterns.
+    `wanted` has the rules and patterns. It is the value of the option `key`.
 
     Raises ConfigError: see `frozen_names`.
     """
@@ -136,7 +136,7 @@ def in_tower(name: str) -> bool:
 
 
 def _embeddings(model: Any) -> Iterator[str]:
-    """The input embeddings, and with them a head that is tied to them."""
+    """The input embeddings. A language model head that is tied to them is the same parameter, and is frozen, too."""
     own = {id(each) for each in model.get_input_embeddings().parameters()}
     return (name for name, each in _all(model) if id(each) in own)
 
@@ -157,7 +157,7 @@ RULES: Mapping[str, Callable[[Any], Iterator[str]]] = {
 
 
 def _by_module(parameters: Mapping[str, nn.Parameter]) -> list[FrozenPart]:
-    """The parameters grouped by module; the same module of all layers is one part."""
+    """The parameters, grouped by module. The module of the same name in all layers is one group."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for name, parameter in parameters.items():
         sizes[re.sub(r"\.\d+(?=\.|$)", ".*", name.rpartition(".")[0])].append(parameter.numel())

@@ -46,8 +46,8 @@ class GpuAttention:
     window: int | None
 
     def forward(self) -> tuple[Tensor, Tensor]:
-        """The output [U, heads, D], and the logarithms float32[U, heads] of the softmax normalisers. Both are 0 on
-        padding."""
+        """Returns the output [U, heads, D], and the logarithms float32[U, heads] of the softmax normalisers. Both are 0
+        on padding."""
         kernel = find_kernel(self._problem(), backward=False)
         if kernel is None:
             return self._flash()
@@ -63,7 +63,8 @@ class GpuAttention:
 
         `output` and `normalisers` must be the result of `forward`.
         """
-        # cuDNN's fast backward pass aligns the mask at the first query and the first key, so they must be equally many.
+        # cuDNN's fast backward pass aligns the mask at the first query and the first key. So a sequence must have as
+        # many queries as keys.
         kernel = find_kernel(self._problem(), backward=True) if torch.equal(*self.bounds) else None
         if kernel is None:
             return self._flash_backward(of_output, output, normalisers)
@@ -95,7 +96,7 @@ class GpuAttention:
         )
 
     def _cleared(self, values: Tensor, side: int) -> Tensor:
-        """Set the padding, which the kernels do not write, to zero."""
+        """Set the padding to zero, because the kernels do not write it."""
         values[int(self.bounds[side, -1]) :].zero_()
         return values
 
@@ -105,7 +106,7 @@ class GpuAttention:
 
     def _flash(self) -> tuple[Tensor, Tensor]:
         queries, keys = self.bounds[:, -1].tolist()
-        # The kernel aligns the mask at the last query and the last key.
+        # torch's kernel aligns the mask at the last query and the last key, as is needed here.
         output, normalisers, *_ = torch.ops.aten._flash_attention_forward(
             self.query[:queries],
             self.key[:keys],
@@ -146,7 +147,7 @@ class GpuAttention:
 
 
 def _rounded(tokens: int) -> int:
-    """Round up by at most an eighth, so that few different numbers occur, and few kernels are needed."""
+    """Round up by at most an eighth. Then few different numbers occur, and few kernels are needed."""
     step = max(1, power_of_two(tokens) // 8)
     return -(-tokens // step) * step
 

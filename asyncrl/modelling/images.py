@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("PNG", "JPEG", "WEBP")
 TAKEN = ImagesConfig(max_mb=math.inf, max_pixels=sys.maxsize)
-"""Settings without limits, for images in trajectories: an actor has accepted these images already, perhaps under higher
-limits than now."""
+"""Settings without limits, for images in trajectories. An actor has accepted these images already, perhaps under higher
+limits than those of today's configuration."""
 NO_PILLOW = "images need Pillow: install asyncrl[vision]"
 
 
@@ -80,7 +80,7 @@ class ImageReader:
 
         try:
             source = source_of(model)
-            # The backend of torchvision needs another package, and rounds differently.
+            # Another backend, that of torchvision, would need another package and round differently.
             processor = AutoImageProcessor.from_pretrained(source.path, backend="pil", **source.options)
         except ImportError as error:
             raise ConfigError(NO_PILLOW) from error

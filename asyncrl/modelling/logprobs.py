@@ -6,8 +6,8 @@ other tokens. Then the gradients with respect to a logit z_v are
 
     d log p / d z_v = d_v - p_v        d entropy / d z_v = -p_v (log p_v + entropy)
 
-each divided by the temperature. The gradient with respect to the target's logit is computed from the log-prob,
-since 1 - p of a likely token would lose its digits in bfloat16.
+each divided by the temperature. The gradient with respect to the target's logit is computed from the log-prob. In
+bfloat16, 1 - p of a likely token would lose its digits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from asyncrl.modelling.packed_layout import send
 CHUNK_LOGITS = 1 << 26
 """The number of logits in one chunk. They take 256 MiB in float32."""
 FUSED_LOGITS = 1 << 28
-"""The number of logits in one chunk for compiled functions, which overwrite logits in bfloat16. It is enough for 1,800
-tokens with 152k logits each."""
+"""The number of logits in one chunk for compiled functions. Such functions overwrite the logits in bfloat16. The chunk
+has room for 1,800 tokens with 152k logits each."""
 
 
 def token_logprobs(
@@ -117,7 +117,7 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature, with_entropy, rows, compiled, cap = ctx.settings
         differentiate = _compiled(_gradient) if compiled else _gradient
         of_hidden = torch.empty_like(hidden)
-        # A frozen head has no gradient.
+        # A frozen head needs no gradient.
         of_weight = torch.zeros_like(weight, dtype=logprobs.dtype) if ctx.needs_input_grad[1] else None
         of_bias = torch.zeros_like(bias, dtype=logprobs.dtype) if ctx.needs_input_grad[2] else None
         for chunk in _chunks(len(hidden), rows):
@@ -149,8 +149,8 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def _by_chunk(measured: Tensor, count: int, rows: int, device: torch.device) -> Iterator[Tensor]:
-    """The measured tokens of each chunk of `count` tokens, on the device. The sizes are found on the host, so that it
-    does not wait for the device."""
+    """The measured tokens of each chunk of `count` tokens, on the device. How many they are is found on the host, so
+    that the host need not wait for the device."""
     starts = torch.tensor([chunk.start for chunk in _chunks(count, rows)] + [count])
     sizes = torch.searchsorted(measured, starts).diff().tolist()
     return iter(send(measured, device).split(sizes))

@@ -1,4 +1,4 @@
-"""Opens the Hugging Face configuration of the model in the section `model`, for every role."""
+"""Opens the Hugging Face configuration of the model that the section `model` names. Every role uses these functions."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def reads_images(engine: str, model: ModelConfig) -> bool:
 
 
 def server_overrides(model: ModelConfig) -> dict[str, Any]:
-    """The changes that servers must make to the configuration of `model`. Raises ConfigError: see `override`."""
+    """The changes that inference servers must make to the Hugging Face configuration of `model`. Raises ConfigError:
+    see `override`."""
     return engine_overrides(stored_config(model), model.override_config) if model.override_config else {}
 
 
 def beside(model: ModelConfig, path: str | None, freeze: list[str] | None = None) -> ModelConfig:
-    """The settings of a model that is trained together with the policy and starts from `path` (None: the policy's).
-
-    With another path, the policy's overrides and revision do not apply.
+    """The settings of a model that is trained together with the policy. It starts from the files at `path` (None: from
+    the policy's files). If `path` names other files, the policy's overrides and revision do not apply.
     """
     freeze = [] if freeze is None else freeze
     if path is None:

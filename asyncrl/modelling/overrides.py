@@ -1,7 +1,7 @@
 """`model.override_config`: a run's changes to fields of the model's Hugging Face configuration.
 
-Every role that opens the model applies the changes in the same way, servers get them as `engine_overrides`, and the
-exported config.json has them. These changes may alter how weights are used, but not the weights' names and shapes.
+Every role that opens the model applies the changes in the same way. Servers get them from `engine_overrides`, and an
+exported config.json contains them. These changes may alter how weights are used, but not the weights' names and shapes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def override(config: Any, given: Mapping[str, Any], trust_remote_code: bool = Fa
         raise ConfigError(f"{text}: a number is not finite")
     try:
         changed = type(config).from_dict(_merged(config.to_dict(), changes))
-    # The checks of configurations raise many kinds of errors.
+    # transformers' checks of a configuration raise many kinds of errors.
     except Exception as error:
         raise ConfigError(f"{text}: transformers refuses it: {error}") from error
     changed.name_or_path, changed._commit_hash = config.name_or_path, getattr(config, "_commit_hash", None)
@@ -169,7 +169,8 @@ def _shapes(config: Any, text: str, trust_remote_code: bool) -> dict[str, tuple[
     try:
         with torch.device("meta"):
             model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
-    # A model's modules raise many kinds of errors, such as a KeyError for an unknown activation function.
+    # When they are made, a model's modules raise many kinds of errors, such as a KeyError for an unknown activation
+    # function.
     except Exception as error:
         raise ConfigError(f"{text}: transformers cannot make a model of it: {error!r}") from error
     return {name: tuple(each.shape) for name, each in model_tensors(model).items()}

@@ -1,14 +1,16 @@
-"""Causal attention over packed sequences, which replaces a Hugging Face model's attention under the name `PACKED`.
+"""Causal attention over packed sequences. transformers knows it by the name `PACKED`, and uses it in place of a model's
+own attention.
 
 A mask over N packed tokens costs O(N^2). Here each sequence attends only to itself. On GPUs in half precision one
 kernel computes all sequences of a pass. In all other cases sequences are computed one by one.
 
 The speed of forward and backward passes was measured on one CPU thread, with a 1.7M-parameter model and sequences of 60
-to 240 tokens. It was 5.4k tokens/s, against 4.8k tokens/s with padded attention and 3.7k tokens/s with everything
-padded. With masks it was 3.1k tokens/s over 1024 packed tokens, and 2.0k tokens/s over 2048 packed tokens.
+to 240 tokens. It was 5.4k tokens/s, against 4.8k tokens/s if only attention pads its sequences, and 3.7k tokens/s if
+the whole model does. With masks it was 3.1k tokens/s over 1024 packed tokens, and 2.0k tokens/s over 2048 packed
+tokens.
 
-For torch.compile, the attention is one operator, which gets the lengths as a tensor on the host. So a compiled layer is
-one graph, which serves all lengths.
+For torch.compile, this attention is one operator, and the lengths are a tensor on the host. So a compiled layer is one
+graph, and the same graph serves all lengths.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from asyncrl.modelling.plain_attention import ScoreRule, attend_plainly, differe
 
 PACKED = "asyncrl_packed"
 EXTRAS = ("softcap", "s_aux")
-"""The further arguments that `packed_attention` takes, for models that cap scores or have sinks."""
+"""Arguments that `packed_attention` takes for models that cap scores, or that have attention sinks (see
+plain_attention.py)."""
 
 
 def packed_attention(
@@ -46,9 +49,9 @@ def packed_attention(
     """Compute attention [1, U, heads, D] of query [1, heads, U, D] over key and value [1, kv heads, U, D].
 
     The result is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use it only for models
-    that `inspect_attention` accepts with `EXTRAS`. If the layout has a `group` that divides only tokens, the tokens are
-    this rank's part of the pass. If the group also divides the layers, the tokens are all tokens of the pass, and the
-    heads are this rank's.
+    that `inspect_attention` accepts with `EXTRAS`. The layout may have a `group` of ranks. If the group divides only
+    tokens, the tokens are this rank's part of the pass. If it also divides the layers, the tokens are all tokens of the
+    pass, and the heads are this rank's.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
     group = None if layout.group is None or layout.group.divides_layers else layout.group
@@ -98,7 +101,8 @@ def attend(
     output, normalisers = GpuAttention(query, key, value, bounds, ends, scaling, window).forward()
     if sinks is None:
         return output, normalisers
-    # A sink is a key whose value is 0. Normalisers and output get its share, which makes the kernels' gradients right.
+    # A sink is a key whose value is 0. Its share of the softmax is added to the normalisers and taken from the output.
+    # With these two, the kernels' gradients are right.
     whole = normalisers.logaddexp(sinks.float())
     return (output * (normalisers - whole).exp()[..., None]).to(output.dtype), whole
 
@@ -209,7 +213,7 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """Select the key rows of all sequences. If `paths` is None, they are the rows of `values`."""
+    """Select the rows of the keys of all sequences from `values`. If `paths` is None, they are all rows, unchanged."""
     return values if paths is None else values.index_select(0, paths)
 
 

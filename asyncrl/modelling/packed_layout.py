@@ -26,13 +26,13 @@ class PackedLayout:
 
     - `bounds` int64[2, S + 1], on the host: the bounds of the sequences among the pass's queries, and among its keys.
       Tokens after the last bound are padding.
-    - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end to make the number of
-      sequences a power of two, since GPU kernels are prepared for a number of sequences.
-    - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass. If it
-      is None, each token is query and key of its sequence.
+    - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end, so that their number
+      B is a power of two. GPU kernels are prepared for a fixed number of sequences.
+    - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass. If
+      `paths` is None, each token of the pass is a query and a key of its own sequence.
     - `group`: the ranks that divide the tokens of the pass, if any do. Each rank computes its part of the tokens.
-    - `own`: the layout of this rank's queries over the keys of the whole pass. None if attention on this rank has all
-      tokens.
+    - `own`: the layout of this rank's queries over the keys of the whole pass. None if this rank computes attention for
+      all tokens.
     """
 
     bounds: Tensor
@@ -81,5 +81,5 @@ class PackedLayout:
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
-    """Copy a host tensor to `device`. The host does not wait for the copy."""
+    """Begin to copy a host tensor to `device`. The host does not wait for the copy."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

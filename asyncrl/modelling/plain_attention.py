@@ -1,4 +1,5 @@
-"""Computes causal attention of one sequence, and its gradients, in plain torch on any device, by blocks of queries.
+"""Computes causal attention of one sequence, and its gradients, in plain torch on any device. It takes one block of
+queries after another.
 
 This attention has two options that torch's kernels lack. A soft cap c replaces a score s by c * tanh(s / c). A sink is
 an additional score of a head, which takes its share of the softmax and adds nothing to the output.
@@ -23,10 +24,10 @@ Gradients = tuple[Tensor, Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreRule:
-    """The rule for scores, which are products of query and key.
+    """Says how scores are computed from the products of query and key.
 
     - `scaling`: the factor by which products are scaled (None: D ** -0.5)
-    - `window`: a query sees at most so many of the latest keys (None: all)
+    - `window`: how many of the latest keys a query sees at most (None: all)
     - `softcap`: the cap of the scaled scores (None: no cap)
     - `sinks` [heads]: the sink of each head (None: no sinks)
     """
@@ -120,7 +121,7 @@ class _Blocks:
         return _blocks(self.query.shape[1], self.key.shape[1], self.rule.window)
 
     def rows(self, block: range) -> slice:
-        """The rows of the queries at these positions."""
+        """The rows that the queries at these positions have in `query`."""
         ahead = self.key.shape[1] - self.query.shape[1]
         return slice(block.start - ahead, block.stop - ahead)
 

@@ -1,11 +1,11 @@
 """Makes the routers of mixtures of experts compute in float32, for every dtype of the model.
 
-A router ranks experts by small differences, which bfloat16 rounds away. In bfloat16, learner and engine would send some
-tokens to different experts, although both have the same weights.
+A router sends each token to a few experts of its layer. It ranks experts by small differences, which bfloat16 rounds
+away. In bfloat16, learner and engine would send some tokens to different experts, although both have the same weights.
 
 In transformers, routers of DeepSeek-V3 and GLM-4.5 already compute in float32. In this file the routers of more
-families compute logits, softmax, the choice of experts and their weights in float32. The router's own weights are
-rounded to the model's dtype first, as engines receive them. Their product with the states is not rounded.
+families compute logits, softmax, the choice of experts and their weights in float32. The router's own weights are first
+rounded to the model's dtype, in which engines receive them. Their product with the hidden states is not rounded.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def route_in_float32(model: nn.Module) -> None:
 def extend(modules: Iterable[nn.Module], behaviour: type) -> None:
     """Give modules the methods of `behaviour`, which override the modules' methods and may call them by `super()`."""
     # All modules of a class get the same new class, with the old name. So torch.compile makes one graph for all layers.
-    # If methods were replaced in the modules, it would make one graph for each layer.
+    # If methods were replaced in each module, it would make a graph for each layer.
     made: dict[type, type] = {}
     for module in modules:
         kind = type(module)
@@ -71,7 +71,8 @@ def _softmax(logits: Tensor) -> Tensor:
 
 
 def _sigmoid(logits: Tensor) -> Tensor:
-    """The scores of the experts divided by their sum, as in DeepSeek-V3's balance loss."""
+    """The scores of the experts, divided by their sum. DeepSeek-V3's balance loss, which keeps the load of experts
+    equal, uses the same distribution."""
     scores = logits.float().sigmoid()
     return scores / scores.sum(-1, keepdim=True)
 

@@ -1,8 +1,8 @@
 """The experts that an engine chose for each token of a mixture of experts, recorded for the learner.
 
 Each layer with a router sends a token to `top_k` of its experts. Engine and learner round differently, so they send
-some tokens to different experts, although both have the same weights. This changes log-probs far more than rounding
-itself. Training with the engine's choice of experts avoids the difference.
+some tokens to different experts, although both have the same weights. Such a different choice changes log-probs far
+more than rounding itself. Training with the engine's choice of experts avoids the difference.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Weigh = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 
 class RoutedTokens(NamedTuple):
-    """The experts uint8[R, W] of the tokens [start, start + R) of a sequence, packed by a `RoutingShape`."""
+    """The experts of the tokens [start, start + R) of a sequence, as rows uint8[R, W] that a `RoutingShape` has
+    packed."""
 
     start: int
     rows: NDArray[np.uint8]
@@ -39,12 +40,12 @@ class RoutingError(ValueError):
 
 @dataclass(frozen=True)
 class RoutingShape:
-    """The routers of a model of `depth` layers. Each layer in `layers` has a router, which chooses `top_k` of `experts`
-    experts for a token.
+    """The routers of a model with `depth` layers. Each layer in `layers` has a router, which chooses `top_k` of the
+    layer's `experts` experts for a token.
 
-    A token's experts are packed into one row of `width` bytes: `top_k` expert numbers for each layer in `layers`. A
-    number has one byte, or for more than 255 experts two bytes (little-endian). If a token's experts are unknown, all
-    its bytes are 255.
+    A token's experts are packed into one row of `width` bytes: the indices of `top_k` experts for each layer in
+    `layers`. An index has one byte, or for more than 255 experts two bytes (little-endian). If a token's experts are
+    unknown, all its bytes are 255.
     """
 
     layers: tuple[int, ...]
@@ -74,7 +75,7 @@ class RoutingShape:
         """Unpack rows uint8[T, width] into experts [T, layers with a router, top_k]; unknown experts are -1.
 
         The result is int16, or int32 for more than 255 experts. Raises RoutingError: rows have another width, an
-        expert's number is too high, or a layer has the same expert twice.
+        expert's index is too high, or a layer sends a token to the same expert twice.
         """
         if rows.ndim != 2 or rows.shape[1] != self.width:
             raise RoutingError(
@@ -89,7 +90,7 @@ class RoutingShape:
         return found  # type: ignore[no-any-return]
 
     def check(self, experts: NDArray[Any]) -> None:
-        """Raises RoutingError: a number in experts [T, layers, top_k] is out of range, or a layer sends a token to one
+        """Raises RoutingError: an index in experts [T, layers, top_k] is out of range, or a layer sends a token to one
         expert twice."""
         if not experts.size:
             return
@@ -126,10 +127,10 @@ def routers_of(model: nn.Module, config: Any) -> list[nn.Module]:
 
 
 def weights_at(family: str) -> Weigh:
-    """A function that maps a router, its logits [T, experts] and experts int64[T, top_k] to the experts' weights [T,
-    top_k].
+    """Returns a function that maps a router, its logits [T, experts] and experts int64[T, top_k] to the experts'
+    weights [T, top_k].
 
-    If the experts are the router's own choice, the result equals its forward pass bit for bit.
+    If the experts are the router's own choice, the weights equal those of its forward pass bit for bit.
     """
     return FAMILIES[family].weigh
 

@@ -21,8 +21,8 @@ from asyncrl.modelling.vision import auto_class
 from asyncrl.modelling.weight_format import WeightFormat
 
 FILES = ("model.safetensors", "pytorch_model.bin")
-"""The names of weight files, in the order in which transformers looks for them. Large models have an index and several
-files."""
+"""The names of weight files, in the order in which transformers looks for them. A large model has several files and an
+index of them instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def model_shapes(model: ModelConfig) -> ModelShapes:
     """Read the shapes of `model` on which learner and engines must agree. No weights are read.
 
     Raises ConfigError: `model` is not a causal language model of transformers, or a tensor that would be pushed is not
-    in its weight files. Servers load these files, and so would not know the tensor.
+    in its weight files. Servers load the files, so they would not know such a tensor.
     """
     empty = empty_model(model)
     source = source_of(model)

@@ -1,4 +1,4 @@
-"""Finds a model's files, which the configuration's section `model` names. Imports no torch."""
+"""Finds the files of the model that the configuration's section `model` names. This file does not import torch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def source_of(model: ModelConfig) -> ModelSource:
 
 
 def local_source(model: ModelConfig) -> ModelSource:
-    """Like `source_of`, but without copying a URL. Raises FileNotFoundError: this host has no copy."""
+    """Like `source_of`, but if the model is at a URL, nothing is copied. Raises FileNotFoundError: this host has no
+    copy."""
     if not is_url(model.path):
         return source_of(model)
     if (copy := known_copy(model.path, model.copies)) is None:

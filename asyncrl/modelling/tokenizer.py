@@ -1,6 +1,6 @@
 """Opens the tokenizer of the policy, from the model's files or `model.tokenizer`, with `model.chat_template`.
 
-Imports no torch, since processes that judge text do not need it."""
+This file does not import torch, because processes that only judge text do not need it."""
 
 from __future__ import annotations
 

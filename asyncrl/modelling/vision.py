@@ -1,11 +1,11 @@
-"""The images of a vision-language model: the number of their tokens, and their rotary positions.
+"""Images in a vision-language model: how many tokens an image has, and the rotary positions of its tokens.
 
 An image processor cuts an image into patches, in a grid of times, rows and columns. The model's vision tower merges
 squares of patches into features, one for each placeholder token of the image.
 
 In the supported families, a rotary position has three dimensions. A text token has the same number in all three, and an
-image's token has the time, row and column of its square. The positions of the text after an image continue after the
-image's longer side.
+image's token has the time, row and column of its square. The positions of the text after an image continue as if the
+image were as long as its longer side.
 
 Source: Wang et al. 2024, "Qwen2-VL", section 2.1 (multimodal rotary position embedding).
 """
@@ -37,7 +37,7 @@ Grid = tuple[int, int, int]
 
 
 class ImagePatches(NamedTuple):
-    """The output of the processor for an image: `patches` float32[times * rows * columns, W], in the order of
+    """The output of the processor for an image. `patches` is float32[times * rows * columns, W], in the order of
     `grid`."""
 
     patches: Tensor

@@ -1,11 +1,14 @@
-"""Converts weights between a model in memory and the published format, which is that of a Hugging Face folder.
+"""Converts weights between a model in memory and the published format. Published tensors have the names and shapes of a
+Hugging Face folder.
 
 In memory, transformers may have other tensors than in files: for example it stacks the experts of a layer into one
-tensor, and separates them again when it saves. Servers know only the names in the files. So the learner publishes the
-tensors that `save_pretrained` would write: parameters (tied ones once) and persistent buffers, converted back.
+tensor, and separates them again when it saves. Servers know only the names in the files. So the learner converts its
+tensors back, and publishes those that `save_pretrained` would write: parameters (tied ones once) and persistent
+buffers.
 
-An embedded engine converts published tensors as `from_pretrained` would. Adapters are merged into their matrices.
-Tensors are converted in parts. A part needs no tensor of another part, so a model is never gathered as a whole.
+An embedded engine converts published tensors as `from_pretrained` would. LoRA adapters are merged into the matrices
+that they change. Tensors are converted in parts. To convert a part, no tensor of another part is needed, so a sharded
+model is never gathered as a whole.
 """
 
 from __future__ import annotations
@@ -122,7 +125,7 @@ class WeightFormat:
 
     def _parts(self, empty: Mapping[str, Tensor]) -> tuple[ConvertedTensors, ...]:
         whole = self._revert(empty)
-        # transformers returns an unconverted tensor as the same object, perhaps under another name.
+        # If transformers does not convert a tensor, it returns the same object, perhaps under another name.
         names = {id(each): name for name, each in whole.items()}
         together = {name: self._revert({name: each}).keys() for name, each in empty.items() if id(each) not in names}
         parts: dict[str, ConvertedTensors] = {}
@@ -182,7 +185,7 @@ def _sorted(conversions: Collection[Any]) -> tuple[list[WeightRenaming], list[We
 
 
 def _conversions(model: Any) -> list[Any]:
-    """The conversions with which the model was loaded; for a model that was not loaded, transformers' usual ones."""
+    """The conversions with which the model was loaded. If it was not loaded from files, transformers' usual ones."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)

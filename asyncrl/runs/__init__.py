@@ -12,6 +12,7 @@ In reading order:
   role waits for which), and what to change.
 - `evidence.py`, `trends.py`, `health.py`: rules that judge the health of a run, in sentences that all views show.
 - `progress.py`, `standstill.py`, `terminal.py`: the table of a run on its own terminal.
+- `table.py`: many runs in one table, with the keys in which they differ.
 - `summary.py`, `card.py`, `environment.py`: the summary, the model card, and the hardware and versions of a run.
 - `inspect/`, `report/`, `trace/`: each of them is a command. The command `compare` is in `report/`.
 

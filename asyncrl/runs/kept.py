@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -51,6 +51,14 @@ class KeptEpisodes:
         if not found:
             raise self._not_kept(f"group {group_id} of step {step}")
         return sorted(found, key=lambda each: each.row.member)
+
+    def several(self, step: int, names: Collection[str]) -> list[KeptEpisode]:
+        """The episodes with these ids that were kept of a step, as far as they are still kept. Raises StoreError: a
+        file is damaged."""
+        wanted = set(names)
+        # One name of each kind, trained and held out, decides which file is read.
+        kinds = {is_evaluation(name): name for name in wanted}
+        return [each for name in kinds.values() for each in self._read(step, name, lambda row: row.id in wanted)]
 
     def find(self, name: str) -> KeptRow | None:
         """The row of the episode `name`, from the newest step that kept it; `None`: it is not kept. Raises as `rows`

@@ -33,7 +33,8 @@ INSTALL = {
 }
 NOBODY = "65534:65534"
 START_S = 60.0
-"""Seconds that a container may take to start, and that an answer may take in addition to the program's time."""
+"""The maximum seconds that a container may take to start. An answer, too, may come this much later than the program's
+time limit."""
 
 _END_S = 20.0
 _LONGEST_REPORT = 8 * MAX_OUTPUT_BYTES
@@ -42,7 +43,7 @@ _CHILD = Path(__file__).with_name("child")
 
 
 class Container:
-    """One running container. `started` is the process of docker or podman that is attached to it."""
+    """One running container. `started` is the process of docker or podman that is attached to the container."""
 
     def __init__(self, program: str, name: str, started: Process, guard: Guarded) -> None:
         self._program = program
@@ -73,7 +74,7 @@ class Container:
     async def end(self) -> None:
         """End the container, and wait for its end."""
         assert self._started.stdin is not None
-        # The container's first process ends when its input ends.
+        # When its input ends, the container's first process ends, and the container with it.
         self._started.stdin.close()
         try:
             with suppress(TimeoutError):
@@ -203,7 +204,7 @@ class ContainerSandbox:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 limit=_LONGEST_REPORT,
-                # docker or podman may write files into its working directory.
+                # docker and podman may write files into their working directory.
                 cwd=tempfile.gettempdir(),
                 pass_fds=guard.files,
                 start_new_session=True,

@@ -49,7 +49,7 @@ class FusionSandbox:
     ) -> ProgramResult:
         """Run a program, see `sandbox.run`. Standard error follows the output. Raises SandboxError.
 
-        Of `limits`, the server applies only wall time and memory.
+        The server applies only the limits of wall time and memory.
         """
         body = {
             "code": program.encode(errors="replace").decode(),
@@ -68,7 +68,7 @@ class FusionSandbox:
                 try:
                     return read_answer(await self._request(session, body), errors)
                 except TimeoutError:
-                    # A retry would take as long again.
+                    # There is no retry, because it would take as long again.
                     raise SandboxError(f"{self._url} took more than {timeout.total:g} s") from None
                 except (aiohttp.ClientError, ValueError, RecursionError) as error:
                     reason = (str(error) or repr(error))[:300]
@@ -91,7 +91,7 @@ class FusionSandbox:
                 )
             if response.status != 200:
                 raise ValueError(f"status {response.status}: {bytes(content[:300])!r}")
-            # A large answer that is not JSON comes from another kind of server, and is not the output of a program.
+            # If a large answer is not JSON, it comes from another kind of server, and is not the output of a program.
             is_output = len(content) > MAX_BYTES and content.lstrip().startswith(b"{")
             return None if is_output else json.loads(content)
 
@@ -103,7 +103,7 @@ def read_answer(answer: Any, errors: bool) -> ProgramResult:
     match answer:
         case {"status": "SandboxError"}:
             raise ValueError(f"SandboxError: {str(answer.get('message'))[:300]}")
-        # A program that did not compile has no `run_result`.
+        # If a program did not compile, there is no `run_result`.
         case {"status": "Success" | "Failed", "run_result": {"status": str()} as ran}:
             pass
         case {"status": "Failed", "compile_result": {"status": str()} as ran}:

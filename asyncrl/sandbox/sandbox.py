@@ -4,8 +4,8 @@ If Linux grants namespaces, the program is isolated. It sees Python and the syst
 folder of bounded size, but no other files, no other processes and no network. Without namespaces only the limits
 apply; docs/security.md describes them. Every process that the program starts ends when the call ends for any reason.
 
-asyncrl makes the namespaces itself. The program bubblewrap needs the same permission from the kernel, is not installed
-on every machine, and would replace only the code that makes mounts.
+asyncrl makes the namespaces itself, without the program bubblewrap. That program needs the same permission from the
+kernel, is not installed on every machine, and would replace only the code that makes mounts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class SandboxLimits:
     """Limits of a program.
 
     - `wall_s`: seconds of wall time. `cpu_s`: seconds of CPU time, rounded up; infinite for no limit.
-    - `memory_mb`: megabytes of memory of each process, and of all processes together.
-    - `processes`: processes and threads at once.
-    - `disk_mb`: megabytes in each of the private folders /tmp and /dev/shm.
+    - `memory_mb`: how many megabytes of memory each process may have, and how many all processes together.
+    - `processes`: how many processes and threads may exist at once.
+    - `disk_mb`: how many megabytes each of the private folders /tmp and /dev/shm may hold.
     """
 
     wall_s: float = 8.0
@@ -70,7 +70,7 @@ class ProgramResult:
     """The output of a program and its exit status, which is None if its time ran out.
 
     `seconds` is the program's running time, if the sandbox measured it more exactly than its caller can. `reason` says
-    why the program was stopped, if the status does not.
+    why the program was stopped, if the status does not show it.
     """
 
     printed: str
@@ -89,7 +89,7 @@ def why_no_namespaces() -> str:
     """Return the reason why programs cannot have namespaces here, and log a warning. Empty if they can."""
     limits = SandboxLimits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
-        # This runs in a new thread, since the calling thread may have a running event loop.
+        # The coroutine runs in a new thread, because the calling thread may already have a running event loop.
         with ThreadPoolExecutor(1) as thread:
             ran = thread.submit(lambda: asyncio.run(run("import ctypes, json", limits, namespaces=True))).result()
         reason = "" if ran.status == 0 else ran.printed.strip() or f"Python ended with status {ran.status}"
@@ -156,14 +156,15 @@ def child_command(module: str) -> list[str]:
 
 
 def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
-    """The launcher's arguments after the control socket and the file of the program. `Options` reads them."""
+    """The arguments of the launcher that follow the control socket and the program's file. `Options` reads them."""
     cpu_s = math.ceil(limits.cpu_s) if math.isfinite(limits.cpu_s) else resource.RLIM_INFINITY
     sizes = (limits.memory_mb << 20, MAX_OUTPUT_BYTES, limits.disk_mb << 20)
     return [*map(str, (int(namespaces), cpu_s, *sizes, limits.processes)), *(_visible() if namespaces else ())]
 
 
 async def _report(process: asyncio.subprocess.Process, control: socket.socket, wall_s: float) -> str | None:
-    """Wait for the watcher's report. None after `wall_s`. All processes of the call have ended when this returns."""
+    """Wait for the watcher's report. Returns None if `wall_s` seconds pass without it. In either case all processes of
+    the call have ended."""
     control.setblocking(False)
     try:
         async with asyncio.timeout(wall_s):
@@ -171,7 +172,8 @@ async def _report(process: asyncio.subprocess.Process, control: socket.socket, w
     except TimeoutError:
         return None
     finally:
-        # The watcher ends when the connection does. `close` would not end it: a fork of this process may hold a copy.
+        # The watcher ends when the connection ends. `close` would not end the connection, because a fork of this
+        # process may hold a copy of the socket.
         control.shutdown(socket.SHUT_RDWR)
         ended = asyncio.ensure_future(process.wait())
         try:
@@ -206,7 +208,7 @@ def _visible() -> list[str]:
 def child_environment(folder: str) -> dict[str, str]:
     """An environment without the caller's variables, which may hold keys.
 
-    Libraries use one thread each, since thread pools count against the memory limit.
+    It makes libraries use one thread each, because the threads of a pool count against the memory limit.
     """
     return {
         "PATH": "/usr/bin:/bin",

@@ -1,4 +1,4 @@
-"""Opens the sandbox that the settings name: the built-in one, containers, or a server of SandboxFusion."""
+"""Opens the sandbox that `actor.sandbox` names: the built-in one, containers, or a server of SandboxFusion."""
 
 from __future__ import annotations
 

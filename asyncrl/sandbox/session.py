@@ -1,8 +1,8 @@
 """Python sessions in the sandbox: an interpreter that runs cells one after another, and keeps their variables.
 
-A session has the isolation and the limits of a program (`sandbox`), with a time limit for each cell. Between two cells
-all its processes are stopped. If one of them nevertheless runs, the session ends. The session and all its processes end
-when its caller ends for any reason.
+A session has the same isolation and limits as a program (`sandbox.py`), but its time limit holds for each cell. Between
+two cells all its processes are stopped. If one of them nevertheless runs, the session ends. The session and all its
+processes end when its caller ends for any reason.
 
 Starting Python for each episode would take too long. So `SessionServer` starts one Python process, which forks for each
 session. The sessions share the memory that they do not change.
@@ -41,8 +41,8 @@ from asyncrl.sandbox.sandbox import (
 
 _START_S = 60.0
 _BROKEN = 1
-"""The status of a session that broke the protocol, or that exited with status 0: for a session, status 0 means that it
-continues."""
+"""The status that is reported for a session that broke the protocol, or exited with status 0. It cannot be 0, because 0
+means that the session continues."""
 
 
 class _Outcome(Enum):
@@ -87,8 +87,8 @@ class Interpreter:
     async def run(self, code: str, wall_s: float) -> ProgramResult:
         """Run a cell. The output includes the value of its last expression.
 
-        The status is 0 if the session continues. Otherwise the session has ended, and its status is as for a program.
-        Raises SandboxError: a fault of this machine ended the session.
+        The status is 0 if the session continues. Otherwise the session has ended, and the status is that of its
+        process, as for a program. Raises SandboxError: a fault of this machine ended the session.
         """
         request = json.dumps({"code": code}).encode() + b"\n"
         self._order(GO)
@@ -122,7 +122,7 @@ class Interpreter:
             await asyncio.to_thread(self._stack.close)
 
     async def _end(self) -> None:
-        """End the processes, and wait until the watcher closes the connection: then all processes have ended."""
+        """End the processes, and wait until the watcher closes the connection. All processes have ended then."""
         with suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
         await asyncio.shield(self._report)
@@ -169,14 +169,15 @@ class Interpreter:
 
     def _printed(self) -> str:
         """Read and clear the output."""
-        # The buffer of the file object would miss the program's writes.
+        # `os.pread` is used because the buffer of the file object would miss what the program writes.
         printed = os.pread(self._output.fileno(), MAX_OUTPUT_BYTES, 0)
         os.ftruncate(self._output.fileno(), 0)
         return printed.decode(errors="replace")
 
 
 class SessionServer:
-    """Starts sessions in forks of one process, which is started for the first session, and again if it has ended."""
+    """Starts sessions as forks of one process. This process is started for the first session, and again if it has
+    ended."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -212,19 +213,20 @@ class SessionServer:
         return session
 
     def close(self) -> None:
-        """End the process. Open sessions continue."""
+        """End the process that forks. Open sessions continue."""
         with self._lock:
             self._stop()
 
     def _send(self, request: bytes, fds: Sequence[int]) -> None:
-        """Request from the process a session with the files `fds`, and close this process's copies of them."""
+        """Ask the forking process for a session that has the files `fds`. Then close this process's copies of the
+        files."""
         try:
             with self._lock:
                 try:
                     self._send_once(request, fds)
                 except OSError:
-                    # The process may have been killed: by the kernel, because memory was short, or by a program of the
-                    # same user.
+                    # The forking process may have been killed: by the kernel, because memory was short, or by a program
+                    # of the same user.
                     self._stop()
                     self._send_once(request, fds)
         except OSError as error:

@@ -1,9 +1,11 @@
 """The scoring pool: it leases unlabelled trajectories, verifies and scores them, and returns labels.
 
 This package keeps promise 4 of docs/concepts.md: a failure is never a zero. If a rule, verifier or model fails,
-worker.py reports the trajectory and the reason to the replay, which leases the trajectory again or dead-letters it.
-judges.py runs users' code in processes that may be killed, so that a hanging rule is a failure of that rule alone.
-Groups that a manager judges are leased, delivered and failed as a whole (promise 5).
+worker.py reports the trajectory and the reason to the replay. The replay leases it again, or after too many failures
+sets it aside as a dead letter.
+
+judges.py runs users' code in processes that may be killed, so a rule that hangs disturbs nothing else. Groups that a
+manager judges are leased, delivered and failed as a whole (promise 5).
 
 In reading order:
 - worker.py: the loop of a scorer; scorer.py: the labels of leased trajectories

@@ -2,7 +2,9 @@
 
 The answer is the text after the last closed thought. Thoughts are recognised by the tags of several model families;
 some tags are special tokens. If the chat template itself opens the thought, in the generation prompt, the model writes
-only the closing tag. If an agent rewrote its history, only the last branch is read.
+only the closing tag.
+
+If an agent rewrote its history, the episode has several token sequences, called branches. Only the last one is read.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: boo
 
 
 def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
-    """The start positions of the last branch's prompt and of its response."""
+    """The positions at which the last branch's prompt and its response begin."""
     start, _ = trajectory.branches[-1]
     return start, next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT and turn.start >= start)
 

@@ -1,9 +1,11 @@
 """Runs users' code in separate processes, which are killed when the code overruns its limits.
 
 Such code may run forever, block the interpreter in a regular expression, use up the memory, or crash. None of that may
-stop the scorer or become a reward. When a request takes too long, the process writes its stack to stderr and ends
-itself; if this fails, the scorer kills it. The scorer also measures the process's memory, because a limit inside the
-process would reach the code as a MemoryError, which the code may take for a wrong answer.
+stop the scorer or become a reward.
+
+If a request takes too long, the process that runs it writes its stack to stderr and ends itself. If it does not, the
+scorer kills it. The scorer also measures the memory of the process. A limit inside the process would raise a
+MemoryError in the code, and the code might treat it as a wrong answer.
 """
 
 from __future__ import annotations
@@ -38,25 +40,26 @@ START_TIMEOUT_S = 120.0
 """The maximum seconds that a process may take to start and to import its modules."""
 
 GRACE_S = 2.0
-"""The seconds that the process has after its time limit to end itself. Then the scorer kills it."""
+"""The time in seconds between a request's time limit and the moment at which the scorer kills a process that has not
+ended itself."""
 
 MARK = "ASYNCRL_JUDGE"
-"""An environment variable of the processes. If code that they import opens a pool itself, the pool is refused because
-of this variable. Otherwise processes would start further processes without end."""
+"""An environment variable that each process of a pool has. If code in such a process opens a pool itself, the pool is
+refused because of this variable. Otherwise processes would start further processes without end."""
 
 _WATCH_S = 0.1
-"""Seconds between two measurements of memory. The memory of a request that is answered sooner is never measured."""
+"""Seconds between two measurements of memory. If a request is answered sooner, its memory is never measured."""
 
 Answer = Callable[[Sequence[Message], float], Message]
-"""Answers the messages of one request. The second argument is the deadline for this, on the clock `time.monotonic`. An
-exception ends the process."""
+"""Answers a request, which consists of several messages. The second argument is the deadline for the answer, on the
+clock `time.monotonic`. An exception ends the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of one request.
 
-    - `judge`: a name for the code in messages, for example "the rule"
+    - `judge`: what error messages call the code, for example "the rule"
     - `timeout_s`: the limit in seconds; `timeout_key`: its configuration key
     - `memory_mb`: how far the memory of the process and its descendants may grow beyond its size before the first
       request
@@ -71,7 +74,8 @@ class Limits:
 
 
 class JudgePool:
-    """Up to `processes` processes that run the module `program`, which calls `serve`. `serve` receives `settings`.
+    """Up to `processes` processes, each of which runs the module `program`. The module must call `serve`, which
+    receives `settings`.
 
     The first process starts at once, to report code that cannot be loaded. The other processes start when they are
     needed.
@@ -96,7 +100,7 @@ class JudgePool:
         self._idle = [self._start()]
 
     def submit(self, messages: Sequence[Message], read: Callable[[Message], T]) -> Future[T]:
-        """Send a request in the background; the future has the result of `read` for the answer.
+        """Send a request in the background. The future gets what `read` makes of the answer.
 
         The future raises ScoringError if the code failed, overran a limit, or ended its process, and CancelledError if
         the pool is closed first. Raises ScoringError: the pool is closed.
@@ -174,7 +178,7 @@ class JudgePool:
 
 
 class _JudgeProcess:
-    """A process that runs `serve`, and the pipe to it, which carries messages in the wire format.
+    """A process that runs `serve`, and the pipe to the process. The pipe carries messages in the wire format.
 
     The process leads its own session, so that all processes that its code has started are killed with it.
     """
@@ -188,8 +192,9 @@ class _JudgeProcess:
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
         self._memory_before = 0
         theirs.close()
-        # The settings are not in the command line, which every user of the machine sees, because a rule's parameters
-        # may contain API keys. If the process has ended already, `receive` raises an error.
+        # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
+        # machine can read command lines. If the process has ended already, the error is ignored here, and `receive`
+        # raises one.
         with suppress(ConnectionError):
             self._pipe.send_bytes(json.dumps(settings).encode())
 
@@ -221,7 +226,7 @@ class _JudgeProcess:
         for process in self._tree():
             with suppress(psutil.Error):
                 process.kill()
-        # Until `wait`, the system gives the id to no other process.
+        # Until `wait` is called, the system gives the process's id to no other process.
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -255,18 +260,19 @@ def _resident(process: psutil.Process) -> int:
 
 
 def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """Answer each request from the pipe until it is closed, then kill all processes of the session, including this
-    process.
+    """Answer each request from the pipe until the pipe is closed. Then kill all processes of the session, including
+    this process.
 
     `arguments`, from the command line, hold the pipe's file descriptor. The pipe's first message has the settings,
     among them `timeout_s`, the limit of a request. `load` makes the answering function from the settings; a ConfigError
     that `load` raises is sent to the scorer.
     """
-    # Slurm asks a scorer to stop or to drain with these signals, and sends them to the scorer's children too.
+    # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to the scorer's children too, which
+    # ignore them.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     fd = int(arguments[0])
-    # Processes that the code starts must not hold the pipe open.
+    # Processes that the code starts must not inherit the pipe, since they would hold it open.
     os.set_inheritable(fd, False)
     try:
         with Connection(fd) as pipe, suppress(EOFError):
@@ -292,7 +298,7 @@ def _serve(pipe: Connection, settings: Mapping[str, Any], load: Callable[[Mappin
         deadline = time.monotonic() + settings["timeout_s"]
         reply = answer([wire.decode(wire.split(each), wire.MAX_LARGE_HEADER_BYTES) for each in requests], deadline)
         faulthandler.cancel_dump_traceback_later()
-        # Python buffers the code's output if stdout is a file.
+        # If stdout is a file, Python keeps the code's output in a buffer until this flush.
         sys.stdout.flush()
         _send(pipe, reply)
 

@@ -28,7 +28,8 @@ PROGRAM = EXTENSIONS["scoring.manager"]
 """The module of the process. Its function `check` checks a manager's settings without making the manager."""
 
 START_TIMEOUT_S = 600.0
-"""This is long because a manager may load models when it is made."""
+"""The maximum seconds that the process may take to start. They are many because a manager may load models when it is
+made."""
 
 Group = Sequence[Lease]
 

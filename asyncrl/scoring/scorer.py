@@ -48,7 +48,7 @@ _NO_SCORES, _NO_ENDS = np.zeros(0, np.float32), np.zeros(0, np.int32)
 
 
 class KindUnavailableError(ScoringError):
-    """The service for scores of `kind` cannot be reached, which is not a failure of the episode."""
+    """The service that gives scores of `kind` cannot be reached. The episode is not at fault."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -113,7 +113,7 @@ class Scorer:
             yield _attempt(partial(self._label, lease, *scores))
 
     def _judge(self, leases: Sequence[Lease]) -> dict[int, Future[ManagerScore] | ScoringError]:
-        """The scores that managers give to the leases of whole groups, by the index of the lease."""
+        """The scores that managers give to the leases of whole groups. The keys are the indices of the leases."""
         groups: dict[str, list[int]] = {}
         for index, lease in enumerate(leases):
             if GROUP_KIND in lease.kinds:
@@ -145,7 +145,7 @@ class Scorer:
         score: Callable[[Sequence[Lease]], list[T]],
         leases: Sequence[Lease],
     ) -> dict[int, T | ScoringError]:
-        """The scores that a model gives to the leases that name `kind`, by the index of the lease."""
+        """The scores that a model gives to the leases that name `kind`. The keys are the indices of the leases."""
         chosen = [index for index, lease in enumerate(leases) if kind in lease.kinds]
 
         def checked(members: Sequence[Lease]) -> list[T]:
@@ -332,7 +332,7 @@ def _given(result: T | ScoringError) -> T:
 def _submitted(
     kind: str, submit: Callable[[Lease], Future[T]], leases: Sequence[Lease]
 ) -> dict[int, Future[T] | ScoringError]:
-    """The futures of the leases that name `kind`, by the index of the lease."""
+    """The futures of the leases that name `kind`. The keys are the indices of the leases."""
     chosen = {index: lease for index, lease in enumerate(leases) if kind in lease.kinds}
     return {index: _attempt(partial(submit, lease)) for index, lease in chosen.items()}
 
@@ -356,7 +356,8 @@ def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Seq
 
 
 def _answers(model: RewardModel[Any] | None) -> bool:
-    """True if the model's service answers a request for an easy episode, with scores or with a failure."""
+    """True if the model's service answers a request to score an easy episode. A failure of the model is an answer,
+    too."""
     try:
         return model is not None and len(model.score([[*_EASY]])) == 1
     except UnavailableError:

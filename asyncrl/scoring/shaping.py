@@ -65,7 +65,7 @@ class StepText:
     - `text`: its text without special tokens
     - `tokens`: its number of policy tokens
     - `calls`: true if its turn calls tools
-    - `branch`: the index of its branch
+    - `branch`: the index of its branch (an agent that rewrites its history begins a new branch)
     """
 
     text: str

@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class HackAlarm:
-    """Watches trends over a sliding window: rings while the mean reward rises, the outcomes do not rise, and the
-    process model agrees with the rules less and less.
+    """Watches trends over a sliding window of time. The alarm rings while three things are true: the mean reward rises,
+    the outcomes do not, and the process model agrees with the rules less and less.
 
     Falling agreement alone raises no alarm: while a policy learns, its steps become right before its answers do."""
 
@@ -122,7 +122,7 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
         "outcome_mean": fmean([each.outcome for each in labels]),
         "steps_per_answer": fmean([len(trajectory.steps) for trajectory, _ in window]),
         "length_mean": fmean([trajectory.sampled_tokens for trajectory, _ in window]),
-        # This is the first step's share of the policy's tokens.
+        # The first step's share of the policy's tokens in the episode.
         "first_step_share": fmean(
             [sum(step.end - step.start for step in each.steps[:1]) / each.sampled_tokens for each, _ in window]
         ),

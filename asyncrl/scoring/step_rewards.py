@@ -36,12 +36,12 @@ from asyncrl.wire import Message
 logger = logging.getLogger(__name__)
 
 OFFERED = ("task", "trajectory", "texts", "answer", "full_answer", "deadline", "confined")
-"""The parameters that a function may have. It gets those that it names."""
+"""The parameters that a function may have. A function gets those that its signature names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInput:
-    """One episode for the function.
+    """The data of one episode from which the function gets its arguments.
 
     - `texts`: the text of each of the K steps, without special tokens
     - `answer` and `full_answer`: the answer without and with its thoughts, as rules get them
@@ -70,7 +70,8 @@ class StepFunction:
         self._confinement = Confinement()
 
     def __call__(self, given: StepInput) -> list[float]:
-        """The K numbers of an episode. Raises ScoringError: the function raised, or returned anything else."""
+        """The numbers that the function gives to the K steps of an episode. Raises ScoringError: the function raised,
+        or returned something other than K finite numbers."""
         offered = {
             "task": given.task.copy(),
             "trajectory": given.trajectory.copy(),
@@ -103,7 +104,7 @@ class StepFunction:
 
 
 def _is_finite(value: Any) -> bool:
-    # A comparison with nan is false, so nan is refused, too.
+    # A comparison with nan is false, so this also refuses nan.
     return bool(abs(value) <= LARGEST_FLOAT32)
 
 
@@ -123,14 +124,14 @@ def _parameters(function: Any, setting: str) -> list[str]:
 
 
 def _place(function: Any) -> str:
-    """The file and line of the function in brackets; empty for an object without code of its own."""
+    """The file and line of the function, in brackets; empty if the object has no code of its own."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return "" if code is None else f" ({code.co_filename}, line {code.co_firstlineno})"
 
 
 class StepRewards:
-    """Calls the function for `rule_processes` episodes at once. Each episode may take `timeout_s` and
-    `rule_memory_mb` of memory.
+    """Calls the function for up to `rule_processes` episodes at once. An episode may take `timeout_s` seconds and
+    `rule_memory_mb` megabytes of memory.
 
     Raises ConfigError: see StepFunction.
     """

@@ -37,8 +37,8 @@ def special_tokens(tokens: list[int], tokenizer: Decoder) -> set[int]:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A piece of a transcript: a step to score, or context. Context before the first step is the prompt, later context
-    is tool results.
+    """A piece of a transcript: a step to score, or context. Context before the first step is the prompt. Later context
+    is the results of tools.
 
     - `text` includes the special tokens of the policy's template.
     - `bare` is the text without them, for models with another template. If it is None, `text` has no special tokens.

@@ -32,7 +32,7 @@ reacts too late."""
 
 
 _TEXTS = ("answer", "full_answer", "response", "turn_texts")
-"""The fields of a RuleInput that messages carry as they are."""
+"""The fields of a RuleInput that are put into messages unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Steps:
 
 
 class Verifier:
-    """Scores with the configured rules, `rule_processes` episodes at once. Each episode may take `timeout_s` and
-    `rule_memory_mb` of memory. verl's reward managers use the tokenizer of `policy`. Programs run in `sandbox`.
-    Functions of TRL get the learner step, which `steps` gives for a policy version.
+    """Scores with the configured rules, up to `rule_processes` episodes at once. An episode may take `timeout_s`
+    seconds and `rule_memory_mb` megabytes of memory. verl's reward managers use the tokenizer of `policy`. Programs run
+    in `sandbox`. Reward functions for TRL get the learner step, which `steps` computes from a policy version.
 
     Raises ConfigError: a rule cannot be loaded.
     """

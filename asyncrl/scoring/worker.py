@@ -1,9 +1,9 @@
 """The loop of a scorer: leases trajectories, and returns labels or a failure for each.
 
-A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures dead-letters
-and counts it. A group that was leased as a whole is delivered as a whole, and fails as a whole. An unavailable service
-is not a failure of a trajectory: the scorer does not lease for this service for a while, and the trajectory waits in
-the replay.
+A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures sets it aside
+as a dead letter, which is not leased again, and counts it. A group that was leased as a whole is delivered as a whole,
+and fails as a whole. An unavailable service is not a failure of a trajectory: the scorer does not lease for this
+service for a while, and the trajectory waits in the replay.
 
 Scoring runs in a separate thread, so that leases are renewed during long batches. If a scorer has no results for too
 long, it ends, and its leases go to other scorers.
@@ -175,7 +175,8 @@ class ScoringWorker:
                 self._samples.show(lease.task, lease.trajectory, each.labels)
 
     def _fail(self, unit: Unit, error: ScoringError | RefusedError | WireError) -> None:
-        """Report a unit as failed. For a group, the replay finds the members by the first trajectory."""
+        """Report a unit as failed. If it is a group, only its first trajectory is named, by which the replay finds the
+        others."""
         trajectory = unit[0].trajectory
         what = f"group {trajectory.group_id}" if _is_group(unit[0]) else f"trajectory {trajectory.id}"
         self._error_logger.exception(f"{what} was not scored: {error}", error)
@@ -200,8 +201,8 @@ def _units(leases: Iterable[Lease]) -> list[Unit]:
 
 
 class Outages:
-    """The kinds whose service is unavailable. They are tried again after growing pauses. Times are seconds of a
-    monotonic clock."""
+    """The kinds of scores whose service is unavailable. Each is tried again after pauses that grow. Times are seconds
+    of a monotonic clock."""
 
     def __init__(self) -> None:
         # For each kind: the start of the outage, the length of its last pause, and the end of that pause.

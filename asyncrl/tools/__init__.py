@@ -1,4 +1,4 @@
-"""Tools that a policy may call, and the environments and simulated users that answer it.
+"""Tools that a policy may call, and environments and simulated users that respond to the policy.
 
 This package keeps these promises (the numbers are those of docs/concepts.md):
 
@@ -7,10 +7,10 @@ This package keeps these promises (the numbers are those of docs/concepts.md):
   (`interactions/users.py`) fail the episode, too.
 - Every tool that an episode has opened is released exactly once (`toolbox.py`).
 
-Files in reading order: `base.py` has the class that a tool derives from, `toolbox.py` opens and calls the tools of an
-episode, `calculator.py` has the shortest tool. `registry.py` finds tools by name, and `offered.py` lists those on
-offer. `interactions/` has simulated users, `environments/` environments, `mcp/` tools of MCP servers, and `search/` the
-tool `search`. `python_sandbox.py` and `python_session.py` run programs, `fetch.py` reads web pages.
+Files in reading order: `base.py` has the base class of tools, `toolbox.py` opens and calls the tools of an episode,
+`calculator.py` has the shortest tool. `registry.py` finds tools by name, and `offered.py` lists those on offer.
+`interactions/` has simulated users, `environments/` environments, `mcp/` tools of MCP servers, and `search/` the tool
+`search`. `python_sandbox.py` and `python_session.py` run programs, `fetch.py` reads web pages.
 
 To add a tool, write a file with a class that derives from `Tool`, and name it in `BUILT_IN` of `registry.py`. The
 code of users derives from the classes below, so the signatures of these classes must not change.

@@ -1,4 +1,5 @@
-"""The protocol of a tool: a class with an OpenAI function schema, whose instances hold one episode's state."""
+"""The base class of tools. A tool is a class with an OpenAI function schema. Each instance holds the state of one
+episode."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ class ToolRefusal(Exception):  # noqa: N818 - a refusal is the policy's mistake,
 
 
 class StateLostError(Exception):
-    """The tool has lost the state of the episode. A retry would answer from another state, so the episode fails."""
+    """The tool has lost the state of the episode. A retried call would be answered from another state, so the episode
+    fails."""
 
 
 class Service(Protocol):
@@ -56,7 +58,7 @@ class Tool(ABC):
     """The episode's session with `service`; set before `create`, and closed after `release`."""
 
     limits_itself: ClassVar[bool] = False
-    """True if the tool limits the time of its calls itself, so that `actor.tool_timeout_s` does not apply."""
+    """True if the tool itself limits the time of its calls. `actor.tool_timeout_s` then does not apply."""
 
     shared: dict[str, Any]
     """A dictionary that all tools of the episode share; set before `create`."""
@@ -74,7 +76,8 @@ class Tool(ABC):
         """Check, once when an actor starts, that this machine can run the tool. Raises ConfigError if it cannot."""
 
     def __init__(self, episode: str) -> None:
-        """`episode` is the episode's unique id, which may seed a generator or name a session elsewhere."""
+        """`episode` is the episode's unique id. The tool may use it as a seed, or as the name of a session on a
+        server."""
         self.episode = episode
 
     async def create(self, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""The tool `calculator`: one binary operation in each call, so that longer expressions take several turns."""
+"""The tool `calculator`. A call is one operation on two numbers, so a longer expression takes several turns."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class EscapeError(Exception):
-    """The code ended the program, or raised CancelledError without being cancelled."""
+    """A user's code tried to end the program, or raised CancelledError although it was not cancelled."""
 
-    # Waiting for a cancelled task also raises CancelledError. Without this class, either exception would end the actor
-    # with all its episodes.
+    # Code that waits for a cancelled task also raises CancelledError. Without this class, SystemExit or CancelledError
+    # would end the actor with all its episodes.
 
 
 async def contained(call: Callable[[], Awaitable[T]]) -> T:

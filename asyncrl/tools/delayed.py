@@ -1,4 +1,4 @@
-"""Heavy-tailed delays for any tool, to measure the cost of slow tools; `slow_calculator` has them."""
+"""Heavy-tailed delays for any tool, to measure the cost of slow tools. The tool `slow_calculator` has such delays."""
 
 from __future__ import annotations
 

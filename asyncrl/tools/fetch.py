@@ -22,7 +22,7 @@ from asyncrl.tools.base import Tool, ToolRefusal
 from asyncrl.tools.page_text import page_text
 
 AT_ONCE = 16
-"""The number of pages that the episodes of one actor fetch at the same time."""
+"""The maximum number of pages that the episodes of one actor fetch at the same time."""
 
 THREADS = 2
 REDIRECTIONS = 5
@@ -84,13 +84,13 @@ class PageReader:
         self._timeout_s = timeout_s
         self._connect = connect
         self._free = asyncio.Semaphore(AT_ONCE)
-        # The reader has its own threads: a page that takes long to parse must not occupy shared threads.
+        # The reader has threads of its own: a page that takes long to parse must not occupy threads that others need.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="page")
 
     async def read(self, url: str) -> str:
         """Fetch a page and return its text.
 
-        Raises RefusedError: the URL is not allowed, or has no text; UnavailableError: its server failed.
+        Raises RefusedError: the URL is not allowed, or its page has no text; UnavailableError: the server failed.
         """
         limits = self._max_bytes, self._timeout_s, REDIRECTIONS
         async with self._free:

@@ -37,13 +37,14 @@ _MAIN: Final = ("//main", "//*[@role='main']", "//article")
 _BLANKS = re.compile(r"[ \t\r\n\f\v\u00a0]+")
 _DECLARED = re.compile(rb"<meta[^>]{0,200}charset|<\?xml[^>]{0,100}encoding", re.IGNORECASE)
 _HUGE_TAG = re.compile(rb"""<[a-zA-Z](?:[^<>"']|"[^"]*"|'[^']*'){20000}""")
-"""A tag that libxml2 could need minutes for, because it compares each attribute with all earlier ones of the tag."""
+"""A tag so long that libxml2 could need minutes to read it, because it compares each attribute with all earlier ones of
+the tag."""
 
 _HEAD_BYTES = 2048
 
 
 def page_text(fetched: Fetched) -> str:
-    """The title and the text of a fetched page. Raises RefusedError: the page is not text."""
+    """The title and the text of a fetched page. Raises RefusedError: what was fetched is not a text."""
     kind = fetched.content_type
     if kind in HTML_TYPES:
         return html_text(fetched.body, fetched.charset)
@@ -97,8 +98,8 @@ class _Lines:
     def __init__(self) -> None:
         self._lines: list[str] = []
         self._line: list[str] = []
-        # These two flags describe `_line`. Looking through its parts at each call would be slow for lines of very many
-        # parts.
+        # These two flags describe `_line`. If each call looked through the parts of the line, lines of very many parts
+        # would be slow.
         self._has_mark = self._has_text = False
         self.preformatted = 0
 
@@ -121,7 +122,7 @@ class _Lines:
         if self._has_text:
             self._end()
         elif self._has_mark:
-            # The mark of a list item belongs to the item's first paragraph.
+            # The line has only the mark of a list item, and the item's first paragraph continues it.
             return
         self._line = [mark] if mark else []
         self._has_mark = bool(mark)

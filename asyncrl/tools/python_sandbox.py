@@ -19,7 +19,7 @@ from asyncrl.tools.base import Tool
 
 
 class PythonSandbox(Tool):
-    """Each call is a new process, or container, in a new folder: no names or files are kept between calls."""
+    """Runs each call in a new process, or container, and in a new folder. No names or files are kept between calls."""
 
     schema: ClassVar[Mapping[str, Any]] = {
         "name": "python",
@@ -41,7 +41,8 @@ class PythonSandbox(Tool):
         known = {
             "backend": open_sandbox(actor.sandbox),
             "slots": asyncio.Semaphore(actor.sandbox.at_once),
-            # The sandbox limits the time of the program. `actor.tool_timeout_s` would count the container's start, too.
+            # The sandbox limits the time of the program itself. `actor.tool_timeout_s` would also count the time in
+            # which a container starts.
             "limits_itself": True,
         }
         return type(cls.__name__, (cls,), known)

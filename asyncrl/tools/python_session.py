@@ -1,7 +1,9 @@
 """The tool `python_session`: a Python interpreter for each episode, which keeps the variables that calls define.
 
-A call is a cell of a notebook. An exception of the code is an answer. A call that takes too long, or that ends the
-interpreter, ends the session; its answer says that the state is lost, and the next call begins a new session.
+A call is a cell of a notebook. An exception of the code is an answer.
+
+A call that takes too long, or that ends the interpreter, ends the session. The answer to this call says that the
+variables are lost. The next call begins a new session.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reads the results of tools, environments and simulated users: a text, or a list of texts and images.
 
-The items of a list are texts, Pillow images, and blocks `{"type": "text", "text": ...}` or
-`{"type": "image", "image": SOURCE}`. A source is as in messages of tasks (`image_sources`), or a picture in memory: a
-Pillow image, or an array uint8[height, width, 3]. A list of text blocks alone is read as one text. Every other list
-needs at least one image.
+The items of a list are texts, Pillow images, and blocks `{"type": "text", "text": ...}` or `{"type": "image", "image":
+SOURCE}`. A source is as in messages of tasks (`image_sources`), or a picture in memory: a Pillow image, or an array
+uint8[height, width, 3]. A list that has only text blocks is read as one text. Every other list needs at least one
+image.
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def _block(item: Any) -> Mapping[str, Any]:
         case Mapping():
             source: Any = item.get("image")
             in_memory = _is_picture(source) or isinstance(source, np.ndarray)
-            # The block is copied, since the caller may change it later.
+            # The block is copied, because its owner may change it later.
             return copied({**item, "image": _file(source)} if in_memory else dict(item))
     return {"type": "image", "image": _file(item)}
 
 
 def _is_picture(value: Any) -> bool:
     """True if this is a Pillow image."""
-    # A Pillow image can exist only if Pillow was imported.
+    # Pillow is not imported here: an image of it can exist only if it was imported already.
     module = sys.modules.get("PIL.Image")
     return module is not None and isinstance(value, module.Image)
 

@@ -1,7 +1,7 @@
 """Opens the Python sessions of an actor's episodes, and bounds the sum of their memory limits.
 
-The session of an episode begins with the episode's first call, as soon as its memory limit and those of all other
-sessions fit into the bound. The session ends with the episode.
+The session of an episode begins with the episode's first call. It waits until its memory limit fits into the bound,
+together with those of all other sessions. The session ends with the episode.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class InterpreterCounts:
 
 
 class MemoryBudget:
-    """Grants parts of `total_mb`, first come, first served."""
+    """Grants megabytes of `total_mb` to those that ask for them, in the order in which they ask."""
 
     def __init__(self, total_mb: int) -> None:
         self.total_mb = total_mb
@@ -82,7 +82,7 @@ class MemoryBudget:
     def _admit(self) -> None:
         while self._waiting and self._waiting[0][0] <= self._free_mb:
             size_mb, admitted = self._waiting.popleft()
-            # A task that was cancelled in this iteration of the loop has not removed itself yet.
+            # A task that was cancelled in this iteration of the event loop is still in the queue.
             if not admitted.cancelled():
                 self._free_mb -= size_mb
                 admitted.set_result(None)
@@ -127,7 +127,8 @@ class EpisodeSession:
     async def run(self, code: str, limits: SandboxLimits) -> ProgramResult:
         """Run a cell. The status is 0 if the session continues.
 
-        Raises SandboxError: the call may be retried; StateLostError.
+        Raises SandboxError: the call failed, and may be retried; StateLostError: the session had a state, which is
+        lost.
         """
         async with self._one_at_a_time:
             session = self._session or await self._begin(limits)

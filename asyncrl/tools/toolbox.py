@@ -37,9 +37,9 @@ T = TypeVar("T")
 class ToolLimits:
     """Limits of a call.
 
-    - `timeout_s`: seconds of one try
-    - `retries`: tries after the first one, if a try fails
-    - `max_chars`: characters of a result that the policy reads
+    - `timeout_s`: how many seconds one try may take
+    - `retries`: how many tries may follow the first one, if tries fail
+    - `max_chars`: how many characters of a result the policy reads at most
     """
 
     timeout_s: float = 10.0
@@ -52,7 +52,7 @@ class ToolCounts:
     """Counts since the start.
 
     - `calls`: all calls
-    - `malformed`: malformed calls; `unknown`: calls of unknown tools; `refused`: calls that a tool refused
+    - `malformed`: malformed calls; `unknown`: calls of tools that do not exist; `refused`: calls that a tool refused
     - `failures`: tries in which a tool failed
     """
 
@@ -68,7 +68,7 @@ class Toolbox:
 
     def __init__(self, classes: Mapping[str, type[Tool]], limits: ToolLimits, spans: Spans | None = None) -> None:
         self._classes = classes
-        # These are copies, since a tool may change the schema of its class, but the policy must always read the same.
+        # Schemas are copied: a tool may change the schema of its class, but the policy must always read the same one.
         self._functions = {name: copied(dict(cls.schema)) for name, cls in classes.items()}
         self._limits = limits
         self._spans = spans or NoSpans()
@@ -172,10 +172,11 @@ class OpenTools:
         return tuple(messages)
 
     async def create(self, tools_kwargs: Mapping[str, Any]) -> None:
-        """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, it may be within `create_kwargs`."""
+        """Prepare each tool with its entry of `tools_kwargs`. As in verl's data, the arguments may be in the entry's
+        field `create_kwargs`."""
         for name, tool in self._tools.items():
             kwargs = dict(tools_kwargs.get(name) or {})
-            # In Parquet a row has the fields of other rows, as null.
+            # In Parquet, each row has the fields of all rows. Those that it lacks are null.
             inner = kwargs.pop("create_kwargs", None)
             kwargs = kwargs if inner is None else inner
             await self._within_limits(name, "create", tool.create, **kwargs)
@@ -215,7 +216,7 @@ class OpenTools:
             self._counts.refused += 1
             return str(refusal)
         try:
-            # Encoding a picture takes a while.
+            # Reading runs in a thread, because encoding a picture takes a while.
             content = answer if isinstance(answer, str) else await asyncio.to_thread(read_content, answer)
         except (ValueError, TypeError, OSError) as error:
             raise ToolError(f"tool {call.name} answered with an image that cannot be saved: {error}") from error

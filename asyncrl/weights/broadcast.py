@@ -1,9 +1,9 @@
 """The learner's end of the distributed route: broadcasts buckets to the engines that are connected when a push begins.
 
-Each push has its own members, chosen in the weight server's thread (see transfers.py). Engines ask to join, and before
-the first byte they get a call with everything that they need. If an engine fails, the broadcast ends after at most
-`timeout_s`. Engines that had not joined, or that lack a part of the version when a broadcast ends early, take the
-version by zmq.
+The members of each push are chosen in the weight server's thread (see transfers.py). Engines ask to join, and before
+the first byte they get a call with everything that they need for the broadcast. If an engine fails, the broadcast ends
+after at most `timeout_s`. Engines that had not joined, or that lack a part of the version when a broadcast ends early,
+take the version by zmq.
 
 A bucket on the CPU is part of the version's host copy, so it can be sent while the next bucket is filled. A bucket on a
 GPU must be sent before its buffer is filled again.
@@ -36,8 +36,8 @@ class Broadcaster:
     """Calls engines through `server` and broadcasts to them from `device`. The engines connect to this learner at
     `host`.
 
-    `make_group` makes the group of each call. A push waits at most `patience_s` for an engine that is between two
-    requests.
+    `make_group` makes the group of each call. An engine asks again and again until a push begins. A push waits at most
+    `patience_s` for an engine that is between two such requests.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Broadcaster:
                 self._fail(str(error))
 
     def _begin(self, tensor: torch.Tensor) -> None:
-        """Begin to send `tensor`, once at most one earlier tensor is still being sent."""
+        """Wait until at most one earlier tensor is still being sent. Then begin to send `tensor`."""
         self._finish_all_but(AT_ONCE - 1)
         if self._group is not None:
             try:
@@ -122,7 +122,8 @@ class Broadcaster:
                 self._fail(str(error))
 
     def _call(self, manifest: Manifest, plan: Sequence[Bucket], members: Sequence[bytes]) -> BroadcastCall:
-        """Make the call to the engines, in the server's thread, while `_call_engines` waits for it."""
+        """Make the call to the engines. The server's thread runs this method, while `_call_engines` waits for the
+        call."""
         if members != self._members or self._group is None:
             self._drop()
             self._members, self._name = members, uuid.uuid4().hex

@@ -1,4 +1,5 @@
-"""Buckets: flat buffers that tensors share, so that many small transfers become a few large ones in bounded memory."""
+"""Buckets: flat buffers of bounded size, each shared by many tensors. They replace many small transfers by a few large
+ones."""
 
 from __future__ import annotations
 

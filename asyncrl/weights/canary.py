@@ -1,18 +1,18 @@
 """The canary of a version: the learner's log-probs of a short fixed sequence.
 
-Every engine that takes the version must repeat them before it serves the version. This finds wrong weights of any
-cause: a route, a tensor's name or a kernel. The tokens depend only on the run's seed, so all versions of a run have the
-same tokens.
+Every engine that takes the version must compute the same log-probs before it serves the version. This check finds wrong
+weights of any cause: a route, a tensor's name or a kernel. The tokens depend only on the run's seed, so all versions of
+a run have the same tokens.
 
 The statistic is the mean absolute difference of the log-probs over the sequence. Learner and engine round differently,
-which may change a single token much. A wrong tensor changes nearly all tokens.
+which may change the log-prob of a single token much. A wrong tensor changes the log-probs of nearly all tokens.
 
 Rounding changes a log-prob in proportion to the logits, and these differ from model to model. So the limit is a share
 of the spread (standard deviation) of the learner's own log-probs over the sequence. docs/weights.md has measurements.
 
 Weights pass if the difference is below the limit. An engine that kept its old weights may pass, too, but it answers
-with the same bits as before. The check refuses this once the learner's own log-probs have moved by `STALE_SHARE` of the
-limit.
+with the same bits as before. The check refuses an engine with the same bits once the learner's own log-probs have moved
+by more than `STALE_SHARE` of the limit.
 """
 
 from __future__ import annotations
@@ -39,17 +39,19 @@ UNKNOWN = "bfloat16"
 """The assumed precision of an engine that does not report its precision."""
 
 MIN_SPREAD = 0.1
-"""The smallest spread that is assumed: the log-probs of a nearly uniform model hardly differ."""
+"""The spread counts as at least this much. The log-probs of a nearly uniform model hardly differ, so their own spread
+would allow almost no difference."""
 
 STALE_SHARE = 0.1
 
 
 class CanaryError(WeightsError):
-    """An engine that took a version does not repeat its canary, and does not serve the version."""
+    """An engine took a version and failed to repeat the version's canary. It does not serve the version."""
 
 
 class Canary(msgspec.Struct, frozen=True):
-    """The log-probs [T - 1] of all `tokens` [T] but the first, at temperature 1, by a learner that computes in `dtype`.
+    """The T `tokens` of a canary, and the T - 1 log-probs of all but the first. The learner computed them in `dtype`,
+    at temperature 1.
 
     Raises ValueError: the numbers of tokens and log-probs do not match, or a value is impossible.
     """
@@ -65,7 +67,7 @@ class Canary(msgspec.Struct, frozen=True):
             raise ValueError("the log-probs of a canary are not finite, or above 0")
 
     def check_ids(self, vocabulary: int) -> None:
-        """Raises WeightsError: a token is outside of the policy's vocabulary, which may crash a server."""
+        """Raises WeightsError: a token is outside of the policy's vocabulary. Such a token may crash a server."""
         if max(self.tokens) >= vocabulary:
             raise WeightsError(
                 f"the canary has token {max(self.tokens)}, the engine's model has ids up to {vocabulary - 1}; "
@@ -77,7 +79,8 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
     """Draw the first `length` tokens of the canary, for a run with this seed. The canary has one token from each of
     `LENGTH` equal parts of the vocabulary, in a random order.
     """
-    # So the canary also finds a server with stale embeddings for a part of the vocabulary, for example on one GPU.
+    # Each part of the vocabulary has a token: the canary then also finds a server that kept the old embeddings of one
+    # part, for example on one of its GPUs.
     drawn = {
         part: int.from_bytes(hashlib.blake2b(f"canary {seed} {part}".encode(), digest_size=8).digest(), "big")
         for part in range(LENGTH)
@@ -91,7 +94,7 @@ def canary_tokens(seed: int, vocabulary: int, length: int = LENGTH) -> tuple[int
 
 @dataclass(frozen=True, slots=True)
 class CanaryCheck:
-    """The canary that an engine must repeat before it serves `version`, which came to this process by `route`.
+    """The canary that an engine must repeat before it serves `version`. The version came to this process by `route`.
 
     `tolerance` is the allowed difference as a share of the spread. If it is None, the share in `TOLERANCES` is allowed.
     """
@@ -120,7 +123,8 @@ class CanaryJudge:
 
     @property
     def counters(self) -> dict[str, float]:
-        """The mean difference and the allowed difference for the last version, and the number of failed versions."""
+        """The mean difference and the allowed difference of the last version's log-probs, and the number of versions
+        that failed."""
         return {
             "canary_difference": self.difference,
             "canary_allowed": self.allowed,
@@ -135,19 +139,19 @@ class CanaryJudge:
         by: str,
         asked: int | None = None,
     ) -> None:
-        """Raises CanaryError: the `answer` of the engine at `by` does not repeat the canary. The answer has the
-        log-probs [asked - 1] of tokens 2 to `asked`. If `asked` is None, the answer has the log-probs of all tokens
-        after the first.
+        """Raises CanaryError: the `answer` of the engine at `by` does not repeat the canary. The answer has the `asked`
+        - 1 log-probs of tokens 2 to `asked`. If `asked` is None, the answer has the log-probs of all tokens after the
+        first.
         """
         given = np.array(answer, np.float32)
         expected = np.array(check.canary.logprobs[: None if asked is None else asked - 1], np.float32)
         self.allowed = check.allowed(precision)
         if given.shape != expected.shape:
-            # A single log-prob may match by chance.
+            # An answer of the wrong length is never compared: a single log-prob may match by chance.
             self.difference = np.inf
             raise self._failed(check, by, f"the engine gives {given.size} log-probs, {len(expected)} were asked for")
-        # Replaces nan by infinity, since metrics report the largest difference of several engines, and nan does not
-        # compare as the largest.
+        # Replaces nan by infinity. Metrics report the largest difference of several engines, and a nan would not count
+        # as the largest.
         mean = np.abs(given - expected).mean() if len(given) else np.inf
         self.difference = np.inf if np.isnan(mean) else float(mean)
         if self.difference > self.allowed:

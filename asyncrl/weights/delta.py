@@ -1,8 +1,8 @@
 """Deltas: the changes between two versions of the weights, bit for bit, in far fewer bytes than the weights.
 
-A tensor that changed in few places is patched. A patch has the gaps between changed elements, in the narrowest unsigned
-integers, and the differences of new and old elements. Elements are subtracted as unsigned integers modulo 2^bits, so
-every bit pattern (nan payloads, -0.0) is restored exactly.
+A tensor that changed in few places is patched. A patch has the gaps between changed elements, as the narrowest unsigned
+integers that hold them, and the differences between new and old elements. Elements are subtracted as unsigned integers
+modulo 2^bits, so every bit pattern (nan payloads, -0.0) is restored exactly.
 
 Gaps and differences are split into byte planes, most of which are nearly constant, and compressed with zstd. A tensor
 that changed in many places travels whole. The manifest of the result has the checksums.
@@ -43,8 +43,8 @@ MAX_DENSITY = 0.25
 """A tensor travels whole if a larger share of its elements changed."""
 
 SHARED_BYTES = 1 << 20
-"""Smaller tensors are copied even if they did not change: otherwise a small tensor could keep alive a large buffer of
-many tensors."""
+"""Tensors of fewer bytes are copied even if they did not change. Otherwise a small tensor could keep a large buffer of
+many tensors in memory."""
 
 GAPS = (1, 2, 4)
 """The possible widths of a gap, in bytes."""
@@ -98,7 +98,7 @@ def diff(old: WeightSnapshot, new: WeightSnapshot, each: Map = map) -> Delta:
 def apply(
     base: Mapping[str, torch.Tensor], held: Manifest, target: Manifest, chain: Sequence[Delta], each: Map = map
 ) -> dict[str, torch.Tensor]:
-    """Make the tensors of `target` by a chain of deltas from `base`, the tensors of `held`.
+    """Make the tensors of `target`: apply a chain of deltas to `base`, which has the tensors of `held`.
 
     `each` is the `map` that does the work on each tensor. Large tensors that do not change are shared with `base`,
     which is not modified.
@@ -144,7 +144,7 @@ def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Pat
 def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
     """Return the number of changes, the width of gaps and the bytes of a patch. `old` and `new` are unsigned integers.
 
-    Needs memory for the bytes, their planes, and 4 bytes for each change.
+    This needs memory for the patch, for its byte planes, and 4 bytes for each change.
     """
     found, count, widest = _find(old, new)
     width = next((width for width in GAPS if widest < 256**width), WHOLE)
@@ -164,8 +164,9 @@ def _encode(old: Elements, new: Elements) -> tuple[int, int, Bytes]:
 
 
 def _find(old: Elements, new: Elements) -> tuple[deque[tuple[int, NDArray[np.uint32]]], int, int]:
-    """Find the elements that differ. Returns their positions, block by block with the block's start, then their count,
-    and the widest gap between two consecutive ones. If they are too many for a patch, only the count is right.
+    """Find the elements that differ. Returns their positions, their count, and the widest gap between two consecutive
+    positions. The positions come block by block, each block with its start. If too many elements differ for a patch,
+    only the count is right.
     """
     found: deque[tuple[int, NDArray[np.uint32]]] = deque()
     count, widest, last = 0, 0, -1

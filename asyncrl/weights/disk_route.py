@@ -16,9 +16,9 @@ POLLS = 10
 
 
 class DiskRoute:
-    """Fetches the newest folder of `run` under `directory` (see folders.py): its tensors if `read`, else the folder.
-    `newer_than` and `fetch` raise UnavailableError if no learner of the run writes there, or a folder was removed
-    meanwhile.
+    """Fetches the newest version of `run` under `directory` (see folders.py): its tensors if `read`, else only the
+    folder. `newer_than` and `fetch` raise UnavailableError if no learner of the run writes there, or a folder was
+    removed meanwhile.
     """
 
     name = "disk"

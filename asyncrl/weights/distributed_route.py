@@ -1,7 +1,7 @@
 """The engine's end of the distributed route: joins the learner's group and receives broadcast buckets.
 
 An engine asks the weight server to `join`, and gets a call before the first byte of a push. If the engine missed a
-version, it cannot get that version by this route. The buckets are a second copy of the weights, on `device`.
+push, it cannot get that version by this route. The received buckets are a second copy of the weights, on `device`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Writes versions as Hugging Face folders, reads them and removes them: `vNNNNNNNN` in a directory of their run.
+"""Writes versions as Hugging Face folders, reads them and removes them. A folder is named `vNNNNNNNN`, and lies in the
+directory of its run.
 
 A folder has `model.safetensors`, the files that `write_config` writes, and `weights.json` (the manifest with its
-checksums). While it is written or removed it has a hidden name, so it appears and vanishes whole. Only the run's own
-directory is read and changed.
+checksums). While a folder is written or removed it has a hidden name, so readers see it whole or not at all. Only the
+run's own directory is read and changed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A version in a folder, whose tensors are read on demand.
+    """A version in a folder. Its tensors are read on demand.
 
     `read` and `check` raise UnavailableError if the folder was removed or cannot be read, WeightsError if it is
     damaged.
@@ -67,7 +68,7 @@ class Folder:
         return {spec.name: found[spec.name] for spec in self.manifest.tensors}
 
     def check(self) -> None:
-        """Check that the file is whole and has the manifest's names and shapes, without reading the contents."""
+        """Check that the file is whole and has the manifest's names and shapes. The contents are not read."""
         with self._errors(), safe_open(self.path / TENSORS, "pt") as file:
             found = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         if found != {spec.name: spec.shape for spec in self.manifest.tensors}:
@@ -84,7 +85,8 @@ def tensors_of(weights: Weights) -> Mapping[str, torch.Tensor]:
 
 
 def read_folder(path: Path, version: int) -> Folder:
-    """Return the folder at `path`, which must hold `version`. Raises UnavailableError and WeightsError."""
+    """Return the folder at `path`, which must hold `version`. Raises UnavailableError: the folder is missing or cannot
+    be read. WeightsError: it is damaged, or holds another version."""
     try:
         manifest = msgspec.json.decode((path / MANIFEST).read_bytes(), type=Manifest)
     except OSError as error:
@@ -102,7 +104,8 @@ def run_directory(parent: Path, run: RunIdentity) -> Path:
 
 
 def run_directories(parent: Path, run: RunIdentity) -> Iterator[Path]:
-    """Yield the directories under `parent` that may belong to `run`, whose id may be unknown. Raises OSError."""
+    """Yield the directories under `parent` that may belong to `run`: if its id is unknown, there may be several. Raises
+    OSError."""
     for path in parent.iterdir():
         name, dash, number = path.name.rpartition("-")
         if dash and RunIdentity(unquote(name), unquote(number)).may_be(run):
@@ -110,7 +113,7 @@ def run_directories(parent: Path, run: RunIdentity) -> Iterator[Path]:
 
 
 def versions_in(directory: Path) -> dict[int, Path]:
-    """Return the complete folders by version."""
+    """Map each version to its complete folder."""
     return {int(path.name[1:]): path for path in directory.glob("v" + 8 * "[0-9]")}
 
 

@@ -59,13 +59,13 @@ def open_routes(config: TrainConfig, keys: ClientKeys | None) -> list[OpenRoute]
 
 
 def _stored(model: ModelConfig) -> StoredTensors | None:
-    """Return the weight files that the run began with, if some of their tensors never change."""
+    """Return a reader of the weight files with which the run began; None if all tensors change in training."""
     return StoredTensors(weight_files(model)) if model.freeze or model.lora.is_used else None
 
 
 def _receiving_device(settings: RouteSettings) -> torch.device:
-    """Return the device on which an actor receives weights: the GPU of an embedded engine, or the last GPU if the
-    learner broadcasts to an actor with servers. In all other cases it is host memory."""
+    """Return the device on which an actor receives weights. It is the GPU of an embedded engine, or the last GPU if the
+    learner broadcasts to an actor with servers. In all other cases it is the CPU."""
     if settings.engine == "embedded" and torch.cuda.is_available():
         return torch.device("cuda", torch.cuda.current_device())
     if settings.to_engines == "distributed" and torch.cuda.is_available():

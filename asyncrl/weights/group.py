@@ -23,7 +23,7 @@ from asyncrl.weights.manifest import Manifest, Size
 from asyncrl.weights.threads import begin
 
 AT_ONCE = 2
-"""The maximum number of broadcasts that a rank has begun and not finished. A broadcast may take this number times
+"""The maximum number of broadcasts that a rank has begun and not finished. Each may take up to AT_ONCE *
 `timeout_s`."""
 
 logger = logging.getLogger(__name__)
@@ -92,8 +92,8 @@ class BroadcastCall(msgspec.Struct, frozen=True):
 class WeightGroup:
     """Rank `rank` of `size` in the group `name` of a store. `address` is this machine's address. Raises
     UnavailableError: the group cannot be formed. `begin`, `transferred` and `finish` also raise UnavailableError if
-    another rank is silent for `timeout_s` or has ended. The group cannot be used afterwards. `hung` is a call into
-    torch that did not return in time. `backend` makes torch's process group.
+    another rank is silent for `timeout_s` or has ended. After such an error the group cannot be used. `hung` is a call
+    into torch that did not return in time. `backend` makes torch's process group.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class WeightGroup:
     ) -> None:
         self._wait = timedelta(seconds=timeout_s)
         self.hung: Future[dist.Work] | None = None
-        # The time limit of a broadcast begins while the broadcast before it is still running.
+        # A broadcast may wait for the one before it, and its time limit runs meanwhile. So the limit covers both.
         limit = AT_ONCE * self._wait
         try:
             self._group: Any = backend(dist.PrefixStore(name, store), rank, size, device, address, limit)
@@ -119,9 +119,10 @@ class WeightGroup:
     def begin(self, tensor: torch.Tensor) -> dist.Work:
         """Begin to broadcast `tensor` from rank 0, or to receive it on other ranks. The tensor must not change until
         `finish`."""
-        # Takes the stream in this thread: the thread below has its own current stream and device.
+        # The stream is looked up here, since the thread that runs the broadcast has another current stream and device.
         stream = torch.cuda.current_stream(tensor.device) if tensor.is_cuda else None
-        # NCCL forms the group in its first broadcast, which never returns if another rank could not join.
+        # The broadcast runs in a thread of its own: NCCL forms the group in the first one, and never returns if another
+        # rank could not join.
         broadcast = begin(partial(_broadcast, self._group, tensor, stream), "weights-group", daemon=True)
         try:
             return broadcast.result(self._wait.total_seconds())
@@ -157,7 +158,7 @@ class WeightGroup:
         """End the running broadcasts, on the other ranks too. Before this call, drop all results of `begin`. Do not use
         the group afterwards."""
         try:
-            # A call that hangs would block the abort, too.
+            # An abort would wait for a call that hangs, so a group with such a call is not aborted.
             if self.hung is None:
                 self._group.abort()
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""The manifest of a version: all of its tensors with checksums, and the checks that make an update all or nothing.
+"""The manifest of a version lists all of its tensors with checksums. Its checks make an update all or nothing.
 
 Tensors travel as raw bytes under the name of their dtype, in chunks of at most `chunk_bytes`. The checksum of a tensor
 is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
@@ -24,8 +24,8 @@ from asyncrl.weights.canary import Canary
 
 MAX_CHUNK_BYTES = 64 << 20
 MAX_MANIFEST_BYTES = 64 << 20
-"""The maximum size of a manifest with its deltas. A tensor takes 90 bytes, and a mixture has up to a hundred thousand
-tensors."""
+"""The maximum size of a manifest with its deltas. A tensor takes 90 bytes, and a mixture of experts has up to a hundred
+thousand tensors."""
 
 WHOLE = 0
 
@@ -73,7 +73,8 @@ class Patch(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     - `tensor`: the index of the tensor in the manifest.
     - `count`: the number of changed elements.
-    - `gap`: the number of bytes that store the gap between two changed elements, or WHOLE if the whole tensor travels.
+    - `gap`: the number of bytes that store the gap between two changed elements, or WHOLE if the patch has the whole
+      tensor.
     - `nbytes`: the number of bytes of the patch in the payload.
     """
 
@@ -154,7 +155,8 @@ def check_covers(version: int, offered: Mapping[str, tuple[int, ...]], expected:
 
 
 def places(edges: Sequence[int], start: int, stop: int) -> Iterator[tuple[int, slice]]:
-    """Find the bytes [start, stop) of concatenated arrays: yield the index of each array, and the slice of that array.
+    """Find the bytes [start, stop) of concatenated arrays. Yields the index of each array that has some of these bytes,
+    and their slice of that array.
 
     Array i has the bytes [edges[i], edges[i + 1]) of the whole.
     """
@@ -174,7 +176,7 @@ def bytes_of(tensor: torch.Tensor) -> NDArray[np.uint8]:
 
 def as_tensor(data: torch.Tensor, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:
     """Return the tensor that is a view of the bytes `data`, uint8[n]."""
-    # An empty view cannot change its dtype.
+    # A view cannot change the dtype of an empty tensor.
     whole = data.view(DTYPES[dtype]) if len(data) else data.new_empty(0, dtype=DTYPES[dtype])
     return whole.view(shape)
 
@@ -211,8 +213,8 @@ def take_snapshot(
     each: Map = map,
     canary: Canary | None = None,
 ) -> WeightSnapshot:
-    """Take a snapshot, which shares the memory of contiguous tensors. `each` is the `map` that computes the
-    checksums."""
+    """Take a snapshot of `tensors`. It shares the memory of those that are contiguous. `each` is the `map` that
+    computes the checksums."""
     buffers = tuple(bytes_of(tensor.contiguous()) for tensor in tensors.values())
     specs = tuple(
         TensorSpec(name, dtype_name(tensor.dtype), tuple(tensor.shape), own)

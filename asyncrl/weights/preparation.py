@@ -1,4 +1,4 @@
-"""Prepares published versions for receivers: computes checksums and the delta from the version before.
+"""Prepares published versions for receivers: computes checksums, and the delta from the version before to this one.
 
 Preparation has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, and a
 second one while the two are compared.

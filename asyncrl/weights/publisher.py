@@ -17,7 +17,8 @@ from asyncrl.weights.server import WeightServer
 
 
 class Publisher:
-    """Publishes versions. Their tensors must have the names and shapes in `expected`, as in the engines' model."""
+    """Publishes versions. Their tensors must have the names and shapes in `expected`, which are those of the engines'
+    model."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The engine's side of a push: follows the newest version, and switches the engine to it atomically.
+"""The engine's side of a push: waits for each new version, fetches it, and switches the engine to it atomically.
 
 These rules hold for every route:
 
@@ -6,7 +6,8 @@ These rules hold for every route:
 - The engine gets only tensors that arrived whole and with the right checksums, or a folder whose header is right.
 - A version never moves backwards. After a failure the engine stays at its version; the failure is logged and counted.
 - After a failure the next route is tried at once. After the last route, the first is tried again after a wait.
-- An update also fails if the engine does not repeat the canary of the version (see canary.py).
+- An update also fails if the engine does not repeat the learner's log-probs of the version's canary, a short fixed
+  sequence (see canary.py).
 
 The engine keeps generating while weights arrive in other memory, and stops only to switch.
 """
@@ -26,9 +27,10 @@ from asyncrl.weights.folders import Weights
 from asyncrl.weights.manifest import Manifest
 
 CANARY_FAILURES = 5
-"""Failed canaries in a row that end the receiver: if whole weights fail, only a new process or a person can help."""
+"""The receiver ends after this many failed canaries in a row: if weights that arrived whole fail, only a new process or
+a person can help."""
 AWAY_S = 1.0
-"""The maximum seconds to wait before the routes are tried again, if none of them reached the learner."""
+"""The maximum wait in seconds after a round of all routes in which none reached the learner."""
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ class OpenRoute(Protocol):
 
     endpoint: str
     received: int
-    """Bytes of weights that came by this route."""
+    """The number of bytes of weights that came by this route."""
 
     async def newer_than(self, version: int) -> Manifest | None:
         """Return the newest manifest as soon as it is newer than `version`, or None after about a second."""
@@ -69,15 +71,16 @@ class UpdatableEngine(Protocol):
         ...
 
     async def update_weights(self, version: int, weights: Weights, check: CanaryCheck | None = None) -> None:
-        """Switch to `version`, all or nothing. Raises WeightsError, and CanaryError if `check` fails."""
+        """Switch to `version`, all or nothing. Raises WeightsError: the engine cannot take the weights; CanaryError:
+        `check` fails."""
         ...
 
 
 class Receiver:
     """Follows the first of `routes` that works, for an engine whose tensors have the names and shapes in `expected`.
 
-    `retry_s` is the wait after the last route failed to bring a version. A learner that cannot be reached is tried at
-    least once a second. `canary_tolerance` goes to `CanaryCheck`. `spans` records each transfer and each switch.
+    `retry_s` is the wait after all routes failed to bring a version. If none of them reached the learner, the wait is
+    at most a second. `canary_tolerance` goes to `CanaryCheck`. `spans` records each transfer and each switch.
     """
 
     def __init__(
@@ -102,8 +105,8 @@ class Receiver:
         self._switch_s = 0.0
 
     def counters(self) -> dict[str, float]:
-        """Return counts since the start: versions taken and refused, versions that came by a later route than the
-        first, bytes, seconds of transfers (while the engine generates), and seconds of switches.
+        """Return counts since the start: versions taken and refused, versions that came by another route than the
+        first, bytes, seconds of transfers (during which the engine generates), and seconds of switches.
         """
         return {
             "weights_updates": self.updates,

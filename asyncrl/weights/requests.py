@@ -1,4 +1,4 @@
-"""Sends an engine's requests to the publisher, which answers them in their order."""
+"""Sends an engine's requests to the publisher. The publisher answers them in the order in which they were sent."""
 
 from __future__ import annotations
 
@@ -56,7 +56,8 @@ class Requests:
     async def send(self, kind: str, body: Mapping[str, Any]) -> int:
         """Send a request and return its sequence number.
 
-        Raises UnavailableError: ZeroMQ does not accept the request in time, since the publisher refused the connection.
+        Raises UnavailableError: ZeroMQ does not accept the request in time, because the publisher refused the
+        connection.
         """
         self._sequence += 1
         socket, _ = self._connected()
@@ -70,8 +71,8 @@ class Requests:
     async def receive(self, sequence: int) -> Message:
         """Wait for the answer to the oldest request outstanding, which must be `sequence`.
 
-        Raises UnavailableError: the publisher is silent for too long, or the connection broke. WireError: it refuses
-        (for example because it belongs to another run), or its answer is malformed.
+        Raises UnavailableError: the publisher is silent for too long, or the connection broke. WireError: the publisher
+        refuses (for example because it belongs to another run), or its answer is malformed.
         """
         frames = await self._frames()
         self._answered = True
@@ -85,7 +86,8 @@ class Requests:
     async def _frames(self) -> list[zmq.Frame]:
         socket, breaks = self._connected()
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(socket.recv_multipart(copy=False))]
-        # If the publisher never answered, it may refuse the keys: then the timeout's error gives advice.
+        # A publisher that never answered may refuse the keys and break the connection. Then the wait lasts until the
+        # timeout, whose error gives advice about the keys.
         if self._answered:
             waits.append(asyncio.ensure_future(breaks.recv_multipart()))
         try:

@@ -1,22 +1,24 @@
-"""The routes of weights: a table for each of two hops, best first, and `choose`, which chooses from a table.
+"""The routes by which weights travel. Each of the two hops has a table of routes, best first. `choose` chooses from a
+table.
 
     learner ──TO_ENGINES──► engine of an actor ──INTO_SERVERS──► servers of its fleet
 
-`weights.to_engines` and `weights.into_servers` name a route or are `auto`. With `auto`, a process takes the first route
-that works and on which neither side can hang. If a route fails, the next one brings the version.
+`weights.to_engines` is the setting of the first hop, `weights.into_servers` that of the second. Each is the name of a
+route, or `auto`. With `auto`, a process takes the first route that works and on which neither side can hang. If a route
+fails, the next one brings the version.
 
-| to engines | how | memory of an engine beyond its weights | its end at the engine |
+| to engines | how | memory that an engine needs in addition to its weights | file of the engine's end |
 |---|---|---|---|
-| disk | the learner writes folders, engines or their servers read them | servers need none | disk_route.py |
+| disk | the learner writes folders, engines or their servers read them | none if servers read | disk_route.py |
 | distributed | the learner broadcasts to a group: NCCL on GPUs, else gloo | the next version | distributed_route.py |
 | zmq | engines pull versions or deltas from the learner | the last and the next version | zmq_route.py |
 
-| into servers | how | its end at the actor |
+| into servers | how | file of the actor's end |
 |---|---|---|
 | ipc | an SGLang server opens handles of buffers on its own GPU | engine/sglang/routes/ipc.py |
 | nccl | a group of the actor and the server's GPUs | engine/sglang/routes/distributed.py |
 | disk | SGLang and vLLM servers load a folder | engine/sglang/routes/base.py, engine/vllm/server.py |
-| gloo | the same group as nccl, but between the memory of both hosts | engine/sglang/routes/distributed.py |
+| gloo | as nccl, but from CPU memory to CPU memory | engine/sglang/routes/distributed.py |
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Facts = TypeVar("Facts")
 
 @dataclass(frozen=True, slots=True)
 class RouteSettings:
-    """The configuration of routes, the same in all processes of a run.
+    """The configuration of routes. It is the same in all processes of a run.
 
     - `to_engines`, `into_servers` and `engine`: the options weights.to_engines, weights.into_servers and engine.kind.
     - `on_loopback`: only processes on the learner's own machine can reach the learner.
@@ -61,7 +63,7 @@ class RouteSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """The facts that decide on a route to engines. `on_gpu`: this process has its weights on a GPU."""
+    """The facts that decide which routes to engines work. `on_gpu`: this process has its weights on a GPU."""
 
     settings: RouteSettings
     on_gpu: bool
@@ -69,13 +71,13 @@ class EngineFacts:
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """The facts about a server and this machine that decide on a route into the server.
+    """The facts about a server and this machine that decide which routes into the server work.
 
     - `here`: this process and the server's process are in the same container, and can see each other.
-    - `gpus`: the numbers of the server's GPUs, none on the CPU.
-    - `same_gpus`: the server and this process number GPUs in the same way.
+    - `gpus`: the indices of the server's GPUs; empty if it runs on the CPU.
+    - `same_gpus`: an index means the same GPU in the server and in this process.
     - `visible`: the number of GPUs that this process sees.
-    - `taken`: the numbers of this machine's GPUs that have a server.
+    - `taken`: the indices of this machine's GPUs that a server uses.
     """
 
     here: bool = False
@@ -92,7 +94,8 @@ class ServerFacts:
 
     @property
     def spare_gpu(self) -> torch.device | None:
-        """The last of this machine's GPUs that no server uses. The learner has the first GPUs."""
+        """The last of this machine's GPUs that no server uses; None if servers use all. It is the last because the
+        learner has the first GPUs."""
         free = set(range(self.visible)) - {*self.taken, *(self.gpus if self.here else ())}
         return torch.device("cuda", max(free)) if free else None
 
@@ -103,12 +106,12 @@ def _none(facts: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Route(Generic[Facts]):
-    """A row of the table.
+    """A route: one row of a table.
 
     - `name`: the name of the route.
     - `why`: the reason to take it.
-    - `missing` returns a need of the route that is not met, or "".
-    - `risk` returns the reason why `auto` avoids the route although it works, or "".
+    - `missing` returns a requirement of the route that is not met, or "" if all are met.
+    - `risk` returns the reason why `auto` avoids the route although it works, or "" if `auto` may take it.
     - `always`: the route is served even if another route is configured, and is tried last.
     """
 
@@ -145,9 +148,10 @@ def choose(table: Sequence[Route[Facts]], wanted: str, facts: Facts) -> RouteCho
 
 
 def routes_to_engines(settings: RouteSettings, device: torch.device) -> RouteChoice[EngineFacts]:
-    """Choose the routes from the learner to its engines, which make the same choice.
+    """Choose the routes from the learner to its engines. The learner and each engine call this and choose the same
+    routes.
 
-    `device` holds the weights in this process: the learner's own device, or the engine's.
+    `device` is the one that holds the weights in this process, the learner's or an engine's.
     """
     return choose(TO_ENGINES, settings.to_engines, EngineFacts(settings, device.type == "cuda"))
 

@@ -40,8 +40,8 @@ from asyncrl.wire import Message, check_run, decode, encode, run_of
 
 MAX_REQUEST_BYTES = 64 << 10
 TICK_MS = 200
-"""An answer `nothing` is sent, and a dead receiver is forgotten, at most this many milliseconds late. Weights are sent
-without this delay."""
+"""The answer `nothing` is sent at most this many milliseconds late, and a dead receiver is forgotten at most this late.
+Weights are sent without this delay."""
 
 CALL_POLL_S = 0.01
 
@@ -52,13 +52,14 @@ logger = logging.getLogger(__name__)
 
 
 class WeightServer:
-    """Serves weights on tcp://host:port to the clients that `keys` admits, and only to clients of `run` if it is given.
+    """Serves weights on tcp://host:port to the clients that `keys` admits. If `run` is given, only clients of that run
+    are served.
 
     With port 0 it takes a free port. `broadcasts` is None if the learner does not broadcast. `spans` records each
     preparation of a version, and each transfer to a receiver.
 
-    Raises ConfigError: other machines can reach the address, without `keys` or `insecure`. UnavailableError: the port
-    is taken.
+    Raises ConfigError: other machines can reach the address, and neither `keys` nor `insecure` is given.
+    UnavailableError: the port is taken.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class WeightServer:
 
     @property
     def measured(self) -> dict[str, float]:
-        """The measurements of `Preparation`, and the number of requests refused so far."""
+        """The measurements of `Preparation`, and the number of refused requests since the start."""
         return {**self._preparation.measured, "refused": float(self.refused)}
 
     def publish(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
@@ -121,7 +122,8 @@ class WeightServer:
         """Call the receivers that asked to join a broadcast over `backend`, and return their identities.
 
         Waits at most `patience_s` for receivers that asked a moment ago, and are about to ask again. `describe` makes
-        the message from the list of receivers, in this server's thread. Raises WeightsError: the publisher is closed.
+        the call from the list of receivers. It runs in this server's thread. Raises WeightsError: the publisher is
+        closed.
         """
         deadline = time.monotonic() + patience_s
         while True:

@@ -1,7 +1,7 @@
 """Reads frozen tensors from the weight files with which the run began, so that they need not travel.
 
 A tensor of a file is used only if it has the dtype and the checksum in the version's manifest. So files with other
-weights only cost the time to read them.
+weights do no harm: they only cost the time to read them.
 """
 
 from __future__ import annotations
@@ -46,6 +46,6 @@ class StoredTensors:
 def _copied(file: Any, spec: TensorSpec, target: torch.Tensor) -> bool:
     if tuple(file.get_slice(spec.name).get_shape()) != spec.shape:
         return False
-    # Copies the tensor, since the file may change while the weights are served.
+    # The tensor is copied, because the file may change while the weights are served.
     target.copy_(file.get_tensor(spec.name))
     return checksum(bytes_of(target)) == spec.checksum

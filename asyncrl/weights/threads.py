@@ -1,8 +1,8 @@
 """Threads for the work on weights: reading, copying, writing.
 
-asyncio's own threads run tools, which may block all of them for any time. A version needs only a few calls for each
-server, and each call takes seconds. So each call gets a new thread: no call waits for another, and there is no pool to
-close.
+asyncio's own threads run tools, which may block all of these threads for any time. A version needs only a few calls for
+each server, and each call takes seconds. So each call gets a new thread: no call waits for another, and there is no
+pool to close.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ async def in_own_thread(call: Callable[[], T]) -> T:
 
 
 def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = False) -> Future[T]:
-    """Start `call` in a new thread. The exit of the process does not wait for a `daemon`."""
+    """Start `call` in a new thread. With `daemon`, the exit of the process does not wait for the call."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()
     Thread(target=_work, args=(call, done), name=name, daemon=daemon).start()
@@ -37,8 +37,8 @@ def begin(call: Callable[[], T], name: str = "weights-work", *, daemon: bool = F
 class OwnThreads:
     """Runs each call in a new thread, for calls that may hang forever.
 
-    A call that hangs blocks neither other calls nor the exit. But an exit during a call into torch aborts the process,
-    so wait with `ended` first.
+    A call that hangs blocks neither other calls nor the exit of the process. But if the process exits during a call
+    into torch, it aborts, so wait with `ended` first.
     """
 
     def __init__(self) -> None:
@@ -62,6 +62,6 @@ def _work(call: Callable[[], T], done: Future[T]) -> None:
         done.set_result(call())
     except BaseException as error:  # noqa: BLE001 - it is raised where the result is awaited
         done.set_exception(error)
-        # The error's traceback has this frame. With these two variables, the error would keep itself and the call's
-        # data alive.
+        # The error's traceback refers to this frame. If the frame kept these two variables, the error and the call's
+        # data would stay in memory.
         del call, done

@@ -1,7 +1,8 @@
-"""The weight server's protocol without a socket or a clock: the receivers that wait for weights or are in transfer.
+"""The weight server's protocol, without a socket or a clock: which receivers wait for weights, and which get them now.
 
 A receiver requests `manifest` with the version that it `holds`, and with `base`: the digest of the weights to which it
-can apply deltas (empty if it has none). The answer comes once there is a newer version, or is `nothing` after `POLL_S`.
+can apply deltas (empty if it has none). The answer comes once there is a newer version. If there is none within
+`POLL_S`, it is `nothing`.
 
 Then the receiver requests one `chunk` after another: a range of the bytes of the version. The bytes are the
 concatenated payloads of the deltas that came with the manifest, or the tensors if no delta came. A receiver need not
@@ -13,7 +14,7 @@ answer is one of these:
 - `broadcast` when one begins
 - `missed` if a newer version is on offer already
 - `nothing` after `POLL_S`
-- `excluded`, with the reason, if this receiver can never take part
+- `excluded`, with the reason, if this receiver can never take part in a broadcast
 
 These rules hold:
 
@@ -21,7 +22,8 @@ These rules hold:
   newest version, deltas between the last few versions, and versions in transfer. A receiver that is silent for
   `forget_s` is forgotten.
 - Each offered version is newer than the one before it.
-- Deltas lead from the receiver's own base to the offered version, and are fewer bytes than the version.
+- Deltas are offered only if they lead from the receiver's own base to the offered version, and have fewer bytes than
+  the version.
 - A malformed request, or one for chunks that do not exist, raises WireError and changes nothing.
 """
 
@@ -45,7 +47,7 @@ from asyncrl.weights.manifest import Size, WeightSnapshot, places
 from asyncrl.wire import Message
 
 FEW_PARTS = 8
-"""The maximum number of arrays in which a chunk is sent. Sending up to this number of arrays costs less than copying
+"""The maximum number of arrays in which a chunk is sent. Up to this number, sending the arrays costs less than copying
 them into one."""
 POLL_S = 1.0
 JOINED_S = 2 * POLL_S
@@ -91,7 +93,8 @@ class _Transfer:
         self._edges = list(accumulate(map(len, parts), initial=0))
 
     def chunk(self, start: int, stop: int) -> list[Bytes]:
-        """Return the bytes [start, stop), as a copy if they lie in many parts. Raises WireError."""
+        """Return the bytes [start, stop). They are copied into one array if they lie in more than FEW_PARTS parts.
+        Raises WireError: there are no such bytes."""
         manifest = self.snapshot.manifest
         if not start < stop <= self._edges[-1] or stop - start > manifest.chunk_bytes:
             raise WireError(
@@ -105,20 +108,20 @@ class _Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Broadcasts:
-    """The learner's broadcasts: over a `backend` of torch, from the GPU with the uuid `gpu` ("" for the CPU)."""
+    """The learner broadcasts over a `backend` of torch, from the GPU with the uuid `gpu` ("" for the CPU)."""
 
     backend: str
     gpu: str
 
     def obstacle(self, backend: str, gpu: str) -> str:
-        """Return the reason why a receiver can never take part, or "" if it can."""
+        """Return the reason why a receiver with this `backend` and `gpu` can never take part, or "" if it can."""
         if backend != self.backend:
             return f"the learner broadcasts by {self.backend}, and this engine could take part by {backend}"
         return "the learner is on the same GPU" if gpu and gpu == self.gpu else ""
 
 
 class Transfers:
-    """The newest snapshot, the last `history` deltas, and the state of every receiver.
+    """Holds the newest snapshot, the last `history` deltas, and the state of every receiver.
 
     `broadcasts` is None for a learner that broadcasts nothing. `spans` records each transfer that has ended. `now` is
     always the time in seconds on the monotonic clock of `spans`.
@@ -152,8 +155,8 @@ class Transfers:
         return versions | {self.newest} if self._newest else versions
 
     def offer(self, snapshot: WeightSnapshot, delta: Delta | None = None) -> None:
-        """Make `snapshot` the newest version, if it is newer. `delta` leads to it from the version before. A delta is
-        kept only if it is smaller than the version.
+        """Make `snapshot` the newest version, if it is newer than the one on offer. `delta` leads from the version
+        before to this one. A delta is kept only if it is smaller than the version.
         """
         if snapshot.manifest.version > self.newest:
             self._newest = snapshot
@@ -212,7 +215,7 @@ class Transfers:
         return tuple(sorted(first.values()))
 
     def absent(self, backend: str, now: float) -> bool:
-        """True if a receiver that asked to join over `backend` a moment ago is between two requests."""
+        """True if a receiver that asked to join over `backend` a moment ago has not asked again yet."""
         self._joined = {receiver: last for receiver, last in self._joined.items() if now - last[1] < JOINED_S}
         lately = {receiver for receiver, (own, _) in self._joined.items() if own == backend}
         return bool(lately - set(self.joining(backend)))

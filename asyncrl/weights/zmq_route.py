@@ -1,8 +1,8 @@
 """The engine's end of the ZeroMQ route: pulls manifests and chunks from a publisher.
 
 Replies come in the order of the requests, so a reply that does not match the oldest request means that the transfer is
-broken. Memory holds one update and the outstanding chunks. With deltas it also holds the previous version. The memory
-of an update is allocated only after its manifest was checked.
+broken. Memory holds the arriving version and the outstanding chunks. With deltas it also holds the last version. Memory
+for a version is allocated only after its manifest was checked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from asyncrl.weights.threads import in_own_thread
 
 APPLY_THREADS = 4
 ARENA_BYTES = 64 << 20
-"""Tensors are received into buffers of this size, since large buffers have huge pages."""
+"""Tensors are received into buffers of this size, because the system gives huge pages only to large buffers."""
 
 _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 
@@ -36,9 +36,10 @@ _MANIFEST = msgspec.msgpack.Decoder(Manifest)
 class ZmqRoute:
     """Pulls from the publisher by `requests`, with at most `credits` requests for chunks outstanding.
 
-    With `deltas` the last version stays in memory as a base for the next, which shares unchanged tensors with it. If a
-    version comes without deltas, a tensor travels only if its checksum differs from its checksum in the last version.
-    Without a last version, the files of `stored` count instead. `received` counts bytes of weights.
+    With `deltas` the last version stays in memory as a base for the next version. The two share the tensors that did
+    not change. If a version comes without deltas, a tensor travels only if its checksum differs from its checksum in
+    the last version. If there is no last version, a tensor travels only if the files of `stored` do not have it.
+    `received` counts bytes of weights.
 
     `newer_than` and `fetch` raise UnavailableError if the publisher is silent for too long, and WireError if the
     publisher refuses or its answer is malformed. After such an error, call `reset` before the next call.
@@ -156,9 +157,9 @@ class ZmqRoute:
 
 
 def _runs(edges: Sequence[int], firsts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Join parts that are neighbours at the publisher, too. Part i has the bytes [edges[i], edges[i + 1]) of the
-    concatenated parts. Yield (begin, end, shift) of each span: byte p of the concatenated parts is byte p + shift at
-    the publisher."""
+    """Join neighbouring parts to one span if they are neighbours at the publisher, too. Part i has the bytes [edges[i],
+    edges[i + 1]) of the concatenated parts. Yield (begin, end, shift) of each span: byte p of the concatenated parts is
+    byte p + shift at the publisher."""
     begin = 0
     for index, first in enumerate(firsts):
         shift = first - edges[index]

@@ -37,6 +37,20 @@ def test_the_table_leads_to_the_episode_and_its_group(tmp_path: Path) -> None:
     assert values([run], f"{address}/tokens?start=1")["start"] == 1
 
 
+def test_a_search_finds_what_was_asked_and_answered_in_groups_and_episodes(tmp_path: Path) -> None:
+    run = make_kept(tmp_path / "run")
+    found = values([run], "/api/runs/run/episodes?text=ADDED%20two&rows=groups&limit=5")
+    assert found["search"] == {"searched": 48, "of": 48, "complete": True}
+    assert (found["matched"], found["groups"], len(found["rows"])) == (12, 12, 5)
+    member = found["rows"][0]["members"][0]
+    assert (member["member"], member["answer"]) == (1, "I added two numbers.")
+    assert found["vocabulary_problem"] == ""
+    found = values([run], "/api/runs/run/episodes?text=what%20is%203%20%2B%201&finish=truncated")
+    assert found["search"]["of"] == 12
+    assert [row["id"] for row in found["rows"]] == ["t000000010.3.0"]
+    assert "search" not in values([run], "/api/runs/run/episodes")
+
+
 def test_what_is_not_there_is_refused_with_the_reason(tmp_path: Path) -> None:
     run = make_kept(tmp_path / "run")
     for path, wanted, reason in (

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from asyncrl.commands.demo.tokenizer import build_tokenizer
 from asyncrl.observe.kept.episode import KeptStep
 from asyncrl.observe.kept.writing import KeptWriter
 from asyncrl.types import Role
+from tests.dashboard import pictures
 from tests.dashboard.browser import Browser, browse, needs_chromium
 from tests.dashboard.support import dashboard, make_run
 from tests.dashboard.test_episode_page import played
 from tests.dashboard.test_episode_routes import make_kept
+from tests.observe.kept.examples import example_episode
+from tests.runs.support import write_run
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 
@@ -57,14 +63,79 @@ def test_the_table_is_filtered_sorted_and_leads_to_an_episode(run: Path) -> None
         await page.until(f"{ROWS} === 4")
 
     with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&rows=episodes", visit)
+
+
+def test_a_group_is_one_row_that_opens_to_its_members(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{ROWS} === 12")
+        assert await page.run(SUMMARY) == "48 kept episodes of steps 0 to 3, in 12 groups"
+        first = await page.run(text_of("tbody tr"))
+        for expected in ("What is 3 + 0?", "\u2192 3", "4 members", "The answer is 3.", "1 truncated"):
+            assert expected in first
+        await page.run("document.querySelector('.opener').focus()")
+        await page.press("Enter")
+        await page.until(f"{ROWS} === 16")
+        assert await page.run("document.activeElement.getAttribute('aria-expanded')") == "true"
+        assert "I added two numbers." in await page.run("document.querySelectorAll('.member-row')[1].textContent")
+        await page.run("document.querySelectorAll('.member-row a')[1].click()")
+        await page.until(f"({text_of('h2')}).includes('t000000009.1.0')")
+
+    with dashboard(run) as url:
         browse(f"{url}#tab=episodes", visit)
+
+
+def test_a_search_goes_through_the_text_of_episodes(run: Path) -> None:
+    async def visit(page: Browser) -> None:
+        await page.until(f"{ROWS} === 12")
+        await page.run(type_into("text", "added TWO numbers"))
+        await page.until(f"({SUMMARY}) === '12 of 48 kept episodes of steps 0 to 3'")
+        assert "1 of 4 members" in await page.run(text_of("tbody tr"))
+        await page.run("document.querySelector('.kinds a:last-child').click()")
+        await page.until("location.hash.includes('rows=episodes')")
+        await page.until("document.querySelectorAll('tbody a.id').length === 12")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes", visit)
+
+
+def test_hostile_tasks_and_answers_in_the_list_are_shown_as_text(tmp_path: Path) -> None:
+    run = make_kept(tmp_path / "run")
+    hostile = "<script>window.hit = 1</script><img src=x onerror='window.hit = 1'>\u202eevil\x1b[31m\x00"
+    tokenizer = build_tokenizer()
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text if text.startswith("user") else hostile))
+
+    episodes = [example_episode(9, 0, member, encode) for member in range(4)]
+    tasks = [
+        replace(each.task, messages=[{"role": "user", "content": hostile}], ground_truth=hostile)
+        for each in episodes
+        if each.task
+    ]
+    KeptWriter(run, 1 << 30).add(
+        KeptStep(9, [replace(each, task=task) for each, task in zip(episodes, tasks, strict=True)])
+    )
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"({text_of('tbody tr')}).includes('<script>window.hit')")
+        await page.run("document.querySelector('.opener').click()")
+        await page.until("document.querySelectorAll('.member-row').length === 4")
+        shown = await page.run("document.querySelector('table.list').textContent")
+        assert shown.count("<img src=x") >= 6
+        assert {"\x1b", "\x00", "\u202e"}.isdisjoint(shown)
+        assert await page.run("[window.hit ?? null, document.images.length]") == [None, 0]
+        assert await page.run("getComputedStyle(document.querySelector('th.texts')).unicodeBidi") == "isolate"
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=episodes&step=9", visit)
 
 
 def test_a_filter_that_makes_no_sense_says_what_to_write(run: Path) -> None:
     async def visit(page: Browser) -> None:
         await page.until(f"({SUMMARY}).includes('write 3, 3..9, 3.. or ..9')")
         await page.run("document.querySelector('.clear').click()")
-        await page.until(f"{ROWS} === 48")
+        await page.until(f"{ROWS} === 12")
 
     with dashboard(run) as url:
         browse(f"{url}#tab=episodes&lag=many", lambda page: refusing(page, visit))
@@ -180,7 +251,7 @@ def test_dead_letters_of_a_run_without_a_store_say_why_there_are_none(run: Path)
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_pages_fit_the_window_and_are_reached_by_the_keyboard(run: Path, width: int) -> None:
     async def visit(page: Browser) -> None:
-        await page.resize(width)
+        await page.resize(width, mobile=width < 500)
         await page.until(f"{ROWS} === 48")
         assert await page.run("document.documentElement.scrollWidth") <= width
         await page.run("document.querySelector('.filters input').focus()")
@@ -196,4 +267,11 @@ def test_the_pages_fit_the_window_and_are_reached_by_the_keyboard(run: Path, wid
         assert await page.run("document.documentElement.scrollWidth") <= width
 
     with dashboard(run) as url:
-        browse(f"{url}#tab=episodes", visit)
+        browse(f"{url}#tab=episodes&rows=episodes", visit)
+
+
+def test_the_pictures_of_the_docs_can_be_made(tmp_path: Path) -> None:
+    folder = write_run(make_kept(tmp_path / "run"), [0.5] * 4)
+    pictures.main(folder, tmp_path)
+    sizes = {path.name: Image.open(path).size for path in tmp_path.glob("*.png")}
+    assert sizes == {each.file: (each.width, each.height) for each in pictures.pictures(folder)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from tests.dashboard.browser import Browser, browse, needs_chromium
 from tests.dashboard.support import dashboard, make_run
+from tests.runs.support import write_run
+from tests.runs.test_table import fine_tuning
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow, needs_chromium]
 
@@ -92,7 +95,7 @@ def test_a_run_that_goes_on_comes_first_and_its_time_goes_on_without_new_rows(ru
         assert "9 s" not in first
 
     with dashboard(run, other) as url:
-        browse(url, visit)
+        browse(f"{url}#tab=overview", visit)
 
 
 def test_a_link_opens_the_same_figures_axis_range_and_smoothing(run: Path) -> None:
@@ -134,7 +137,7 @@ def test_several_runs_are_laid_over_each_other_and_chosen(run: Path, tmp_path: P
 
     async def visit(page: Browser) -> None:
         legend = "document.querySelector('#figure-reward .legend')?.textContent ?? ''"
-        await page.until(f"['one \\u00b7 mean', 'two \\u00b7 mean'].every((each) => ({legend}).includes(each))")
+        await page.until(f"['one', 'two'].every((each) => ({legend}).includes(each))")
         await page.until("document.querySelectorAll('#figure-lag').length === 2")
         await page.run("document.querySelector('[data-run=two]').click()")
         await page.until(f"!({legend}).includes('two')")
@@ -142,6 +145,171 @@ def test_several_runs_are_laid_over_each_other_and_chosen(run: Path, tmp_path: P
 
     with dashboard(run, other) as url:
         browse(f"{url}#tab=figures", visit)
+
+
+def test_several_runs_begin_with_a_table_that_is_filtered_sorted_and_leads_to_a_run(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"lr-{lr}", [lr] * 4, {"learner.lr": lr, "run.seed": 1}) for lr in (0.1, 0.3, 0.2)]
+    names = "[...document.querySelectorAll('table.runs tbody .name')].map((each) => each.textContent).join()"
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"({names}).split(',').length === 3")
+        text = await page.run("document.querySelector('table.runs').innerText")
+        for expected in ("stopped", "4 of 4", "25% \u2192 75%", "grpo, ppo", "learner.lr=0.3"):
+            assert expected in text
+        assert "run.seed" not in text
+        await page.run("[...document.querySelectorAll('thead a')].find((a) => a.textContent === 'reward').click()")
+        await page.until(f"({names}) === 'lr-0.3,lr-0.2,lr-0.1'")
+        await page.run("document.querySelector('[type=search]').value = 'LR=0.2'")
+        await page.run("document.querySelector('[type=search]').dispatchEvent(new Event('input'))")
+        await page.until(f"({names}) === 'lr-0.2'")
+        await page.run("document.querySelector('table.runs input').click()")
+        await page.until("location.hash.includes('runs=lr-0.1,lr-0.3')")
+        await page.run("document.querySelector('table.runs tbody a').click()")
+        await page.until("document.querySelector('.overview h2')?.textContent === 'lr-0.2'")
+        assert await page.run("document.querySelectorAll('.overview').length") == 1
+
+    with dashboard(*runs) as url:
+        browse(url, visit)
+
+
+def test_of_many_runs_the_newest_are_drawn_at_first_and_fine_tunings_stand_apart(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / f"run-{number}", [0.5]) for number in range(9)]
+    for number, run in enumerate(runs):
+        os.utime(run / "config.yaml", (1000.0 + number, 1000.0 + number))
+    runs.append(fine_tuning(tmp_path / "sft", [2.0, 1.0]))
+
+    async def visit(page: Browser) -> None:
+        await page.until("document.querySelectorAll('table.runs').length === 2")
+        assert "2 \u2192 1" in await page.run("document.querySelectorAll('table.runs')[1].innerText")
+        assert await page.run("document.querySelectorAll('table.runs :checked').length") == 6
+        await page.run("location.hash = 'tab=overview'")
+        await page.until("document.querySelectorAll('.overview').length === 6")
+        shown = await page.run("[...document.querySelectorAll('.run')].map((each) => each.dataset.run)")
+        assert shown == [f"run-{number}" for number in range(3, 9)]
+        assert await page.run("document.querySelector('#runs .all').textContent") == "6 of 10 runs"
+
+    with dashboard(*runs) as url:
+        browse(url, visit)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_table_of_hostile_runs_fits_and_is_text(tmp_path: Path, width: int) -> None:
+    name = "<img src=x onerror=hit()>\u202e" + "n" * 150
+    values = {"model.path": HOSTILE.encode(errors="replace").decode(), "run.seed": 3}
+    runs = [write_run(tmp_path / name, [1e9, -1e9], values), write_run(tmp_path / "two", [0.5])]
+
+    async def visit(page: Browser) -> None:
+        await page.resize(width, mobile=width < 500)
+        await page.until("document.querySelector('table.runs')?.textContent.includes('<script>window.hit')")
+        shown = await page.run("document.querySelector('table.runs').textContent")
+        assert not {"\u202e", "\x1b", "\x00"} & set(shown)
+        assert await page.run("[window.hit ?? null, document.images.length]") == [None, 0]
+        assert await page.run("document.documentElement.scrollWidth") <= width
+        nameless = "[...document.querySelectorAll('a, button, input')].filter((one) => one.offsetParent && "
+        nameless += "!(one.getAttribute('aria-label') || one.textContent.trim() || one.labels?.length)).length"
+        assert await page.run(nameless) == 0
+
+    with dashboard(*runs) as url:
+        browse(url, visit)
+
+
+def test_of_several_runs_a_figure_draws_one_line_each_and_others_on_demand(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "two", 10, **FULL)
+    legend = "[...document.querySelectorAll('#figure-reward .legend .foreign')].map((each) => each.textContent).join()"
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"({legend}) === 'one,two'")
+        choose = "document.querySelector('#figure-reward select')"
+        options = await page.run(f"[...{choose}.options].map((each) => each.textContent)")
+        assert options == ["mean", "largest", "smallest", "all lines"]
+        await page.run(f"{choose}.value = 'all', {choose}.dispatchEvent(new Event('change'))")
+        await page.until(f"({legend}).split(',').length === 6")
+        assert "lines=reward:all" in await page.run("decodeURIComponent(location.hash)")
+        await page.run("document.querySelector('[data-run=two]').click()")
+        await page.until(f"({legend}) === 'mean,largest,smallest'")
+        assert await page.run(f"{choose}.hidden")
+
+    with dashboard(run, other) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+def test_a_click_on_the_legend_hides_a_line_and_shows_it_again(run: Path) -> None:
+    axis = "document.querySelector('#figure-reward canvas').toDataURL()"
+
+    async def visit(page: Browser) -> None:
+        await page.until(f"{DRAWN} === 1 && {INKED}")
+        before = await page.run(axis)
+        await page.run("document.querySelector('#figure-reward .legend button').focus()")
+        await page.press("Enter")
+        await page.until(f"{axis} !== {before!r}")
+        assert await page.run("document.activeElement.getAttribute('aria-pressed')") == "false"
+        for place in (1, 2):
+            await page.run(f"document.querySelectorAll('#figure-reward .legend button')[{place}].click()")
+        assert await page.run("document.querySelectorAll('.legend [aria-pressed=false]').length") == 3
+        for place in range(3):
+            await page.run(f"document.querySelectorAll('#figure-reward .legend button')[{place}].click()")
+        await page.until(f"{axis} === {before!r}")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures&show=reward", visit)
+
+
+def test_shares_parts_of_the_reward_and_the_time_in_tools_have_figures(run: Path) -> None:
+    counters = ("episodes", "truncated", "failed", "tool_calls", "tool_malformed", "tool_unknown", "tool_refused")
+    rows = [dict(zip(counters, (20 * n, 5 * n, 2 * n, 50 * n, 4 * n, n, 0), strict=True)) for n in range(30)]
+    # A process that starts again counts from 0.
+    add_rows(run, "actor-1", [{**row, "tools_s": 1.5} for row in (*rows, *rows[:9])])
+    parts = {
+        "rule/exact_mean": 0.25,
+        "rules_mean": 0.5,
+        "environment_mean": 1.0,
+        "reward_mean": 9.0,
+        "style_mean": 0.75,
+    }
+    add_rows(run, "scoring-0", [parts] * 30)
+
+    async def visit(page: Browser) -> None:
+        for figure, expected in (
+            ("truncated", "truncated at a limit 25%failed 10%"),
+            ("calls", "malformed or unknown 10%refused by the tool 0%"),
+            ("parts", "exact 0.25all rules 0.5environment 1style 0.75"),
+            ("tool_time", "tools of an episode 1.5 s"),
+        ):
+            legend = f"document.querySelector('#figure-{figure} .legend')?.textContent.replaceAll('\u00a0', ' ')"
+            await page.run(f"location.hash = 'tab=figures&show={figure}'")
+            wanted = expected.replace(" ", "")
+            await page.until(f"({legend})?.replaceAll(' ', '') === {wanted!r}")
+
+    with dashboard(run) as url:
+        browse(f"{url}#tab=figures", visit)
+
+
+def test_fine_tunings_have_figures_of_their_own(run: Path, tmp_path: Path) -> None:
+    tuning = fine_tuning(tmp_path / "sft", [2.0, 1.0])
+    drawn = "[...document.querySelectorAll('section:not([hidden]) article:not([hidden])')]"
+
+    async def visit(page: Browser) -> None:
+        await page.until("document.querySelector('#figure-sft-demonstrations:not([hidden])') !== null")
+        titles = await page.run("[...document.querySelectorAll('section:not([hidden]) h2')].map((h) => h.textContent)")
+        assert titles[0] == "Learning"
+        assert titles[-1] == "Fine-tunings \u00b7 Learning"
+        jumps = await page.run(
+            "[...document.querySelectorAll('.jumps button:not([hidden])')].map((b) => b.textContent)"
+        )
+        assert jumps == titles
+        ids = await page.run(f"{drawn}.map((each) => each.id)")
+        assert {each for each in ids if each.startswith("figure-sft-")} == {
+            "figure-sft-loss",
+            "figure-sft-demonstrations",
+        }
+        legend = await page.run("document.querySelector('#figure-gradient .legend').textContent")
+        assert "sft" not in legend
+        await page.run("location.hash = 'tab=overview&runs=sft'")
+        await page.until("document.querySelector('.headline')?.textContent === 'loss 2 \u2192 1'")
+        assert await page.run("document.querySelectorAll('.warning').length") == 0
+
+    with dashboard(run, tuning) as url:
+        browse(f"{url}#tab=figures&runs=one,sft", visit)
 
 
 def test_a_click_in_a_figure_leads_to_the_episodes_of_that_step(run: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.helpers import until
 from tests.runs.inspect.support import write_config
 
 
-@pytest.mark.parametrize("path", ["/", "/main.js", "/api/runs", "/api/runs/one/overview", "/nothing"])
+@pytest.mark.parametrize("path", ["/", "/main.js", "/api/runs", "/api/table", "/api/runs/one/overview", "/nothing"])
 def test_nothing_is_told_without_the_token(tmp_path: Path, path: str) -> None:
     for token in ("", "another", TOKEN[:-1], "\xff"):
         assert answer([make_run(tmp_path / "one")], path, token=token)[0] == 403
@@ -240,6 +240,7 @@ def test_metrics_with_any_values_are_shown_as_far_as_they_are_numbers(tmp_path: 
         (run / "metrics" / f"{role}.jsonl").write_text(row * rows)
     for asked in ASKED:
         assert answer([run], f"/api/runs/one/{asked}")[0] == 200
+    assert len(values([run], "/api/table")["rows"]) == 1
 
 
 @pytest.mark.slow
@@ -249,6 +250,7 @@ def test_a_damaged_file_of_a_run_leaves_its_page(tmp_path: Path, file: str, cont
     run = make_run(tmp_path / "one")
     (run / file).write_text(content)
     assert values([run], "/api/runs")
+    assert values([run], "/api/table")["rows"][0]["state"] == "stopped"
     assert values([run], "/api/runs/one/overview")["state"] == "stopped"
 
 

@@ -13,7 +13,7 @@ from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.runs.evidence import Evidence, read_evidence, recent_counts, recent_shares
 from asyncrl.runs.health import RULES, judge
 from asyncrl.runs.run import Run
-from asyncrl.runs.summary import as_text, summarise
+from asyncrl.runs.summary import as_text, summarise, summary_rows
 from asyncrl.runs.terminal import TerminalTable
 from asyncrl.runs.trends import of_evaluations, of_steps
 from tests.runs.support import write_run
@@ -233,4 +233,4 @@ def test_console_page_status_and_summary_say_the_same_words(tmp_path: Path, caps
     summary = summarise(run, 4, "done", "", "")
     assert summary.warnings[:2] == warnings
     assert summary.shares == {"truncated": 0.91, "malformed calls": 0.5}
-    assert all(f"warning            {text}" in as_text(summary) for text in warnings)
+    assert all(f"warning            {text}" in as_text(summary_rows(summary)) for text in warnings)

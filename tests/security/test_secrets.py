@@ -41,6 +41,7 @@ from asyncrl.runs.report.comparison import compare
 from asyncrl.runs.report.page import write_report
 from asyncrl.runs.report.reported import read_run
 from asyncrl.runs.run import Run
+from asyncrl.runs.table import RunTable
 from asyncrl.scoring.verifier import Verifier
 from tests.helpers import until
 from tests.runs.inspect.support import make_run, printed, run_episodes
@@ -145,6 +146,9 @@ def test_what_a_run_writes_prints_and_exports_has_no_secret(
     compared = compare([read_run(str(run)), read_run(str(write_run(tmp_path / "other", [0.5, 0.9])))])
     told = comparison_page(compared) + json.dumps(as_plain(compared))
     told += json.dumps(overview(Run(run))) + json.dumps([asdict(each) for each in found]) + printed(change_table(found))
+    lines, _ = RunTable({name: Run(tmp_path / name) for name in (run.name, "other")}).look(1e9)
+    told += json.dumps([asdict(line) for line in lines.values()])
+    assert lines[run.name].differs
     output = capfd.readouterr()
     assert "actor.session_key=(hidden) from now on; it was (hidden)" in output.err
     assert_nothing_shows(tmp_path, told, output.out, output.err)

@@ -79,8 +79,8 @@ async def _in_thread(function: Callable[[Task, str, str], Any], task: Task, base
 class AgentPlayer:
     """Lets `agent` play episodes, each with its own endpoint at `host`. Port 0: any free port.
 
-    Endpoints answer from `start` to `close`. The timing `agent` leaves out the seconds of the timing `generate`.
-    `counters` reads the agent's counters.
+    Endpoints answer from `start` to `close`. An episode's timing `agent` does not include the seconds in its timing
+    `generate`. `counters` reads the agent's counters.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class AgentPlayer:
 
     @property
     def url(self) -> str:
-        """The address of the endpoints; known after `start`."""
+        """The address of the endpoints; it is known only after `start`."""
         return self._server.url
 
     async def start(self) -> None:
@@ -113,10 +113,10 @@ class AgentPlayer:
         await self._server.close()
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Let the agent play one episode. Returns its rewards.
+        """Let the agent play one episode. Returns the episode's rewards.
 
-        Raises AgentError: the agent failed. If the engine failed a request, raises the engine's error, even if the
-        agent hides it.
+        Raises AgentError: the agent failed. If the engine failed on a request, raises the engine's error, even if the
+        agent ignored the failure.
         """
         endpoint, url = self._server.open(episode)
         try:
@@ -141,7 +141,7 @@ class AgentPlayer:
 
     def counters(self) -> Mapping[str, float]:
         """Counts since the start, and the means of the agent's metrics since the last call."""
-        # Each value is divided before the values are added, since the sum of finite numbers may overflow.
+        # Each value is divided first, and the quotients are added. The sum of the values themselves may overflow.
         means = {f"agent/{name}": sum(each / len(values) for each in values) for name, values in self._metrics.items()}
         self._metrics.clear()
         return {**self._server.counters(), **self._of_agent(), **means}

@@ -1,4 +1,4 @@
-"""Anthropic's Messages: reads requests, writes answers and streams.
+"""Anthropic's Messages: reads requests, and writes answers, whole or as streams.
 
 The blocks of a conversation become messages of the chat-completions API. In Anthropic's protocol, tool results are
 blocks of a user's message. Here each result becomes a separate message, before the rest of the user's message.
@@ -120,7 +120,8 @@ class AnthropicMessages(Api):
 
 
 def _as_messages(message: Any) -> list[dict[str, Any]]:
-    """Convert a message to messages of the chat-completions API. Raises RefusedError: a part cannot become tokens."""
+    """Convert a message to messages of the chat-completions API. Raises RefusedError: a block of it cannot become
+    tokens."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise RefusedError(f"a message must have a role of user, assistant or system, not {message!s:.100}")
@@ -175,7 +176,7 @@ def _text(content: Any) -> str:
 
 
 def _content(content: Any) -> Any:
-    """The content as a text, or if it has an image, as parts of the chat-completions API."""
+    """The content as a text. If it has an image, it is a list of parts as in the chat-completions API."""
     if not isinstance(content, list) or not any(_is_image(block) for block in content):
         return _text(content)
     return [_image(block) if _is_image(block) else {"type": "text", "text": _text([block])} for block in content]
@@ -238,7 +239,7 @@ def _event(name: str, data: Mapping[str, Any]) -> bytes:
 
 
 def _block(block: Mapping[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The block with an empty text, which begins a stream, and the pieces of its text."""
+    """The block with an empty text, with which its stream begins, and the pieces of its text."""
     match block["type"]:
         case "tool_use":
             text = json.dumps(block["input"])

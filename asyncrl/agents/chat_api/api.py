@@ -1,8 +1,10 @@
-"""The interface of a protocol by which agents reach the policy, and readers of settings that several protocols have.
+"""The interface of a protocol by which agents reach the policy, and functions that read the settings that several
+protocols have.
 
 A request that would change the policy's distribution, or that cannot be recorded as tokens, is refused with the reason.
-A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The ticket sets the sampling
-parameters. If a request has other values, they have no effect, and the request is answered and counted.
+A grammar changes the distribution, too, but its effect is recorded (docs/engines.md). The sampling parameters come from
+the episode's ticket, the order of the replay to play it. If a request has other values, they have no effect, and the
+request is answered and counted.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ MAX_COUNT = 128
 MAX_STOPS = 16
 MAX_ALTERNATIVES = 5
 MOST_PIECES = 64
-"""The maximum number of events in which a stream sends one text."""
+"""The maximum number of pieces, one event each, into which a stream divides one text."""
 
 Conversations = dict[str, tuple[Message, ...]]
-"""The conversations that end with an episode's earlier answers, by the id of the answer. Requests may name these
-ids."""
+"""Maps the id of each earlier answer in an episode to the conversation that ends with this answer. Requests may name
+the ids."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "temperature": (),
@@ -45,7 +47,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "parallel_tool_calls": (True,),
 }
-"""Settings of sampling that have no effect here, each with its neutral values: a request with another value is
+"""Maps each setting of sampling that has no effect here to its neutral values. A request with another value is
 counted."""
 
 _WORDS = re.compile(r"\s*\S+|\s+\Z")
@@ -56,8 +58,8 @@ class PolicyRequest:
     """A request for `count` completions.
 
     - `wants_call`: the caller wants a tool call. The policy may still answer without one
-    - `overridden`: the request's settings that have no effect
-    - `options`: the settings of the answer that only this protocol has
+    - `overridden`: the names of the request's settings that have no effect
+    - `options`: settings for the answer, which only this protocol has
     """
 
     completion: CompletionRequest
@@ -75,7 +77,8 @@ class Api(ABC):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], conversations: Conversations) -> PolicyRequest:
-        """Read the request in a decoded body. Raises RefusedError: the body is malformed or not supported."""
+        """Read the request from the decoded body of an HTTP request. Raises RefusedError: the body is malformed, or
+        asks for something that is not supported."""
 
     @abstractmethod
     def answer(
@@ -86,14 +89,15 @@ class Api(ABC):
         created: int,
         conversations: Conversations,
     ) -> dict[str, Any]:
-        """Make the body of the answer. Add the conversation to `conversations` if later requests may refer to it.
+        """Make the body of the answer. If later requests may name the answer, its conversation is added to
+        `conversations`.
 
         `created` is the time in seconds.
         """
 
     @abstractmethod
     def events(self, request: PolicyRequest, answer: Mapping[str, Any]) -> Iterator[bytes]:
-        """Yield an answer as the events of a stream."""
+        """Yield the events of a stream that carry the answer."""
 
     @abstractmethod
     def error(self, status: int, message: str, code: str) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def new_id(prefix: str) -> str:
 
 
 def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
-    """Read the token limit of a completion from the first of `names` that the body has; None if it has none.
+    """Read the token limit of a completion from the first of `names` that the body has; None if it has none of them.
     Raises RefusedError: the limit is not a positive integer."""
     for name in names:
         limit = body.get(name)
@@ -118,7 +122,8 @@ def read_limit(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def read_stop(stop: Any, name: str) -> tuple[str, ...]:
-    """Read the texts at which a completion ends. Raises RefusedError: `stop` is malformed."""
+    """Read the texts at which a completion ends from `stop`, the field `name` of a request. Raises RefusedError: `stop`
+    is malformed."""
     texts = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(texts, list) or len(texts) > MAX_STOPS or not all(isinstance(each, str) for each in texts):
         raise RefusedError(f"{name} is {stop!s:.100}; it must be a text, or a list of up to {MAX_STOPS}")
@@ -126,8 +131,8 @@ def read_stop(stop: Any, name: str) -> tuple[str, ...]:
 
 
 def read_alternatives(body: Mapping[str, Any]) -> int:
-    """Read how many of the most likely tokens are wanted at each position. Raises RefusedError: the number is
-    invalid."""
+    """Read for how many of the most likely tokens the log-probs are wanted at each position. Raises RefusedError: the
+    number is invalid."""
     most = body.get("top_logprobs") or 0
     if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= MAX_ALTERNATIVES:
         raise RefusedError(f"top_logprobs is {most!s:.100}; it must be from 0 to {MAX_ALTERNATIVES}")
@@ -135,12 +140,12 @@ def read_alternatives(body: Mapping[str, Any]) -> int:
 
 
 def overridden(body: Mapping[str, Any]) -> tuple[str, ...]:
-    """The settings in a body that have no effect."""
+    """The names of the settings in a body that have no effect."""
     return tuple(name for name, same in _NEUTRAL.items() if body.get(name) is not None and body[name] not in same)
 
 
 def only_named(tools: tuple[Message, ...], names: Sequence[Any]) -> tuple[Message, ...]:
-    """The tools with these names. Raises RefusedError: no tool has one of the names."""
+    """The tools with these names. Raises RefusedError: one of the names is not the name of a tool."""
     known = {tool["function"]["name"] for tool in tools}
     for name in names:
         if not isinstance(name, str) or name not in known:
@@ -149,7 +154,7 @@ def only_named(tools: tuple[Message, ...], names: Sequence[Any]) -> tuple[Messag
 
 
 def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Raises RefusedError: the body has one of these fields."""
+    """Raises RefusedError: the body has a field that is a key of `reasons`. The value is the reason for the refusal."""
     for name, reason in reasons.items():
         if body.get(name):
             raise RefusedError(f"{name}: {reason}")
@@ -176,7 +181,7 @@ def calls_of(completion: Completion) -> list[dict[str, Any]]:
 
 
 def pieces(text: str) -> list[str]:
-    """Cut a text into pieces of whole words for a stream."""
+    """Cut a text into at most MOST_PIECES pieces of whole words, for a stream."""
     words = _WORDS.findall(text)
     size = -(-len(words) // MOST_PIECES) or 1
     return ["".join(words[start : start + size]) for start in range(0, len(words), size)]
@@ -203,6 +208,6 @@ def _as_tokens(tokens: NDArray[np.int32], logprobs: NDArray[np.float32], chat: C
 
 
 def _token(token: int, logprob: float, chat: Chat) -> dict[str, Any]:
-    # The text of a token that has only a part of a character is U+FFFD; the bytes of the token are unknown.
+    # If a token has only a part of a character, its text is U+FFFD, and its bytes are unknown.
     text = chat.piece(token)
     return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}

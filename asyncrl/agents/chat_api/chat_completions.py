@@ -1,4 +1,4 @@
-"""OpenAI's chat completions: reads requests, writes answers and streams."""
+"""OpenAI's chat completions: reads requests, and writes answers, whole or as streams."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _GRAMMARS_OF_SERVERS = (
     *("structured_outputs", "guided_json", "guided_regex", "guided_grammar", "guided_choice"),
     *("regex", "ebnf", "json_schema", "structural_tag"),
 )
-"""The fields for grammars in requests to vLLM and SGLang."""
+"""The fields by which requests to vLLM and SGLang servers give a grammar."""
 
 
 class ChatCompletions(Api):
@@ -113,7 +113,8 @@ class ChatCompletions(Api):
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """The tools that a `tool_choice` permits, and true if it requires a call. Raises RefusedError: it is malformed."""
+    """The tools that the `tool_choice` in `choice` permits, and true if it requires a call. Raises RefusedError:
+    `choice` is malformed."""
     match choice:
         case None | "auto":
             return tools, False
@@ -163,7 +164,7 @@ def _choice(index: int, completion: Completion, request: PolicyRequest, chat: Ch
 
 
 def _deltas(message: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield a message as the deltas of a stream."""
+    """Yield the deltas of a stream that add up to the message."""
     yield {"role": "assistant", "content": ""}
     for key in ("reasoning_content", "content"):
         for piece in pieces(message.get(key) or ""):

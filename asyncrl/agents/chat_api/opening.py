@@ -21,13 +21,15 @@ from asyncrl.network.proxies import reach_directly
 
 
 async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, images: bool) -> AgentPlayer:
-    """Open the player, whose endpoints answer until `stack` closes; with `images`, requests may have images.
+    """Open the player. Its endpoints answer until `stack` closes. With `images`, requests may have images.
 
-    Agents that connect find the player's address in `folder`. Raises ConfigError: the agent cannot be used.
+    The player's address is written into `folder`, for agents that connect. Raises ConfigError: the agent cannot be
+    used.
     """
     environment = dict(actor.agent_environment)
     for each in (os.environ, environment):
-        # An agent's HTTP client takes a proxy from the environment, and the proxy cannot reach this host's loopback.
+        # An agent's HTTP client would use a proxy that the environment names, but a proxy cannot reach this host's
+        # loopback interface.
         reach_directly([actor.chat_api_host], each)
     where = (actor.chat_api_host, actor.chat_api_port, WITH_IMAGES if images else Bounds())
     if actor.agent is not None:
@@ -49,7 +51,8 @@ async def open_agent(actor: ActorConfig, folder: Path, stack: AsyncExitStack, im
 
 
 async def _start(player: AgentPlayer, setting: str) -> None:
-    """Start the endpoints, and retry while the port of `setting` is taken. Raises ConfigError: the port stays taken."""
+    """Start the endpoints. If the port that `setting` gives is taken, try again for a while. Raises ConfigError: the
+    port stays taken."""
     taken = TakenPort(setting)
     while True:
         try:
@@ -60,7 +63,8 @@ async def _start(player: AgentPlayer, setting: str) -> None:
 
 
 def _tell(path: Path, url: str, key: str) -> None:
-    """Write the address and the key with which agents request episodes into a folder that only this user may read."""
+    """Write the address and the key with which agents request episodes to the file `path`, in a folder that only this
+    user may read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(0o700)
     write_whole(path, json.dumps({"url": url, "key": key}) + "\n", private=True)

@@ -1,11 +1,11 @@
 """Agents that are programs, which may have another Python, other packages or another language.
 
 A program reads one line of JSON for each episode, `{"task": ..., "base_url": ..., "api_key": ...}`. It answers with one
-line, which may have `rewards`, `metrics` and `turns`, or `error`. All further lines that it prints are ignored. If the
-answer repeats the `api_key`, a late answer to an earlier episode is not taken for the answer to the present episode.
+line, which may have `rewards`, `metrics` and `turns`, or `error`. All further lines that it prints are ignored. If an
+answer repeats the `api_key`, it counts only for the episode with this key, even if it comes late.
 
-A program that ends, hangs or prints without end fails only its own episode. It leads a process group, which is killed
-when its work is over or the actor ends.
+A program that ends, hangs or prints without end fails only its own episode. Each program leads a process group, which
+is killed when the program's work is over or the actor ends.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from asyncrl.types import Task
 log = logging.getLogger(__name__)
 
 INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "USER")
-"""Environment variables of the actor that programs inherit. All others may contain keys, and are left out."""
+"""The environment variables of the actor that programs inherit. The others are left out, because they may contain
+keys."""
 
 CHUNK = 1 << 16
 
@@ -50,8 +51,8 @@ SHOWN = 200
 _BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
-"""The maximum seconds for which the actor still reads the output of a program that has ended. Processes that left its
-group may keep the output open."""
+"""The maximum seconds for which the actor still reads the output of a program that has ended. The output may stay open
+longer, because processes that left the program's group hold it."""
 
 ENDING_S = 5.0
 """Seconds in which a program that plays only one episode must end after its answer."""
@@ -72,8 +73,9 @@ class ProgramCounts:
 class AgentPrograms:
     """Plays episodes with programs that run `command`, with `environment` added to the inherited variables.
 
-    There is one program for each episode (`processes` None), or `processes` programs, each of which plays one episode
-    after another. Episodes wait for a free program. Raises ConfigError: the program of `command` does not exist.
+    If `processes` is None, each episode has its own program. Otherwise there are `processes` programs, each of which
+    plays one episode after another, and episodes wait for a free program. Raises ConfigError: the program of `command`
+    does not exist.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], processes: int | None = None) -> None:
@@ -81,7 +83,7 @@ class AgentPrograms:
         self.counts = ProgramCounts()
         self._command = command
         self._environment = {name: os.environ[name] for name in INHERITED if name in os.environ}
-        # The answers of a Python program must not wait in its output buffer.
+        # Without this, the answers of a Python program would wait in its output buffer.
         self._environment |= {"PYTHONUNBUFFERED": "1", **environment}
         self._error_logger = ErrorLogger(log)
         self._stays = processes is not None
@@ -94,7 +96,7 @@ class AgentPrograms:
         return {f"agent_programs_{name}": count for name, count in asdict(self.counts).items()}
 
     async def close(self) -> None:
-        """End the idle programs. Programs that play an episode end with it."""
+        """End the idle programs. A program that plays an episode ends with this episode."""
         while not self._idle.empty():
             if program := self._idle.get_nowait():
                 await program.end()
@@ -185,14 +187,15 @@ class AgentProgram:
 
     @property
     def is_usable(self) -> bool:
-        """True if the program runs, and has printed no line that could be taken for the answer to the next request."""
+        """True if the program still runs, and has printed no line that could be mistaken for the answer to the next
+        request."""
         return not self._ended.done() and not self._unrequested and not self._line
 
     async def play(self, request: Mapping[str, object], last: bool) -> dict[str, object]:
         """Send a request and wait for its answer.
 
-        The answer to the `last` request is {} if the program ended with status 0, without an answer or a line that
-        looks like one. Raises ProgramError: the program ended in another way.
+        `last` says that no request follows. Then the program may end with status 0 and without a line that looks like
+        an answer, and the result is {}. Raises ProgramError: the program ended in another way.
         """
         answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._answer, self._key, self._unread = answer, request["api_key"], b""
@@ -201,8 +204,8 @@ class AgentProgram:
             first: list[asyncio.Future[Any]] = [answer, self._ended]
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                # The program's last output may still be in the pipe. Once its group is killed, no process of the group
-                # writes more.
+                # The program's last output may still be in the pipe. Once the group is killed, no process of it writes
+                # more.
                 self._stop()
                 first = [answer, self._readers[0]]
                 await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED, timeout=READING_S)
@@ -262,7 +265,7 @@ class AgentProgram:
             self._close_given()
 
     async def _room(self) -> None:
-        """Wait until the program has read something."""
+        """Wait until the program's input has room, because the program has read something."""
         loop, ready = asyncio.get_running_loop(), asyncio.Event()
         loop.add_writer(self._given, ready.set)
         try:
@@ -326,7 +329,7 @@ def check_command(command: Sequence[str]) -> None:
 
 
 def _object(line: bytes) -> dict[str, object] | None:
-    """Read a line as a JSON object. None if it is malformed."""
+    """Read a line as a JSON object. None if it is not one."""
     line = line.removeprefix(_BOM)
     if not line.lstrip().startswith(b"{"):
         return None

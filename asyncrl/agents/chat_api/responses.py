@@ -1,4 +1,4 @@
-"""OpenAI's Responses: reads requests, writes answers and streams.
+"""OpenAI's Responses: reads requests, and writes answers, whole or as streams.
 
 The items of responses and inputs become messages of the chat-completions API. In this protocol the reasoning, the
 message and the calls of one turn are separate items; here they become one message. A request may repeat the whole
@@ -71,7 +71,7 @@ class Responses(Api):
         store = body.get("store")
         options = {
             "logprobs": logprobs,
-            # The conversation is stored without the instructions, which hold for one response only.
+            # The conversation is stored without the instructions, because they apply to one response only.
             "written": known if store is None or store else None,
             "echo": {
                 "instructions": instructions or None,
@@ -201,14 +201,14 @@ def _text(content: Any, name: str) -> str:
 
 
 def _content(content: Any, name: str) -> Any:
-    """The content as a text, or if it has an image, as parts of the chat-completions API."""
+    """The content as a text. If it has an image, it is a list of parts as in the chat-completions API."""
     if not isinstance(content, list) or not any(_is_image(part) for part in content):
         return _text(content, name)
     return [_image(part) if _is_image(part) else {"type": "text", "text": _text([part], name)} for part in content]
 
 
 def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
-    """The messages, with images that share memory with equal images in `conversations`."""
+    """The messages. Their images share memory with equal images in `conversations`."""
     # Clients repeat all images in each request. Without sharing, each stored response would have a copy of them.
     known = {url: url for messages in conversations.values() for url in _image_urls(messages)}
 
@@ -252,7 +252,8 @@ def _tools(tools: Any) -> tuple[Message, ...]:
 
 
 def _offered(tools: tuple[Message, ...], choice: Any) -> tuple[tuple[Message, ...], bool]:
-    """The tools that a `tool_choice` permits, and true if it requires a call. Raises RefusedError: it is malformed."""
+    """The tools that the `tool_choice` in `choice` permits, and true if it requires a call. Raises RefusedError:
+    `choice` is malformed."""
     match choice:
         case None | "auto":
             return tools, False
@@ -300,7 +301,7 @@ def _output(completion: Completion, logprobs: list[dict[str, Any]]) -> list[dict
 
 
 def _begun(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The item with an empty text, which begins a stream."""
+    """The item with an empty text, with which its stream begins."""
     empty: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     return {**item, **empty, "status": "in_progress"}
 

@@ -18,8 +18,9 @@ from asyncrl.types import LARGEST_FLOAT32, Task
 class AgentResult:
     """The result that an agent may return.
 
-    `rewards` are the environment's rewards by name. `metrics` are up to MAX_METRICS further numbers.
-    `turns` has a reward or None for each completion, in the order in which they were answered; it may be empty.
+    `rewards` maps the names of the environment's rewards to the rewards. `metrics` has up to MAX_METRICS further
+    numbers by name. `turns` has an entry for each completion, in the order of the answers: a reward, or None for a
+    completion without a reward. It may also be empty.
     """
 
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -30,8 +31,8 @@ class AgentResult:
 Agent = Callable[[Task, str, str], Awaitable[AgentResult | Mapping[str, float] | None]]
 """`async def agent(task, base_url, api_key)`: does the task with the chat-completions API at `base_url`.
 
-It may return its environment's rewards by name, or an AgentResult. If it raises, the episode fails, and its ticket is
-tried again.
+An agent may return its environment's rewards by name, or an AgentResult. If it raises an exception, the episode fails,
+and is played again.
 """
 
 MAX_METRICS = 32
@@ -42,7 +43,7 @@ METRIC_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 class AgentError(AsyncrlError):
-    """The agent failed: its episode has no trajectory."""
+    """The agent failed. Its episode is not recorded as a trajectory."""
 
 
 def checked(returned: object) -> AgentResult:
@@ -55,7 +56,7 @@ def checked(returned: object) -> AgentResult:
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
         wanted = "numbers by name as its rewards, an AgentResult, or nothing"
         raise AgentError(f"the agent returned {returned!r:.200}; it must return {wanted}") from error
-    # A comparison with nan is false, so nan is refused, too.
+    # A comparison with nan is false, so this also refuses nan.
     if not all(abs(reward) <= LARGEST_FLOAT32 for reward in rewards.values()):
         raise AgentError(f"the agent's rewards are {rewards!s:.200}; use finite numbers, which a float32 can hold")
     if not all(reward is None or abs(reward) <= LARGEST_FLOAT32 for reward in turns):
@@ -84,7 +85,7 @@ def read_result(body: object) -> AgentResult:
 
 
 def error_in(body: Mapping[str, object]) -> str | None:
-    """The agent's reason for its failure, under the key `error`. None if it did not fail."""
+    """The agent's reason for its failure, from the key `error` of its result. None if the agent did not fail."""
     error = body.get("error")
     if error is None or error is False:
         return None
@@ -93,7 +94,8 @@ def error_in(body: Mapping[str, object]) -> str | None:
 
 
 def task_body(task: Task) -> dict[str, Any]:
-    """The fields of a task that an agent in another process gets. Raises AgentError: they cannot be written as JSON."""
+    """The fields of a task that are sent to an agent in another process. Raises AgentError: they cannot be written as
+    JSON."""
     body = {
         **{"id": task.id, "messages": list(task.messages), "ground_truth": task.ground_truth},
         **{"data_source": task.data_source, "extra_info": dict(task.extra_info), "tools": list(task.tools)},

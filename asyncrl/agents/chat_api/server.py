@@ -52,7 +52,7 @@ APIS: tuple[Api, ...] = (ChatCompletions(), Responses(), AnthropicMessages())
 class Bounds:
     """Limits on clients.
 
-    - `connections`: limits on all connections
+    - `connections`: the limits that hold for all connections
     - `at_once`: the maximum number of requests of one episode that may be unanswered at once
     - `body_s`, `body_bytes`: how many seconds a client with a key may take to send a body, and how many bytes the body
       may have
@@ -69,7 +69,7 @@ class Bounds:
 WITH_IMAGES = Bounds(at_once=64, body_bytes=64 << 20)
 """The limits for a policy that reads images. Bodies are larger, since a request repeats all images of its conversation.
 
-Fewer requests are allowed at once, which limits their total bytes.
+To limit the total bytes, fewer requests are allowed at once.
 """
 
 
@@ -79,9 +79,10 @@ class ChatCounts:
 
     - `answered`: requests that got a completion. `refused`: refused requests.
     - `abandoned`: requests whose client closed its connection before the answer was ready, or whose episode ended.
-    - `branches`: branches with a completion.
+    - `branches`: branches with a completion. An episode has several branches, for example, if its agent rewrote the
+      conversation.
     - `overridden`: answered requests with settings that had no effect.
-    - `wanted_calls`: completions for which the caller wanted a call. `unmet_calls`: such completions without a call.
+    - `wanted_calls`: completions for which the agent wanted a tool call. `unmet_calls`: those of them without a call.
     """
 
     answered: int = 0
@@ -97,8 +98,8 @@ class ChatCounts:
 class EpisodeEndpoint:
     """An episode that accepts requests with its key.
 
-    `fault` is an error of the engine, or of asyncrl itself, that failed a request. Errors that the agent raises after
-    this are not the agent's fault.
+    `fault` is an error of the engine, or of asyncrl itself, by which a request failed. Errors that the agent raises
+    after such an error are not the agent's fault.
     """
 
     episode: Episode
@@ -135,14 +136,14 @@ class EpisodeServer:
 
     @property
     def url(self) -> str:
-        """The address of the server; known after `start`."""
+        """The address of the server; it is known only after `start`."""
         return f"http://{self._host}:{self._port}"
 
     async def close(self) -> None:
         await self._http.close()
 
     def open(self, episode: Episode) -> tuple[EpisodeEndpoint, str]:
-        """Open the endpoint of an episode, until `end`. Returns the endpoint and its address."""
+        """Open an endpoint for the episode. It answers until `end`. Returns the endpoint and its address."""
         name = episode.ticket.id
         endpoint = self._endpoints[name] = EpisodeEndpoint(episode, secrets.token_urlsafe(16))
         return endpoint, f"{self.url}/{quote(name, safe='')}/v1"
@@ -245,8 +246,9 @@ class EpisodeServer:
 
 
 def _check_length(episode: Episode, request: CompletionRequest) -> None:
-    """Raises LimitError: the conversation cannot fit, even if all its tokens are the longest ones."""
-    # This comes before rendering and encoding, which would block all episodes for such a text.
+    """Raises LimitError: the conversation has so many characters that it cannot fit, even if each token is as long as
+    the longest one."""
+    # The check comes before rendering and encoding, which would block all episodes while they process so long a text.
     limits, characters = episode.limits, count_characters([request.messages, request.tools])
     if characters > limits.max_tokens * episode.chat.longest_piece and limits.truncation == "error":
         episode.recorder.truncated = True

@@ -1,4 +1,4 @@
-"""Answers the HTTP requests with which agents use `sessions`."""
+"""Answers the HTTP requests with which agents take, reward and end sessions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Read = Callable[[web.Request], Awaitable[object]]
 
 
 class SessionRoutes:
-    """Answers requests for `sessions`. `read` reads the body of a request."""
+    """Answers the requests about `sessions`. `read` reads the body of a request."""
 
     def __init__(self, sessions: Sessions, read: Read) -> None:
         self._sessions = sessions
@@ -76,7 +76,7 @@ class SessionRoutes:
 
 
 def key_of(http: web.Request) -> str:
-    """The key of a request, from the header of any of the three protocols."""
+    """The key of a request. It is in the header that one of the three protocols uses for keys."""
     return http.headers.get("x-api-key") or http.headers.get("Authorization", "").removeprefix("Bearer ")
 
 

@@ -4,8 +4,8 @@
     POST /sessions/ID/reward     with the episode's key: sets rewards, metrics and turns; a repetition replaces them
     POST /sessions/ID/end        with the episode's key: ends the episode; it has failed if the body has `error`
 
-A session fails if its agent sends no request for `actor.session_timeout_s` seconds, and its ticket is tried again. A
-session that has ended, or whose actor has died, is unknown: its agent must request a new one.
+A session fails if its agent sends no request for `actor.session_timeout_s` seconds. Then its episode is played again in
+another session. A session that has ended, or whose actor has died, is unknown: its agent must request a new one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from asyncrl.errors import AsyncrlError, RefusedError
 from asyncrl.types import Task
 
 MAX_WAIT_S = 60.0
-"""The maximum seconds that a request for an episode waits. Then the agent may send the request again."""
+"""The maximum seconds that a request waits for an episode. After that, the agent may send the request again."""
 
 STALE = 64
-"""Ended sessions are removed from the queue once it is longer than 2 * (live sessions) + STALE."""
+"""Ended sessions are removed from the queue once the queue is longer than 2 * (number of live sessions) + STALE."""
 
 
 class SessionOverError(AsyncrlError):
@@ -37,9 +37,9 @@ class SessionOverError(AsyncrlError):
 class SessionCounts:
     """Counts since the start.
 
-    - `started`: sessions that agents took; `failed`: sessions that their agents reported as failed; `silent`: sessions
-      that timed out.
-    - `refused`: refused results of agents.
+    - `started`: sessions that agents took; `failed`: sessions that agents reported as failed; `silent`: sessions that
+      timed out.
+    - `refused`: results of agents that were refused.
     """
 
     started: int = 0
@@ -74,8 +74,8 @@ class AgentSession:
 class Sessions:
     """Lets agents that connect with `key` play episodes.
 
-    An episode waits until an agent requests it. After that, it fails if `timeout_s` seconds pass without a request of
-    its agent. All methods run in one event loop.
+    An episode waits until an agent requests it. After that, the episode fails if `timeout_s` seconds pass without a
+    request from its agent. Call all methods in one event loop.
     """
 
     def __init__(self, key: str, timeout_s: float) -> None:
@@ -148,7 +148,7 @@ class Sessions:
 
     @contextmanager
     def at_work(self, id: str) -> Iterator[None]:
-        """Prevent the session's timeout while the body answers a request of its agent."""
+        """Prevent the session's timeout while the body of the `with` statement answers a request of its agent."""
         session = self._sessions.get(id)
         if session is None:
             yield
@@ -169,7 +169,8 @@ class Sessions:
         return session if fits else None
 
     def reward(self, session: AgentSession, body: object) -> None:
-        """Keep the result of an agent. Raises RefusedError: the result is malformed; SessionOverError."""
+        """Keep the result of an agent. Raises RefusedError: the result is malformed; SessionOverError: the session has
+        ended."""
         _check_runs(session)
         try:
             session.result = read_result(body)
@@ -178,7 +179,8 @@ class Sessions:
             raise RefusedError(str(error)) from error
 
     def end(self, session: AgentSession, body: object) -> None:
-        """End a session. Raises RefusedError: the body has other fields than `error`; SessionOverError."""
+        """End a session. Raises RefusedError: the body has other fields than `error`; SessionOverError: the session has
+        ended already."""
         _check_runs(session)
         if not isinstance(body, dict) or body.keys() - {"error"}:
             self.counts.refused += 1
@@ -191,6 +193,6 @@ class Sessions:
 
 
 def _check_runs(session: AgentSession) -> None:
-    """Raises SessionOverError: the session has ended, perhaps while the body of this request was read."""
+    """Raises SessionOverError: the session has ended, perhaps while the server still read the body of this request."""
     if session.over.done():
         raise SessionOverError("the session is over")

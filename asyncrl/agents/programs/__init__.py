@@ -1,1 +1,1 @@
-"""Agent programs that run in the Pythons of other projects, with their packages. No file here imports asyncrl."""
+"""Agent programs that run with the Python and the packages of other projects. No file here imports asyncrl."""

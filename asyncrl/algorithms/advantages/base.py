@@ -27,7 +27,7 @@ class Rollouts:
 
     - `episodes`: the facts of the global batch. `episodes.reward` [S] is the whole reward, including token penalties.
     - `tokens`, `view`: the packed tokens of this rank, and the selection of their policy tokens.
-    - `final` [S]: the part of the reward that is assigned to the last policy token.
+    - `final` [S]: the share of the reward that goes to the last policy token.
     - `penalty` [M]: the cost of each token (a KL in the reward), or None.
     - `values` [M]: the critic's values, or None.
     - `reduce`: sums over the ranks.
@@ -48,8 +48,8 @@ class Rollouts:
         return clamp_log(self.view.take(self.tokens.proximal).sub_(self.view.take(self.tokens.behaviour))).exp_()
 
     def differences(self, values: Tensor, targets: Tensor, gamma: float, step_weight: float) -> Tensor:
-        """float[M]: r_t + gamma target_{t+1} - V_t. Works in one buffer, since new memory would cost more than the
-        sums."""
+        """float[M]: r_t + gamma target_{t+1} - V_t. Computed in one buffer, because allocating further memory would
+        take longer than the sums."""
         return self.rewards(step_weight).add_(self.view.shift(targets), alpha=gamma).sub_(values)
 
     def spread(self, values: Tensor) -> Tensor:
@@ -59,8 +59,8 @@ class Rollouts:
     def rewards(self, step_weight: float) -> Tensor:
         """float[M]: the reward of each token.
 
-        It is the sum of the final reward (last token) and the weighted step scores (last token of each step), minus the
-        penalties.
+        It is the final reward on the last token, plus the weighted score of a step on the step's last token, minus the
+        token's penalty.
         """
         rewards = self.zeros()
         present = self.view.sequences.lengths > 0
@@ -70,7 +70,7 @@ class Rollouts:
         return rewards if self.penalty is None else rewards - self.penalty
 
     def at_steps(self, scores: Tensor) -> Tensor:
-        """[K] to [M]: each step's score on the step's last policy token, 0 elsewhere."""
+        """[K] to [M]: each step's score at the step's last policy token, 0 at all other tokens."""
         step, token = step_tokens(self.episodes, self.tokens, self.view)
         return self.zeros().index_add_(0, token, scores[step].to(self.dtype))
 
@@ -80,9 +80,10 @@ class Rollouts:
         return linear_scan(self.view.decay(1.0, placed), placed)
 
     def whiten(self, values: Tensor) -> Tensor:
-        """[M]: values, scaled to mean 0 and standard deviation 1 over the policy tokens of the global batch."""
-        # If all values are equal, float32 sums would leave a rounding error, and the division would make it about as
-        # large as 1.
+        """[M]: `values`, shifted and scaled to mean 0 and standard deviation 1 over the policy tokens of the global
+        batch."""
+        # Sums are float64. If all values are equal, float32 sums would leave a rounding error, which the division would
+        # make about as large as 1.
         total = values.sum(dtype=torch.float64)
         sums = self.reduce(torch.stack([total.new_tensor(values.numel()), total]))
         count, total = sums[0], sums[1]
@@ -159,15 +160,15 @@ class Estimate:
 
 
 class Advantage(Part):
-    """Base of the estimators. The flags declare what an estimator needs and reads. They are checked when the
-    configuration is read.
+    """Base of the estimators. The flags declare what an estimator needs and reads. When the configuration is read, they
+    are checked against the run.
 
-    - `needs_critic`, `needs_steps`: a critic, or step scores.
+    - `needs_critic`, `needs_steps`: the estimator needs a critic, or step scores.
     - `needs_unit_steps`: only episodes whose step scores are in [-1, 1] are trained.
-    - `needs_greedy`: a greedily sampled member in every group.
-    - `needs_group`: groups of several members.
-    - `needs_collisions`: `Tokens.collisions`.
-    - `uses_ratio`: the estimator corrects by pi_prox / mu itself.
+    - `needs_greedy`: every group needs a greedily sampled member.
+    - `needs_group`: groups need several members.
+    - `needs_collisions`: the estimator reads `Tokens.collisions`.
+    - `uses_ratio`: the estimator itself corrects for the age of the data by pi_prox / mu.
     - `uses_reward`: the estimator reads the reward, so a KL in the reward has an effect.
     """
 

@@ -67,7 +67,7 @@ class OptimalTokenBaseline(TokenAdvantage):
         energy.clamp_(min=0)  # Only rounding can make it negative.
         if self.cap is not None:
             energy *= rollouts.ratio.double().clamp(max=self.cap).square()
-        # linear_scan sums from the last token to the first, so the tensors are flipped. A cumulative sum would not be
+        # The tensors are flipped, because linear_scan sums from the last token to the first. torch.cumsum would not be
         # deterministic on GPUs.
         goes_on = torch.ones_like(energy).index_fill_(0, _firsts(rollouts)[view.sequences.lengths > 0], 0.0)
         return linear_scan(goes_on.flip(0), energy.flip(0)).flip(0)
@@ -75,7 +75,7 @@ class OptimalTokenBaseline(TokenAdvantage):
     def _places(self, rollouts: Rollouts) -> tuple[Tensor, int]:
         """int64[M]: the index of each token in a table, and the table's length.
 
-        The table concatenates a row t = 0, 1, ... for each group.
+        The table has a row for each group, with a place for each t = 0, 1, .... The rows are concatenated.
         """
         view, episodes = rollouts.view, rollouts.episodes
         t = torch.arange(view.index.numel(), device=view.index.device)

@@ -1,6 +1,7 @@
-"""The base classes of corrections, and their input: the ratios of proximal to behaviour policy (`Ages`).
+"""The base classes of corrections, and their input `Ages`: the ratios of the proximal policy (at the start of the step)
+to the behaviour policy (that sampled).
 
-Log-ratios are clamped to +-20 before exp, at every level. A rule (correction) sees the M policy tokens of whole
+Log-ratios are clamped to +-20 before exp, at every level. A correction, or rule, sees the M policy tokens of whole
 sequences. Weights have no gradient. The weight of a token is 1 unless a rule sets it.
 """
 
@@ -51,11 +52,12 @@ class Ages:
     episodes: Episodes | None = None
 
     def kept(self, values: Tensor) -> Tensor:
-        """values float[M], with 0 for dropped tokens."""
+        """`values` float[M], with 0 in place of the values of dropped tokens."""
         return values if self.rejected is None else torch.where(self.rejected == 0, values, 0.0)
 
     def after(self, bit: int, rule: Correction) -> Ages:
-        """The ages with the results of one more rule."""
+        """The ages with the results of one more rule, `rule`. It sets the bit `bit` of `rejected` for the tokens that
+        it drops."""
         # Rules also judge dropped tokens, so that a rule's share in the metrics does not depend on other rules.
         weights, keep = rule.weigh(self), rule.keep(self)
         rejected = self.rejected
@@ -74,8 +76,8 @@ class Correction(Part):
     """Base of the corrections. A correction overrides `weigh`, `keep`, or both.
 
     - `weighs`: it sets weights.
-    - `by_token`: it treats tokens of one sequence differently. Sequence-level losses refuse this.
-    - `whole_batch`: it needs the global batch before the updates.
+    - `by_token`: it may treat tokens of one sequence differently. Sequence-level losses refuse such a correction.
+    - `whole_batch`: it needs the whole global batch, so it runs once before the updates.
     - `follows_policy`: it is applied in every forward pass.
     - `uses_ratio`: it reads `log_w` or `proximal`.
     """
@@ -100,7 +102,7 @@ class Correction(Part):
 
 
 class LevelCorrection(Correction):
-    """A correction with a ratio over a configurable span, its `level`."""
+    """A correction whose ratio is taken over a configurable span of tokens, the `level`."""
 
     level: str = param("token", LEVEL_MEANING, choices=LEVELS)
 

@@ -26,7 +26,8 @@ class Updates:
     - `logprobs` float[M]: log pi_theta, with gradient
     - `proximal`, `behaviour`, `advantages` float[M]: without gradient
     - `selected` bool[M]: the tokens that `Loss.select` chose, or None
-    - `log_ratio` float[M]: computed from these as log r = log pi_theta - log pi_prox, clamped to +-20, with gradient
+    - `log_ratio` float[M]: log r = log pi_theta - log pi_prox, clamped to +-20, with gradient. It is computed from the
+      fields above
     """
 
     view: PolicyTokens
@@ -47,7 +48,8 @@ class Updates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenLosses:
-    """The `losses` float[M], and `marks` bool[M] by name. The share of marked tokens is reported as `clip/NAME`."""
+    """The `losses` float[M] of the tokens. `marks` has bool[M] by name: true on the tokens that the loss treated in
+    this way, for example clipped. The share of these tokens is reported as `clip/NAME`."""
 
     losses: Tensor
     marks: Mapping[str, Tensor] = field(default_factory=dict)
@@ -55,7 +57,7 @@ class TokenLosses:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """The M policy tokens of this rank, from which `Loss.select` chooses once a step.
+    """The M policy tokens of this rank. Once a step, `Loss.select` chooses some of them.
 
     - `proximal`, `advantages` float[M]
     - `draw` float[M]: pseudo-random numbers in [0, 1) that do not depend on the token's rank
@@ -68,8 +70,8 @@ class Candidates:
     reduce: Reduce
 
     def covariance(self) -> tuple[Tensor, int]:
-        """(log pi - mean)(A - mean) float64[M] at the start of the step, and the number of policy tokens in the global
-        batch.
+        """The product (log pi - mean)(A - mean) float64[M] at the start of the step, and the number of policy tokens in
+        the global batch.
 
         The means are over the global batch. Updates of tokens with a high covariance lower the entropy most.
         """
@@ -114,7 +116,8 @@ class ClippedLoss(Loss):
         return ratio.clamp(1 - self.clip_low, 1 + self.clip_high)
 
     def marks(self, ratio: Tensor, advantages: Tensor) -> dict[str, Tensor]:
-        """The tokens whose gradient the clip removes, by the name of the bound that their ratio crosses."""
+        """Maps the name of each bound of the clip to bool[M], true on the tokens whose ratio crosses it: the clip
+        removes their gradient."""
         return {
             "high": (ratio > 1 + self.clip_high) & (advantages > 0),
             "low": (ratio < 1 - self.clip_low) & (advantages < 0),
@@ -127,7 +130,7 @@ class DualClippedLoss(ClippedLoss):
     dual_clip: float | None = param(None, "bound on r if A < 0; null: no bound", "(1, inf]")
 
     def bounded(self, ratio: Tensor, advantages: Tensor) -> TokenLosses:
-        """The clipped surrogate of ratio float[M], at most -dual_clip A if A < 0."""
+        """The clipped surrogate loss for ratio float[M]. If A < 0, it is at most -dual_clip A."""
         losses, marks = surrogate(ratio, self.clip(ratio), advantages), self.marks(ratio.detach(), advantages)
         if self.dual_clip is not None:
             losses, marks["dual"] = dual_clipped(losses, advantages, self.dual_clip)

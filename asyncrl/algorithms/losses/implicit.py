@@ -1,4 +1,5 @@
-"""The loss that trains an implicit process model on outcomes, for the advantage `prime`."""
+"""The loss that trains an implicit process model, for the advantage `prime`. Such a model pi_phi learns only from
+outcomes, and its log(pi_phi / pi_ref) of a token is the token's reward."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ def implicit_loss(
     """The cross-entropy of sigmoid(score) against the outcome, and additive sums for `implicit_summary`.
 
     The score of a sequence is beta sum_t log(pi_phi / pi_ref). The sums contain the scores of the pass as float64[S].
-    The loss is this micro-batch's part of a mean over the global sequences. The parts of all micro-batches and ranks
-    add up to the mean. Its gradient trains pi_phi. log_ratio float[N] with gradient; outcome float[S] of the global
-    batch, clamped to [0, 1].
+    The losses of all micro-batches and ranks add up to the mean over the sequences of the global minibatch. The
+    gradient trains pi_phi. log_ratio float[N] has a gradient. outcome float[S] is that of the global batch, and is
+    clamped to [0, 1].
     Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
@@ -61,10 +62,10 @@ def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = Non
 def pairwise_accuracy(scores: Tensor, outcome: Tensor, group: Tensor) -> float:
     """The share of pairs in a group whose scores float[S] are in the same order as their outcomes float[S].
 
-    It is a mean over the groups; group int64[S] has group numbers from 0 on. The weight of a pair is the difference of
-    its outcomes. Equal scores count as half right. A group of equal outcomes counts as 0.5.
-    Source: Process Reinforcement through Implicit Rewards, 2025 (compute_dpo_accuracy of its code, where equal
-    scores are right or wrong by the order of the batch).
+    It is a mean over the groups. group int64[S] has the index of each sequence's group. The weight of a pair is the
+    difference of its outcomes. Equal scores count as half right. A group of equal outcomes counts as 0.5.
+    Source: Process Reinforcement through Implicit Rewards, 2025 (compute_dpo_accuracy of its code, where equal scores
+    are right or wrong by the order of the batch).
     """
     shares = []
     for members in group.argsort(stable=True).split(group.bincount().tolist()):

@@ -21,7 +21,8 @@ class Value(Part):
 
     @abstractmethod
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses float[M] of values float[M], and bool[M], true if a clip applies. old and returns are float[M]."""
+        """The losses float[M] of values float[M], and bool[M], true on the tokens for which a clip applies. old and
+        returns are float[M]."""
 
 
 class ClippedValue(Value):
@@ -69,10 +70,11 @@ class HuberValue(Value):
 def value_loss(
     values: Tensor, tokens: Tokens, totals: Totals, value: Value, aggregation: Aggregation
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """A micro-batch's part of the value loss of the global minibatch, and additive sums.
+    """The value loss of this micro-batch, and sums for metrics.
 
-    values float[N] with gradient; tokens.values and tokens.returns float[N] come from `Algorithm.prepare`. Tokens that
-    corrections drop still train the critic. Raises InvariantError: shapes differ, or there are no returns.
+    Both are added over micro-batches and ranks. values float[N] has a gradient. tokens.values and tokens.returns
+    float[N] come from `Algorithm.prepare`. Tokens that corrections drop still train the critic. Raises InvariantError:
+    shapes differ, or there are no returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(

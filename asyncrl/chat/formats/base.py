@@ -42,12 +42,13 @@ class CallError(ValueError):
 
 
 class Format(ABC):
-    """The format in which a family writes calls.
+    """The format in which a family of models writes tool calls.
 
-    - `mark` finds the next position at which calls begin. It also finds thoughts in its group `thought`: the beginning
-      of a thought if its group `opened` matches too, else the end. `mark` never matches an empty text.
+    - `mark` finds the next position at which calls begin. It also finds the next mark of a thought, by its group
+      `thought`. If the group `opened` matches too, the thought begins there, else it ends there. `mark` never matches
+      an empty text.
     - `stop_tokens` end a turn, in addition to the end tokens in the template.
-    - With `reasoning_apart` the chat template takes reasoning in its own field, not in the content.
+    - With `reasoning_apart` the chat template expects reasoning in a separate field, not in the content.
     - With `text_after_calls` the policy's text after its calls is content, too.
     """
 
@@ -61,7 +62,7 @@ class Format(ABC):
     def read(self, mark: re.Match[str], functions: Functions) -> tuple[Sequence[WrittenCall | CallError], int]:
         """Read the calls that begin at `mark`; return them and the position after them.
 
-        Raises CallError: no call can be read. The caller then continues to search after the mark.
+        Raises CallError: no call can be read. The caller then searches for calls after the mark.
         """
 
     @abstractmethod
@@ -149,8 +150,8 @@ def from_text(text: str, name: str, key: str, functions: Functions) -> Any:
     - If it takes strings, the value is `text` itself. But if the schema lists values, and only the JSON value of `text`
       is among them, the JSON value is taken.
     - If it takes strings and null, `null` and `None` are null. Other spellings are texts.
-    - Otherwise `text` is read as JSON, or as Python's True, False and None. If this fails, it stays a text, which the
-      check of the schema then refuses.
+    - Otherwise `text` is read as JSON, or as Python's True, False and None. If it is none of them, the value is the
+      text, which the later check of the arguments refuses.
 
     Raises CallError: the value cannot be sent.
     """

@@ -1,7 +1,7 @@
 """Reads and writes tool calls in the formats of DeepSeek.
 
-V3, R1 and its distills write `type<｜tool▁sep｜>name`, a newline, and the arguments as a JSON block of markdown. V3.1
-writes `name<｜tool▁sep｜>{...}`.
+V3, R1 and the models distilled from R1 write `type<｜tool▁sep｜>name`, a newline, and the arguments as a JSON block of
+markdown. V3.1 writes `name<｜tool▁sep｜>{...}`.
 
 Each call is between `<｜tool▁call▁begin｜>` and `<｜tool▁call▁end｜>`. All calls of a turn are between
 `<｜tool▁calls▁begin｜>` and `<｜tool▁calls▁end｜>`.
@@ -31,7 +31,7 @@ _MARK = closed(rf"(?:{_ALL}\s*)?{_BEGIN}")
 
 
 class DeepSeekV3(Format):
-    """A format whose calls have a type, which is always `function` and is ignored."""
+    """The format of V3. Its calls have a type, which is always `function` and is ignored."""
 
     name = "deepseek_v3"
     mark = _MARK
@@ -53,7 +53,7 @@ class DeepSeekV3(Format):
 
 
 class DeepSeekV31(Format):
-    """A format whose calls have no types and no markdown."""
+    """The format of V3.1. Its calls have no type and no markdown."""
 
     name = "deepseek_v3_1"
     mark = _MARK

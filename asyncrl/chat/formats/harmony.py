@@ -1,4 +1,5 @@
-"""GPT-OSS: harmony. A turn has one or more messages, each with a channel. A call is a message to `functions.name`.
+"""GPT-OSS: the format harmony. A turn has one or more messages, each on a channel. A call is a message to
+`functions.name`.
 
     <|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.name <|constrain|>json<|message|>{...}

@@ -11,7 +11,8 @@ _CLOSING = re.compile(r"\s*</tool_call>")
 
 
 class Hermes(Format):
-    """A format of JSON. The JSON is read before the closing mark is searched, because it may contain marks."""
+    """A format whose calls are JSON. The JSON is read before the closing mark is searched, because texts in it may
+    contain this mark."""
 
     name = "hermes"
     mark = closed("<tool_call>")

@@ -1,7 +1,7 @@
 """Kimi K2: `<|tool_call_begin|>functions.name:0<|tool_call_argument_begin|>{...}<|tool_call_end|>` for each call.
 
-All calls of a turn are in one section. The policy writes the id of a call. The id has the name of the tool, and the
-number of the call in the conversation. The result repeats the id.
+All calls of a turn are in one section. The policy writes the id of a call. The id consists of the tool's name and the
+call's number, counted over the conversation from 0. The result of the call repeats the id.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ID = re.compile(r"functions\.([^\s:<>]+):\d+")
 
 
 class Kimi(Format):
-    """A format of models whose templates take reasoning apart from the content."""
+    """The format of models whose templates expect reasoning in a separate field."""
 
     name = "kimi"
     mark = closed(rf"(?:{re.escape(_ALL)}\s*)?{re.escape(_BEGIN)}")

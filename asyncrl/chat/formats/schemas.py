@@ -29,7 +29,7 @@ _OF_STRINGS = ("pattern", "minLength", "maxLength", "contentEncoding")
 _NUMERIC_FORMATS = ("int32", "int64", "float", "double")
 """The formats of OpenAPI for numbers; all others are for strings."""
 _NOTHING: Mapping[str, Any] = {"const": object()}
-"""The schema `false`, which takes no value."""
+"""The schema `false`, which accepts no value."""
 _MOST_REFERENCES = 256
 """The maximum number of references that are followed; further references are ignored."""
 
@@ -47,7 +47,7 @@ def parameters_of(function: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def kinds_of(schema: Any, function: Mapping[str, Any]) -> Kinds:
-    """The types that the values of a schema may have; ANY if the schema names no type.
+    """The types that a value may have by the schema; ANY if the schema names no type.
 
     A keyword that applies only to strings, such as `pattern`, means the type string.
     """
@@ -80,7 +80,7 @@ def problem_of(schema: Any, value: Any, function: Mapping[str, Any]) -> str:
     listed = [*_listed(schema, function.get("parameters"), set())]
     if not listed or not _is(value, kinds):
         return f"must be of type {_shown(kinds)}"
-    # Another part of `anyOf` may take all values of a type.
+    # One part of `anyOf` may list values, and another part accept all values of a type.
     unlisted = _fold(schema, function.get("parameters"), _unlisted_kinds_here, {}) or Kinds()
     whole = f"of type {_shown(unlisted)}, or " if unlisted else ""
     return f"must be {whole}one of {json.dumps(listed)}"
@@ -91,9 +91,10 @@ def _shown(kinds: Kinds) -> str:
 
 
 def _fold(schema: Any, root: Any, here: Callable[[Mapping[str, Any]], Said], known: dict[str, Any]) -> Said | None:
-    """Combine the results of `here` for all parts of a schema; None if no part gives a result.
+    """Combine the results of `here` for all parts of a schema. None if no part gives a result.
 
-    Parts that must all hold are combined by `&`, and choices by `|`. `known` caches the results of references.
+    The results of parts that must all hold are combined by `&`, those of choices by `|`. `known` caches the results of
+    references.
     """
     if isinstance(schema, bool):
         schema = {} if schema else _NOTHING
@@ -191,7 +192,7 @@ def _kind(value: Any) -> list[str]:
 
 
 def _is(value: Any, kinds: Kinds) -> bool:
-    """True if a value has one of the types. Unlike in Python, a truth value is not a number."""
+    """True if a value has one of the types. Unlike in Python, True and False are not numbers."""
     if isinstance(value, bool):
         return "boolean" in kinds
     return any(isinstance(value, _TYPES[kind]) for kind in kinds)

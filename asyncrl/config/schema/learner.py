@@ -39,7 +39,7 @@ class LearnerConfig:
     )
     shared_prefixes: bool | None = option(
         None,
-        "compute a prefix that several sequences of a pass share, such as the prompt of a group, only once, and keep "
+        "compute only once a prefix that several sequences of a pass share, such as the prompt of a group, and keep "
         "groups together where that is faster; null: only if the prefix has at least 32 tokens and an eighth of "
         "the sequence's tokens (half of them on GPUs)",
     )

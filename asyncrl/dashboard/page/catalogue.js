@@ -8,6 +8,12 @@ const of = (file, combine) => (name, label, more = {}) => ({ file, combine, name
 const [learner, measured, actor, scorer, replay] = [of(LEARNER), of("evaluation"), of(ACTORS, "mean"), of(SCORERS, "mean"), of(REPLAYS, "sum")];
 const rate = { rate: true };
 const digits = { only: /^\d+$/ };
+const main = { main: true };
+const shareOf = (of, ...and) => ({ of, and, combine: "mean" });
+
+// Means of scores that are no part of a reward.
+const NO_PART = "reward|outcome|length|rules|process|manager|environment|accuracy";
+const withoutMean = (name) => name.replace(/_mean$/, "");
 
 const RATIO_BINS = 8;
 
@@ -25,15 +31,21 @@ function shown(ratio) {
 }
 
 /** Each figure: `id`, `title`, `group`, `lines` (see linesOf), `unit`, `about`; `stack`: its lines add up; `marks`: it
- * has few points, and each is marked; `ramp`: its lines have an order, shown by their colours; `least` and `most` of its
+ * has few points, and each is marked; `main`: of several runs it is drawn first, instead of the first line; `ramp`: its lines have an order, shown by their colours; `least` and `most` of its
  * y axis. */
 export const FIGURES = [
   ...group("Learning", [
     ["reward", "Reward", [learner("reward/mean", "mean"), learner("reward/max", "largest"), learner("reward/min", "smallest")],
       { about: "Rewards of the trained trajectories of each step." }],
-    ["accuracy", "Outcome and held-out accuracy", [learner("outcome/mean", "outcome, trained"), measured("eval/outcome", "outcome, held out", { marks: true }), measured("eval/accuracy", "accuracy, held out", { marks: true })],
+    ["accuracy", "Outcome and held-out accuracy", [learner("outcome/mean", "outcome, trained"), measured("eval/outcome", "outcome, held out", { marks: true }), measured("eval/accuracy", "accuracy, held out", { marks: true, ...main })],
       { about: "The first rule's score of trained trajectories, and of held-out tasks, which are never trained." }],
     ["pass", "Held-out pass@k", [measured("eval/pass@*", "pass@", { marks: true })], { unit: "share", about: "Held-out tasks that at least one of k attempts would solve." }],
+    ["parts", "Parts of the reward", [scorer("rule/*", withoutMean, { only: /_mean$/ }), scorer("rules_mean", "all rules"), scorer("environment_mean", "environment"), scorer("process_mean", "process model"), scorer("manager_mean", "manager"), scorer("*", withoutMean, { only: new RegExp(`^(?!(?:${NO_PART})_)[^/]*_mean$`) })],
+      { about: "Each score by its name, before its weight: means over the trajectories that were labelled since the last row." }],
+    ["truncated", "Truncated and failed episodes", [actor("truncated", "truncated at a limit", shareOf("episodes")), actor("failed", "failed", shareOf("episodes"))],
+      { unit: "share", least: 0, about: "Shares of the newest 100 episodes of all actors. A truncated episode has no answer, or only a part of it." }],
+    ["calls", "Tool calls that went wrong", [actor("tool_malformed", "malformed or unknown", shareOf("tool_calls", "tool_unknown")), actor("tool_refused", "refused by the tool", shareOf("tool_calls"))],
+      { unit: "share", least: 0, about: "Shares of the newest 100 calls of all actors: calls that cannot be read, calls of tools that do not exist, and calls that the tool refused." }],
     ["length", "Length", [learner("length/mean", "mean"), learner("length/max", "largest"), measured("eval/length", "held out", { marks: true })],
       { unit: "tokens", about: "Sampled tokens of a trajectory." }],
     ["teaching", "Groups that teach nothing", [learner("groups/zero_variance", "equal rewards"), learner("masked/any", "masked tokens")],
@@ -61,12 +73,12 @@ export const FIGURES = [
     ["update", "Size of the updates", [learner("update/kl", "KL (k1)"), learner("update/k3", "KL (k3)")], { unit: "nats" }],
   ]),
   ...group("Flow", [
-    ["flow", "Trajectories per second", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name, rate)),
+    ["flow", "Trajectories per second", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name, { ...rate, main: name === "trained" })),
       { least: 0, about: "Trajectories that the replay accepted for training, labelled and trained, and trajectories that it threw away." }],
     ["flow_tokens", "Tokens per second, by state", [actor("tokens", "sampled", { ...rate, combine: "sum" }), replay("tokens_accepted", "accepted", rate), replay("tokens_labelled", "labelled", rate), replay("tokens_trained", "trained", rate), replay("tokens_evicted", "evicted", rate), replay("tokens_filtered", "filtered", rate), replay("tokens_dropped", "dropped", rate), replay("tokens_dead", "dead", rate)],
       { least: 0, about: "Tokens that actors sampled, and sampled tokens of trajectories by their state in the replay." }],
-    ["totals", "Trajectories so far", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name)), { least: 0 }],
-    ["depths", "Queues", [replay("depth_pending", "tickets that wait"), replay("depth_tickets", "open tickets"), replay("depth_waiting", "wait for a scorer"), replay("depth_ready", "groups ready to train"), replay("depth_groups", "open groups"), replay("depth_dead", "dead letters")],
+    ["totals", "Trajectories so far", ["accepted", "labelled", "trained", "evicted", "filtered", "dropped", "dead"].map((name) => replay(name, name, { main: name === "trained" })), { least: 0 }],
+    ["depths", "Queues", [replay("depth_pending", "tickets that wait"), replay("depth_tickets", "open tickets"), replay("depth_waiting", "wait for a scorer"), replay("depth_ready", "groups ready to train", main), replay("depth_groups", "open groups"), replay("depth_dead", "dead letters")],
       { least: 0, about: "The lengths of the replay's queues now." }],
     ["admission", "Admission", [replay("committed", "admitted"), replay("capacity", "bound now")], { unit: "trajectories", about: "Actors wait while both lines meet. The bound follows from replay.max_lag; it is lower while complete groups wait for the learner." }],
     ["store", "Store", [replay("store_bytes", "in use"), replay("dead_letter_bytes", "dead letters")], { unit: "bytes", least: 0 }],
@@ -78,6 +90,8 @@ export const FIGURES = [
     ["speed", "Tokens per second", [learner("tokens_per_s", "learner"), actor("tokens_per_s", "sampled by actors", { combine: "sum" }), scorer("tokens_per_s", "scored", { combine: "sum" })], { least: 0 }],
     ["mfu", "Model FLOPs utilisation", [learner("mfu/train", "while it trains"), learner("mfu/step", "of the whole step")], { unit: "share", least: 0 }],
     ["waited", "What the learner waited for", [replay("learner_waited_for_episodes_s", "episodes"), replay("learner_waited_for_labels_s", "labels"), replay("learner_waited_for_store_s", "the store")], { unit: "s", stack: true, about: "Sums since the replay's start. More actors, more scorers or a larger store reduce them." }],
+    ["tool_time", "Time in tools", [actor("tools_s", "tools of an episode"), actor("user_s", "simulated user"), actor("agent_s", "agent")],
+      { unit: "s", least: 0, about: "Mean seconds of an episode in which its engine waits for something else." }],
     ["episode", "Seconds of an episode, by phase", [actor("wait_s", "wait"), actor("generate_s", "generate"), actor("tools_s", "tools"), actor("user_s", "user"), actor("agent_s", "agent")], { stack: true, unit: "s" }],
   ]),
   ...group("Pushes of weights", [
@@ -96,7 +110,7 @@ export const FIGURES = [
   ...group("Failures", [
     ["failures", "Failures so far", [replay("failures", "episodes"), replay("scoring_failures", "scorings"), replay("dead", "dead letters"), actor("tool_failures", "tools", { combine: "sum" }), actor("server_faults", "servers", { combine: "sum" }), learner("updates_skipped", "updates skipped")], { least: 0 }],
     ["tools", "Tool calls so far", [actor("tool_calls", "calls", { combine: "sum" }), actor("tool_refused", "refused", { combine: "sum" }), actor("tool_malformed", "malformed", { combine: "sum" }), actor("tool_unknown", "unknown", { combine: "sum" })], { least: 0 }],
-    ["truncated", "Episodes so far", [actor("episodes", "delivered", { combine: "sum" }), actor("truncated", "truncated", { combine: "sum" }), actor("failed", "failed", { combine: "sum" })], { least: 0 }],
+    ["episodes", "Episodes so far", [actor("episodes", "delivered", { combine: "sum" }), actor("truncated", "truncated", { combine: "sum" }), actor("failed", "failed", { combine: "sum" })], { least: 0 }],
   ]),
   ...group("Machines", [
     ["cpu", "Processor", each("usage/cpu_cores"), { unit: "cores", least: 0, about: "Cores that each role keeps busy." }],

@@ -1,7 +1,7 @@
 // One figure's plot: lines, bands and stacks by uPlot, with a legend that tells the values under the cursor.
 //
-// The mouse drags a range, a click chooses a place, and a double click shows all again. With the keyboard: arrows move the cursor, + zooms in
-// around it, Escape shows all.
+// The mouse drags a range, a click chooses a place, and a double click shows all again. A click on an entry of the legend
+// hides its line, or shows it again. With the keyboard: arrows move the cursor, + zooms in around it, Escape shows all.
 
 import { element, fill, foreign } from "./dom.js";
 import { value as formatted } from "./format.js";
@@ -34,6 +34,7 @@ export class Chart {
   #legend = element("div", { class: "legend" });
   #host = element("div", { class: "plot", tabindex: "0", role: "img" });
   #drawn = null;
+  #hidden = new Set();
   #observer;
 
   /** `settings`: `title`, `height`, `axes` (false: none), `legend` (false: none), `onRange(first, last)`, called with nulls for all,
@@ -60,8 +61,9 @@ export class Chart {
   /** Draws `figure`: `title`, `unit`, `axis` (of `AXES`), `range` ([first, last] or null), `stack` (whether lines are
    * summed up), `lines` (`label`, `x`, `y`, `colour`, `dash`, `raw` for the values before smoothing, `marks` for points),
    * `least` and `most` of the y axis if they are fixed, `changes`: places of vertical lines. */
-  draw(figure) {
-    this.#drawn = figure;
+  draw(whole) {
+    this.#drawn = whole;
+    const figure = { ...whole, lines: whole.lines.filter((line) => !this.#hidden.has(line.label)) };
     const tables = [];
     for (const line of figure.lines) {
       if (line.raw) tables.push(table(line.x, line.raw));
@@ -72,13 +74,13 @@ export class Chart {
     this.values = joined;
     const range = figure.range ?? extent(joined[0]);
     const shape = JSON.stringify([figure.title, figure.unit, figure.axis.title, figure.stack, figure.least, figure.most, figure.changes,
-      figure.lines.map((line) => [line.label, line.colour, line.dash, line.marks, Boolean(line.raw)])]);
+      whole.lines.map((line) => [line.label, line.colour, line.dash, line.marks, Boolean(line.raw), this.#hidden.has(line.label)])]);
     if (!this.#plot || shape !== this.#shape) {
       this.#plot?.destroy();
       this.#shape = shape;
       fill(this.#host);
       this.#plot = new uPlot(this.#options(figure), data, this.#host);
-      this.#showLegend(figure);
+      this.#showLegend(whole);
     } else {
       this.#plot.setData(data, false);
     }
@@ -167,9 +169,17 @@ export class Chart {
       const mark = element("span", { class: dashed ? "mark stroke" : "mark", "aria-hidden": "true" });
       if (dashed) mark.style.borderTop = `3px ${STROKES[line.dash ?? 0]} ${line.colour}`;
       else mark.style.background = line.colour;
-      return element("span", { class: "item" }, mark, foreign(line.label), element("b", {}, ""));
+      const shown = !this.#hidden.has(line.label);
+      return element("button", { type: "button", class: "item", "aria-pressed": String(shown), title: shown ? "Hide this line" : "Show this line", onclick: () => this.#toggle(line.label) },
+        mark, foreign(line.label), element("b", {}, ""));
     });
     fill(this.#legend, element("span", { class: "place" }), items);
+  }
+
+  #toggle(label) {
+    if (!this.#hidden.delete(label)) this.#hidden.add(label);
+    this.draw(this.#drawn);
+    this.#legend.children[1 + this.#drawn.lines.findIndex((line) => line.label === label)]?.focus();
   }
 
   /** Shows the values at the row `index`; without an index, the last value of each line. */
@@ -180,9 +190,9 @@ export class Chart {
     this.#legend.firstChild.textContent = at === null ? "" : `${axis.format(this.values[0][at])}:`;
     let column = 0;
     for (const [place, line] of lines.entries()) {
-      column += line.raw ? 2 : 1;
-      const values = this.values[column];
-      const shown = at === null ? last(line.y) : nearest(values, at);
+      const hidden = this.#hidden.has(line.label);
+      if (!hidden) column += line.raw ? 2 : 1;
+      const shown = at === null || hidden ? last(line.y) : nearest(this.values[column], at);
       this.#legend.children[place + 1].lastChild.textContent = formatted(shown, unit);
     }
   }

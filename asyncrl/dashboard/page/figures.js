@@ -9,6 +9,8 @@ import { Panel } from "./panel.js";
 import { change, link, state } from "./state.js";
 
 const LONG_LIST = 60;
+/** The kinds of runs, with what stands before the groups of their figures if there are several kinds. */
+const KINDS = { rl: "", sft: "Fine-tunings" };
 
 /** The part of the state that figures obey. */
 export function viewOf(now) {
@@ -17,6 +19,7 @@ export function viewOf(now) {
     axis: now.x in AXES ? now.x : "step",
     smooth: Math.min(0.99, Math.max(0, Number(now.smooth) || 0)),
     range: range?.length === 2 && range.every(Number.isFinite) && range[0] < range[1] ? range : null,
+    lines: Object.fromEntries((now.lines ?? "").split(",").map((each) => each.split(":"))),
   };
 }
 
@@ -42,27 +45,37 @@ export function open(main, page) {
     if (wanted === layout) return;
     layout = wanted;
     for (const panel of panels) panel.close();
-    panels = figures.flatMap((figure) => (figure.stack && runs.length > 1 ? runs : [null]).map((run) => panelOf(figure, run, chosen)));
-    const groups = [...new Set(panels.map((panel) => panel.figure.group))];
-    fill(body, groups.map((group) => element("section", { id: `group-${group}`, "aria-label": group },
-      element("h2", {}, foreign(group)),
-      element("div", { class: "grid" }, panels.filter((panel) => panel.figure.group === group).map((panel) => panel.element)))));
-    fill(jumps, chosen ? element("a", { href: link({ show: null }) }, "All figures") : groups.map((group) => jumpTo(group)));
+    // Fine-tunings have figures of their own: their losses and steps are not those of reinforcement learning.
+    const kinds = Object.keys(KINDS).filter((kind) => runs.some((run) => run.kind === kind));
+    panels = kinds.flatMap((kind) => {
+      const of = runs.filter((run) => run.kind === kind);
+      return figures.flatMap((figure) => (figure.stack && of.length > 1 ? of : [null]).map((run) => panelOf(figure, run, kind, chosen)));
+    });
+    const groups = new Map(panels.map((panel) => [titleOf(panel, kinds), panel]));
+    fill(body, [...groups.keys()].map((title) => element("section", { id: `group-${title}`, "aria-label": title },
+      element("h2", {}, foreign(title)),
+      element("div", { class: "grid" }, panels.filter((panel) => titleOf(panel, kinds) === title).map((panel) => panel.element)))));
+    fill(jumps, chosen ? element("a", { href: link({ show: null }) }, "All figures") : [...groups.keys()].map((title) => jumpTo(title)));
+  }
+
+  function titleOf(panel, kinds) {
+    return kinds.length > 1 && KINDS[panel.kind] ? `${KINDS[panel.kind]} \u00b7 ${panel.figure.group}` : panel.figure.group;
   }
 
   function jumpTo(group) {
     const go = () => document.getElementById(`group-${group}`)?.scrollIntoView({ block: "start" });
-    return element("button", { type: "button", onclick: go }, foreign(group));
+    return element("button", { type: "button", "data-to": `group-${group}`, onclick: go }, foreign(group));
   }
 
-  function panelOf(figure, run, chosen) {
+  function panelOf(figure, run, kind, chosen) {
     const only = chosen ? null : element("a", { href: link({ show: figure.id }), "aria-label": `Show only ${figure.title}`, title: "Show only this" }, "\u2922");
     const remove = figure.id.includes(":")
       ? element("button", { type: "button", "aria-label": `Remove ${figure.title}`, title: "Remove", onclick: () => change({ more: (state().more ?? "").split(",").filter((word) => word !== figure.id).join(",") }) }, "\u00d7")
       : null;
     const place = element("a", { class: "episodes", hidden: true }, "");
     const onPlace = (x) => {
-      const of = run ?? page.chosen()[0];
+      const of = run ?? page.chosen().find((each) => each.kind === kind);
+      if (!of || kind === "sft") return;
       const step = page.data.clock(of).stepAt(viewOf(state()).axis, x);
       if (!Number.isFinite(step)) return;
       place.hidden = false;
@@ -70,18 +83,21 @@ export function open(main, page) {
       place.href = link({ tab: "episodes", run: of.key, step: `${step}..${step}` });
     };
     const chart = { onRange: setRange, onPlace, height: chosen?.length === 1 ? 420 : 190 };
-    return new Panel(figure, { run, tools: [place, only, remove], chart });
+    return new Panel(figure, { run, kind, tools: [place, only, remove], chart });
   }
 
   function draw() {
     const [runs, view] = [page.chosen(), viewOf(state())];
-    for (const panel of panels) panel.draw(runs, view, page.data);
+    const drawOne = (panel) => panel.draw(runs.filter((run) => run.kind === panel.kind), view, page.data);
+    for (const panel of panels) drawOne(panel);
     for (const section of body.children) {
       section.hidden = ![...section.querySelectorAll("article")].some((card) => !card.hidden);
+      const jump = jumps.querySelector(`[data-to="${CSS.escape(section.id)}"]`);
+      if (jump) jump.hidden = section.hidden;
     }
     bar.update(view);
     for (const panel of panels) {
-      panel.sharpen(runs, view, page.data).then((found) => found && panel.draw(runs, view, page.data)).catch(page.fail);
+      panel.sharpen(runs.filter((run) => run.kind === panel.kind), view, page.data).then((found) => found && drawOne(panel)).catch(page.fail);
     }
   }
 

@@ -24,7 +24,7 @@ export const FILTERS = ["text", ...RANGES.map(([name]) => name), ...CHOICES.map(
 export function drawFilters(form, found, now) {
   const later = delayed((name, value) => change({ [name]: value, offset: null }, true));
   const texts = [
-    field("id or task", element("input", { type: "search", name: "text", placeholder: "part of it", oninput: (event) => later("text", event.target.value) })),
+    field("text, id or task", element("input", { type: "search", name: "text", placeholder: "task or answer", oninput: (event) => later("text", event.target.value) })),
     ...RANGES.map(([name, label]) =>
       field(label, element("input", { type: "text", name, class: "range", placeholder: "3..9", title: "3, 3..9, 3.. or ..9", oninput: (event) => later(name, event.target.value) })),
     ),

@@ -2,11 +2,14 @@
 // several files.
 
 const FORGOTTEN_S = 30;
+const ENOUGH = 100;
 
 /** The lines that a figure's `spec` draws of one run: each with `label`, `x` and `y`.
  *
  * `spec` has `file` ("learner", "actor-*"), `name` (a metric, or "lag/*" for all that begin so), and maybe `label` (for
- * several metrics the beginning of their labels, or a function of the rest of their names), `only` (a pattern of what follows), `combine` ("each", or "sum" or "mean" over the files), `rate` (a counter's rise per second), `order` (of names). */
+ * several metrics the beginning of their labels, or a function of the rest of their names), `only` (a pattern of what
+ * follows), `combine` ("each", or "sum" or "mean" over the files), `rate` (a counter's rise per second), `of` (the line is
+ * the share of the counter `of` that the counter `name` has, together with the counters `and`), `order` (of names). */
 export function linesOf(spec, clock, axis, all) {
   const found = all.flatMap((series) => namesLike(series, spec.name, spec.only).map((name) => ({ series, name })));
   const names = [...new Set(found.map((each) => each.name))].sort(spec.order ?? byNumber);
@@ -15,7 +18,7 @@ export function linesOf(spec, clock, axis, all) {
       file: series.file,
       time: series.time,
       x: clock.places(axis, series),
-      y: spec.rate ? rates(series.time, series.columns[name]) : series.columns[name],
+      y: valuesOf(spec, series, name, ENOUGH / all.length),
     }));
     const rest = spec.name.endsWith("*") ? name.slice(spec.name.length - 1) : null;
     const label = rest === null ? spec.label ?? name : typeof spec.label === "function" ? spec.label(rest) : `${spec.label ?? ""}${rest}`;
@@ -27,10 +30,39 @@ export function linesOf(spec, clock, axis, all) {
   });
 }
 
+/** The metrics of a file that a spec needs. */
+export function namesOf(spec) {
+  return [spec.name, ...(spec.and ?? []), ...(spec.of ? [spec.of] : [])];
+}
+
+function valuesOf(spec, series, name, enough) {
+  const values = series.columns[name];
+  if (spec.rate) return rates(series.time, values);
+  if (!spec.of) return values;
+  const others = (spec.and ?? []).map((each) => series.columns[each] ?? []);
+  return shares(values.map((value, row) => others.reduce((sum, each) => sum + (each[row] ?? 0), value ?? 0)), series.columns[spec.of] ?? [], enough);
+}
+
+/** The share that the counter `parts` has of the counter `wholes`, over the newest rise of `wholes` by `enough`. A counter
+ * that falls was reset by a restart of its process. */
+function shares(parts, wholes, enough) {
+  let from = 0;
+  return parts.map((part, row) => {
+    const whole = wholes[row] ?? null;
+    if (whole === null) return null;
+    if (row > 0 && whole < (wholes[row - 1] ?? 0)) from = row;
+    while (from + 1 < row && whole - wholes[from + 1] >= enough) from += 1;
+    const rise = whole - (wholes[from] ?? 0);
+    return rise > 0 ? (part - parts[from]) / rise : null;
+  });
+}
+
 function namesLike(series, name, only = /^[^/]*$/) {
   if (!name.endsWith("*")) return series.columns[name]?.some((value) => value !== null) ? [name] : [];
   const begin = name.slice(0, -1);
-  return Object.keys(series.columns).filter((each) => each.startsWith(begin) && only.test(each.slice(begin.length)));
+  // A column without a value was requested by its name, for another figure.
+  const fits = (each) => each.startsWith(begin) && only.test(each.slice(begin.length)) && series.columns[each].some((value) => value !== null);
+  return Object.keys(series.columns).filter(fits);
 }
 
 function byNumber(one, two) {

@@ -15,6 +15,12 @@ const PARTS = [
   ["Is it healthy?", ["entropy", "mismatch"]],
   ["Where does the time go?", ["idle", "phases"]],
 ];
+const FINE_TUNING_PARTS = [
+  ["Is it learning?", ["demonstrations", "lr"]],
+  ["Is it healthy?", ["gradient", "memory"]],
+  ["Where does the time go?", ["phases", "speed"]],
+];
+const LOSSES = [["loss", "learner", "sft/loss"], ["held-out loss", "evaluation", "eval/loss"]];
 const READ = { learner: ["lag/max", "entropy"] };
 const SMALL = { height: 130 };
 
@@ -62,10 +68,11 @@ class Card {
     Object.assign(this, { run, page, told: null });
     this.facts = element("dl", { class: "facts" });
     this.progress = element("div", { class: "progress", role: "progressbar", "aria-label": "learner steps" }, element("span"));
-    this.words = PARTS.map(() => element("div", { class: "words" }));
+    const shown = run.kind === "sft" ? FINE_TUNING_PARTS : PARTS;
+    this.words = shown.map(() => element("div", { class: "words" }));
     this.roles = element("div");
-    this.panels = PARTS.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { tools: [figureLink(id)], chart: SMALL, tellsChanges: false })));
-    const parts = PARTS.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
+    this.panels = shown.map(([, ids]) => ids.map((id) => new Panel(FIGURES.find((figure) => figure.id === id), { kind: run.kind, tools: [figureLink(id)], chart: SMALL, tellsChanges: false })));
+    const parts = shown.map(([title], index) => element("section", { class: "part" }, element("h3", {}, title), this.words[index],
       this.panels[index].map((panel) => panel.element)));
     this.configuration = element("dl", { class: "choices" });
     this.element = element("section", { class: "overview", "aria-label": run.name },
@@ -92,6 +99,7 @@ class Card {
   draw(run, view) {
     this.run = run;
     for (const [file, names] of Object.entries(READ)) this.page.data.series(run, file, names);
+    if (run.kind === "sft") for (const [, file, name] of LOSSES) this.page.data.series(run, file, [name]);
     for (const panel of this.panels.flat()) panel.draw([run], view, this.page.data);
     this.tell();
   }
@@ -105,7 +113,7 @@ class Card {
     const told = this.told;
     if (!told) return;
     this.#tellProgress(told.done, told);
-    fill(this.words[0], [...Object.entries(told.trends).map(changed), ...told.remarks.map((each) => element("p", { class: "advice" }, foreign(each)))]);
+    fill(this.words[0], this.run.kind === "sft" ? this.#losses() : this.#learning(told));
     fill(this.words[1], this.#health(told));
     fill(this.words[2], this.#time(told));
     fill(this.roles, rolesOf(told));
@@ -125,6 +133,16 @@ class Card {
       ["a step takes", duration(told.step_s)],
       told.tokens_per_s === null ? null : [told.state === "running" ? "sampled now" : "sampled", `${number(told.tokens_per_s)} tokens/s`],
     ].filter(Boolean).flatMap(([name, text]) => element("div", {}, element("dt", {}, name), element("dd", { class: name === "state" ? `state ${text}` : null }, text))));
+  }
+
+  #learning(told) {
+    return [...Object.entries(told.trends).map(changed), ...told.remarks.map((each) => element("p", { class: "advice" }, foreign(each)))];
+  }
+
+  /** The losses of a fine-tuning, at its first and at its newest step. */
+  #losses() {
+    return LOSSES.map(([title, file, name]) => [title, this.#column(file, name)]).filter(([, values]) => values.length).map(([title, values]) =>
+      element("p", { class: "headline" }, `${title} `, element("b", {}, `${number(values[0])} \u2192 ${number(values.at(-1))}`)));
   }
 
   #health(told) {

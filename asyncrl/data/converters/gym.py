@@ -12,7 +12,7 @@ from asyncrl.types import Task
 
 PROGRAM = PROGRAMS / "gym_agent"
 FIELD = "gym"
-"""The field of `extra_info` with the game, its arguments and its seed."""
+"""The field of `extra_info` that has the game, its arguments and its seed."""
 LIMIT = 1000
 
 

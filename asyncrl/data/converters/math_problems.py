@@ -13,12 +13,12 @@ from asyncrl.errors import DataError
 from asyncrl.types import Task
 
 DATA_SOURCE = "DigitalLearningGmbH/MATH-lighteval"
-"""The name that verl uses, too."""
+"""The data source of these tasks. verl uses the same name."""
 REQUEST = "Reason step by step, and put the final answer into \\boxed{}."
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?:\{|(?=\S))")
 _BARE = re.compile(r"\\[A-Za-z]+(?:\{[^{}]*\}|\d)*|\S")
-"""The content after a \\boxed without braces: a command with its arguments, or one character."""
+"""The answer after a \\boxed without braces: a command with its arguments, or one character."""
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 

@@ -1,4 +1,5 @@
-"""Makes tasks of an OpenEnv server: the tasks in its list, or seeds of its environment.
+"""Makes tasks of an OpenEnv server. They are the tasks in its list. If it has no list, each is a seed of its
+environment.
 
     GET /metadata, /list_environments             the environment
     POST /NAME/num_tasks {"split": "train"}       the number of tasks; 501: there is no list, and a task is a seed
@@ -30,8 +31,8 @@ LISTS_NONE = (404, 501)
 
 
 def tasks(url: str, split: str, limit: int | None = None, first: int = 0, prompt: str | None = None) -> Iterator[Task]:
-    """`limit` tasks, beginning with number `first`. The first user message to the policy is `prompt`, by default the
-    description of the environment. Raises DataError.
+    """`limit` tasks, from the one with the index or seed `first` on. The first user message to the policy is `prompt`,
+    by default the description of the environment. Raises DataError.
     """
     server = _Server(url)
     about = server.asked("GET", "metadata")
@@ -64,7 +65,7 @@ class _Server:
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def asked(self, method: str, path: str, body: Any = None, without: tuple[int, ...] = ()) -> Any:
-        """The answer; None if its status is one of `without`. Raises DataError."""
+        """The answer of the server; None if its status is one of `without`. Raises DataError: the request failed."""
         data = None if body is None else json.dumps(body).encode()
         url, headers = f"{self._url}/{path}", {"Content-Type": "application/json"}
         request = urllib.request.Request(url, data, headers, method=method)

@@ -1,4 +1,5 @@
-"""Reads tasks that a program in another Python makes, since the environment's packages conflict with asyncrl's."""
+"""Reads tasks that a program in another Python makes. An environment needs another Python if its packages conflict with
+asyncrl's."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from asyncrl.ids import task_id
 from asyncrl.types import Task
 
 PROGRAMS = Path(asyncrl.__file__).parent / "agents" / "programs"
-"""The folder of programs that run in other Pythons. It is a path, since this package must not import `agents`."""
+"""The folder of programs that run in other Pythons. It is found by its path, because this package must not import
+`agents`."""
 REASON_LINES = 3
 
 

@@ -2,7 +2,7 @@
 
 The rule `reasoning_gym` scores answers with the data set's own `score_answer`.
 
-The same name, options and seed make the same tasks. A task contains everything that `score_answer` reads.
+With the same name, options and seed, the same tasks are made. A task contains everything that `score_answer` reads.
 
 Source: `reasoning_gym.create_dataset` of reasoning-gym 0.1.25.
 """
@@ -25,7 +25,7 @@ SEED = 0
 """The default seed. Without one, reasoning-gym would use a different seed each time."""
 
 ENTRY = "reasoning_gym"
-"""The field of `extra_info` with the entry of the data set and the data set's options, as text."""
+"""The field of `extra_info` that has the task's entry of the data set, and the data set's options, both as text."""
 
 _TUPLE, _PAIRS = "__tuple__", "__pairs__"
 

@@ -1,4 +1,4 @@
-"""Reads the rows of a published data set, each with its file and row number."""
+"""Reads the rows of a published data set, and names the file and the row number of each."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
             try:
                 whole = msgspec.json.decode(content, type=Row | list[Row])
             except msgspec.DecodeError:
-                pass  # The file may have JSON lines, which are read below.
+                pass  # The file is not one JSON value. It may have JSON lines, which are read below.
             else:
                 rows = whole if isinstance(whole, list) else [whole]
                 yield from ((f"{path}: row {row}", values) for row, values in enumerate(rows))

@@ -1,7 +1,7 @@
 """Makes tasks from requests and the tool calls that answer them, such as xLAM's data set.
 
-The rule `tool_calls` scores them. The tools exist only as schemas and cannot run. So an episode is one turn, which an
-agent plays (docs/data.md).
+The rule `tool_calls` scores them. The tools exist only as schemas and cannot run. So an episode is a single turn, and a
+special agent plays it (docs/data.md).
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Trainable(Generic[M]):
         return (group for optimizer in self._optimizers for group in optimizer.param_groups)
 
     def moments(self) -> dict[str, dict[str, Tensor]]:
-        """Map the name of each parameter that was updated to the state that its optimizer has for it."""
+        """Return the optimizer's state of each parameter that was updated, by the name of the parameter."""
         states = {each: state for optimizer in self._optimizers for each, state in optimizer.state.items()}
         return {name: states[each] for name, each in self.module.named_parameters() if each in states}
 
@@ -208,7 +208,7 @@ class Trainable(Generic[M]):
             self.module.set_reshard_after_backward(exchanges)
 
     def _end_passes(self) -> None:
-        """Have passes without gradients drop their gathered weights, since no backward pass follows."""
+        """Let passes without gradients drop their gathered weights from now on, since no backward pass follows them."""
         if isinstance(self.module, FSDPModule):
             self.module.set_reshard_after_forward(True)
 

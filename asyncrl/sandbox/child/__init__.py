@@ -1,4 +1,5 @@
-"""The process that `sandbox.run` starts: it confines a program, runs it, and kills every process that the program left.
+"""The process that `sandbox.run` starts. It confines a program, runs it, and kills every process that is left when the
+program ends.
 
 There are three processes, each a fork of the one before:
 
@@ -7,8 +8,10 @@ There are three processes, each a fork of the one before:
   caller ends. When the watcher ends, the kernel ends all processes of the namespaces.
 - The third process becomes the program, which has no rights over the other two.
 
-Without namespaces the launcher is also the watcher: orphans of the program become its children, and it kills them.
+Without namespaces the launcher is also the watcher. If a process of the program loses its parent, it becomes a child of
+the launcher, which kills it.
 
 Every call starts these processes, so they import only small parts of the standard library, without pathlib and typing.
-For a session, `server` forks the launcher, and the program's process runs `cells`.
+In a session, which runs one cell of code after another, `server.py` forks the launcher, and the program's process runs
+`cells.py`.
 """

@@ -1,7 +1,7 @@
 """Runs the cells of a session one after another, as a notebook does, in the program's process.
 
-A request is a line of JSON with the cell's code. The reply is a line with the cell's number, when the cell is done or
-has raised an exception. This file imports only the standard library, because a container gets only its text.
+A request is a line of JSON with the cell's code. When the cell is done or has raised an exception, the reply is a line
+with the cell's number. This file imports only the standard library, because a container gets only its text.
 """
 
 import ast
@@ -14,11 +14,11 @@ import traceback
 from contextlib import suppress
 
 ROOM = 1 << 16
-"""The part of the output's limit, in bytes, that is kept free for the session's own output."""
+"""The number of bytes below the output's limit that are kept free for the session's own output."""
 
 
 def reply_to(number: int) -> bytes:
-    """The reply when cell `number` is done. The reply 0 comes before any request."""
+    """The reply when cell `number` is done. The reply for number 0 says that the session can run cells."""
     return b'{"cell": %d}\n' % number
 
 
@@ -41,14 +41,15 @@ def serve(requests: int, replies: int) -> None:
                 with suppress(Exception):
                     stream.flush()
             if os.getpid() != own:
-                # This process is a fork that the cell made, and has reached the end of the cell.
+                # This process is a fork that the cell made. It has reached the end of the cell, and must not run the
+                # next one.
                 os._exit(0)
             os.write(replies, reply_to(number))
 
 
 def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
     """Run the cell, and print the value of its last expression, or its exception."""
-    # Tracebacks read the lines of cells from `linecache`.
+    # The cell's lines are put into `linecache`, from which tracebacks read them.
     linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
     try:
         tree: ast.Module = compile(code, name, "exec", ast.PyCF_ONLY_AST)  # type: ignore[assignment]
@@ -56,7 +57,7 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
         if tree.body:
             exec(compile(tree, name, "exec"), names)
         if last is not None:
-            # The last expression is compiled as interactive input, so that it prints its value.
+            # The last expression is compiled as interactive input, so that Python prints its value.
             exec(compile(ast.Interactive([last]), name, "single"), names)
     except BaseException as error:  # noqa: BLE001 - printed, as a notebook does
         frames = error.__traceback__
@@ -69,9 +70,9 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
 
 
 def make_room() -> None:
-    """Drop the end of an output that has almost reached its limit."""
-    # The session itself must be able to print. And streams keep text that they could not write, so the next cell would
-    # print it.
+    """Drop the end of the output if the output has almost reached its limit."""
+    # The room has two reasons. The session itself must be able to print. And text that a stream could not write stays
+    # in the stream, so the next cell would print it.
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and os.fstat(1).st_size > limit - ROOM // 2:
         os.ftruncate(1, limit - ROOM)

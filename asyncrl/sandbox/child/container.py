@@ -1,8 +1,8 @@
 """Process 1 of a container: runs a program, or the cells of a session, and reports the results.
 
-A container gets the text of this file, of cells.py and of pausing.py as its arguments. Requests are lines of
-JSON on standard input, and reports are lines on standard output. If the input ends, the caller has ended. Then this
-process ends, and the kernel ends all other processes of the container.
+A container gets the text of this file, of cells.py and of pausing.py as its arguments. Requests are lines of JSON on
+standard input, and reports are lines on standard output. The end of the input means that the caller has ended. Then
+this process ends, and the kernel ends all other processes of the container.
 
 This file imports only the standard library. The image's Python may be older than asyncrl's.
 """
@@ -51,7 +51,8 @@ def guard() -> tuple[int, int]:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # The kernel protects process 1 only from signals without a handler, and Python installs a handler for this one.
+    # The kernel protects process 1 only from signals that have no handler. Python installs a handler for SIGINT, so it
+    # is ignored explicitly.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_dumpable(False)
     signal.set_wakeup_fd(wake)
@@ -59,7 +60,7 @@ def guard() -> tuple[int, int]:
 
 
 def unguard() -> None:
-    """Restore the signals of a usual process, in the child that becomes the program."""
+    """Restore the usual handling of signals. The child that becomes the program calls this."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -75,8 +76,8 @@ def watch(
     cells: int,
     ended: int,
 ) -> NoReturn:
-    """Report how each request ended, until the process `program` ends, its time is over, or the caller ends. Requests
-    of `lines` go to the session as its cells.
+    """Report how each request ended, until the process `program` ends, its time is over, or the caller ends. In a
+    session, the requests in `lines` are cells, which are passed on to it.
 
     `woken` is readable after a child has ended. A session reads its cells from `cells`, and writes a byte to `ended`
     after each cell. Between two cells the session is paused.
@@ -89,7 +90,7 @@ def watch(
     if is_session:
         poll.register(ended, select.POLLIN)
     pause: Any = None
-    # In a session, this first deadline is for its start, which comes before its first request.
+    # In a session, the first deadline is for its start, which comes before its first request.
     began = time.monotonic()
     deadline = began + request.get("wall_s", 60.0)
     while True:
@@ -101,7 +102,7 @@ def watch(
                 report(output, status or KILLED, began, "" if status else pausing["RAN_IN_PAUSE"])
             os._exit(0)
         if status is not None or (pause is None and time.monotonic() >= deadline):
-            # A session that exits with 0 is reported as 1, since 0 means that the session continues.
+            # If a session exits with status 0, 1 is reported, because 0 means that the session continues.
             report(output, status or 1 if is_session and status is not None else status, began)
             os._exit(0)
         timeout = max(0.0, deadline - time.monotonic()) if pause is None else pause.wait_s
@@ -160,8 +161,8 @@ def load(text: str, name: str) -> dict[str, Any]:
 
 
 def set_dumpable(value: bool) -> None:
-    """Allow or forbid that processes of the same user access the memory and files of this process."""
-    # Programs run as the same user, and could forge reports.
+    """Allow or forbid other processes of the same user to access the memory and files of this process."""
+    # Programs run as the same user as this process. With access to it, they could forge reports.
     with suppress(ImportError, OSError, AttributeError):
         import ctypes
 
@@ -197,7 +198,7 @@ def reap(program: int) -> int | None:
 def report(output: IO[bytes], status: int | None, began: float, reason: str = "") -> None:
     """Send the output so far, and clear it. `status` is None if the time is over.
 
-    `reason` says why this process killed the program, if the status does not.
+    `reason` says why this process killed the program, if the status does not show it.
     """
     printed = os.pread(output.fileno(), MAX_OUTPUT, 0).decode(errors="replace")
     os.ftruncate(output.fileno(), 0)

@@ -54,7 +54,7 @@ def launch(options: Options) -> None:
 
 
 def find_packages() -> None:
-    """Let imports find the packages of this Python, and no longer the files of asyncrl."""
+    """Change the import path: the program finds the packages of this Python, and does not find the files of asyncrl."""
     import site
 
     del sys.path[0]
@@ -63,7 +63,7 @@ def find_packages() -> None:
 
 
 def run(source: str) -> None:
-    """Run a program as `python -I -` does. A traceback has no frames of this package."""
+    """Run a program as `python -I -` does. Its tracebacks have no frames of this package."""
     find_packages()
     sys.modules["__main__"] = module = type(sys)("__main__")
     try:

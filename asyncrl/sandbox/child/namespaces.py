@@ -21,7 +21,8 @@ def enter_namespaces(is_root: bool) -> None:
         return
     uid, gid = os.geteuid(), os.getegid()
     call("unshare", flags | CLONE_NEWUSER)
-    # The program does not run as user 0, since root of a namespace regains its rights when it executes a program.
+    # The program does not run as user 0: the root user of a namespace regains its rights whenever it executes a
+    # program.
     write("/proc/self/setgroups", "deny")
     write("/proc/self/uid_map", f"1000 {uid} 1")
     write("/proc/self/gid_map", f"1000 {gid} 1")
@@ -71,7 +72,8 @@ def bind(source: str, target: str) -> None:
 
 
 def make_read_only(mounts: str) -> None:
-    """Make each mount in the jail read-only, since the flag applies to one mount only. Its other flags are kept."""
+    """Make every mount in the jail read-only, one by one, because the flag applies to a single mount. The mounts' other
+    flags are kept."""
     with open(mounts, "rb") as lines:
         targets = [unescape(line.split()[4]) for line in lines]
     for target in targets:

@@ -14,8 +14,8 @@ class Options:
     - Limits: CPU seconds; bytes of memory, of a file and of each private folder; processes.
     - The visible paths.
 
-    `proc` is the mount of procfs in which the watcher finds the processes. `launcher` is the id of this process.
-    `kernel_counts` is true if the kernel counts the program's processes separately from others.
+    `proc` is the mount of procfs in which the watcher finds the processes. `launcher` is the process id of the
+    launcher. `kernel_counts` is true if the kernel counts the program's processes separately from those of others.
     """
 
     def __init__(self, arguments: list[str]) -> None:
@@ -34,7 +34,7 @@ class Options:
 def spare_users(namespaces: bool) -> "range | None":
     """User ids that no account has, for `rights.take_user`. None if this process is not root or cannot use such ids.
 
-    Without namespaces such a user must be able to read this Python.
+    Without namespaces, such a user must be able to read the files of this Python.
     """
     if os.geteuid() != 0:
         return None
@@ -48,7 +48,7 @@ def spare_users(namespaces: bool) -> "range | None":
             ):
                 return users
         except OSError:
-            # The namespace of this process does not map the id.
+            # This id does not exist in the user namespace of this process.
             continue
         finally:
             os.seteuid(0)

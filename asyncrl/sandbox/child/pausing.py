@@ -1,4 +1,4 @@
-"""Stops all processes of a session between two cells, and checks that they stay stopped.
+"""Stops all processes of a session between two of its cells (pieces of code), and checks that they stay stopped.
 
 A stopped process can be woken: a timer, a file, a dying parent or another process may send it SIGCONT. So the watcher
 reads how long each thread has run, and ends a session that runs in a pause. This file imports only the standard
@@ -15,12 +15,13 @@ from contextlib import suppress
 
 RAN_IN_PAUSE = "the session was ended because its processes ran between two calls"
 LOOK_S, LONGEST_LOOK_S = 0.1, 0.5
-"""Seconds between two looks until all processes have stopped, and the longest interval after that."""
+"""Until all processes have stopped, they are looked at every LOOK_S seconds. After that, the interval grows up to
+LONGEST_LOOK_S seconds."""
 
 MOST_RUNS = 5
-"""The maximum number of looks that may find running processes until all have stopped, since stopping takes a while on a
-busy machine. Afterwards it is the maximum number of looks that may find ended processes, since a process may be woken,
-run and end between two looks.
+"""The maximum number of looks that may find running processes before all have stopped. Stopping takes a while on a busy
+machine. After that, it is the maximum number of looks that may find ended processes: between two looks, a process may
+be woken, run and end.
 """
 
 MOST_ROUNDS = 100
@@ -91,7 +92,7 @@ class Pause:
 def signal_all(proc: str, number: int) -> None:
     """Send a signal to all processes that this process has started."""
     if os.getpid() == 1:
-        # This reaches all other processes of the namespace, even those that are being forked.
+        # The id -1 reaches all other processes of the namespace, even those that are being forked.
         with suppress(ProcessLookupError):
             os.kill(-1, number)
         return
@@ -169,7 +170,7 @@ def is_stopped(thread: str) -> bool:
 
 
 def is_exiting(thread: str) -> bool:
-    """True if a thread has ended or is ending, which may take long because its memory is freed."""
+    """True if a thread has ended or is ending. Ending may take long, because the memory is freed."""
     with suppress(OSError):
         return bool(int(_stat(thread)[6]) & PF_EXITING)
     return True

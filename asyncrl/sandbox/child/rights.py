@@ -20,8 +20,8 @@ PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 LOAD, EQUAL, AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
 ALLOW, REFUSE = 0x7FFF0000, 0x50000 | errno.EPERM
 CALLS = {"x86_64": (0xC000003E, 41, 29), "aarch64": (0xC00000B7, 198, 194)}
-"""The numbers that a filter of system calls needs for each type of machine: of the type itself, of `socket` and of
-`shmget`."""
+"""The numbers that a filter of system calls needs, for each type of machine: the number of the type itself, and those
+of the calls `socket` and `shmget`."""
 IO_URING_SETUP, X32_CALLS = 425, 0x40000000
 FAMILIES = (1, 2, 10, 16)
 """The families of sockets that namespaces separate: Unix, IPv4, IPv6, netlink."""
@@ -56,10 +56,10 @@ def take_user(users: range, launcher: int) -> int:
     The kernel counts the processes of a user on the whole machine. So programs of one user would share their limits,
     even in different containers.
     """
-    # Launchers in the same PID namespace begin with different ids.
+    # Each launcher begins the search at another id: in one PID namespace, launchers have different process ids.
     user = users[launcher % len(users)]
     for _ in range(TRIES):
-        # The namespace of this process might not map the id.
+        # The id may not exist in the user namespace of this process.
         with suppress(OSError):
             os.setresuid(user, user, 0)
             if is_alone():
@@ -71,7 +71,8 @@ def take_user(users: range, launcher: int) -> int:
 
 
 def is_alone() -> bool:
-    """True if this process is the only one of its user: with a limit of two processes, a fork then succeeds."""
+    """True if this process is the only one of its user. The test is a fork under a limit of two processes, which
+    succeeds only then."""
     resource.setrlimit(resource.RLIMIT_NPROC, (2, resource.getrlimit(resource.RLIMIT_NPROC)[1]))
     try:
         child = os.fork()
@@ -118,7 +119,7 @@ def refuse_calls() -> None:
     try:
         call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0)
     except OSError as error:
-        # Some kernels have no filters.
+        # Some kernels have no filters of system calls.
         if error.errno not in (errno.EINVAL, errno.ENOSYS):
             raise
 

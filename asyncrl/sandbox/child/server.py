@@ -1,7 +1,7 @@
 """Starts sessions by forking itself, which is much faster than starting Python.
 
 A request is one packet: JSON with `arguments`, as `Options` reads them, and `folder`. It carries the open files of the
-control socket, of the cells and of the output. The server does nothing else, so that its memory stays shared with the
+control socket, of the cells and of the output. The server does nothing else, so that it can share its memory with the
 sessions. It ends with its caller.
 """
 
@@ -23,7 +23,7 @@ NO_FILE = "-1"
 def main() -> None:
     ignore_signals()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # With SIG_IGN the kernel reaps the children.
+    # With SIG_IGN the kernel removes children that have ended, so this process need not wait for them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     caller = socket.socket(fileno=int(sys.argv[1]))
     find_packages()

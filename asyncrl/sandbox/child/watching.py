@@ -1,4 +1,4 @@
-"""The watcher: waits for the program, and ends all its processes."""
+"""The watcher: waits until the program ends, and then ends all processes that it has started."""
 
 import os
 import resource
@@ -12,7 +12,7 @@ from asyncrl.sandbox.child.pausing import LOOK_S, RAN_IN_PAUSE, Pause, descendan
 from asyncrl.sandbox.child.rights import confine
 
 STOP, GO = b"s", b"g"
-"""The orders of a session's caller: stop all processes, or let them continue."""
+"""The orders that the caller of a session sends: stop all processes, or let them continue."""
 
 
 def watch(options: Options) -> None:
@@ -20,7 +20,8 @@ def watch(options: Options) -> None:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # The kernel protects the first process of a namespace only from signals for which it has no handler.
+    # The kernel protects the first process of a namespace only from signals that have no handler. Python installs a
+    # handler for SIGINT, so it is ignored explicitly.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wake)
     problem, failure = os.pipe()
@@ -51,7 +52,7 @@ def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
     """Wait until `program` ends or must be killed. Returns its status, as in a shell, and a reason.
 
     The status is 128 + SIGKILL in three cases: the caller has ended; the processes are too many or take too much memory
-    together; or they ran in a pause. Only the last case has a reason.
+    together; or they ran in a pause. A reason is returned only in the last case.
     """
     poll = select.poll()
     poll.register(options.control, select.POLLIN)
@@ -70,7 +71,7 @@ def wait(program: int, woken: int, options: Options) -> "tuple[int, str]":
             if pause is not None:
                 pause.end()
             pause = Pause(options.proc) if orders.endswith(STOP) else None
-        # The memory of stopped processes does not grow.
+        # Memory is checked only while processes run, because the memory of stopped processes does not grow.
         is_running = pause is None or pause.look()
         if pause is not None and pause.is_broken:
             return killed, RAN_IN_PAUSE
@@ -114,7 +115,7 @@ def reap(program: int) -> "int | None":
 
 
 def kill_descendants() -> None:
-    """Kill all descendants, repeatedly until none is left, since they may start new processes meanwhile."""
+    """Kill all descendants again and again until none is left, because they may start new processes meanwhile."""
     while True:
         for pid in descendants("/proc"):
             with suppress(ProcessLookupError, PermissionError):

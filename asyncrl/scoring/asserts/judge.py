@@ -1,4 +1,4 @@
-"""Runs the tests, which use the program over a socket."""
+"""Runs the tests. They call the program, in its other process, over a socket."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Program:
         self._objects: dict[Any, ProgramObject] = {}
         self._exceptions: dict[str, type[Exception]] = {}
         self._numbers: dict[type[Exception], Any] = {}
-        # The numbers of objects that no answer has contained yet: the tests know them only by a global name.
+        # The numbers of objects that the tests know only by a global name, because no answer has contained them yet.
         self._named: set[Any] = set()
         self.used = self.lacks_all = False
 
@@ -191,7 +191,7 @@ class Program:
 
     def _number(self, value: Any, by_name: bool) -> Any:
         """The number of `value`, an object of the program. Any other value ends the tests. `by_name`: the tests pass
-        the value to an object that they have by its global name, so the fault is in the tests, not in the program."""
+        the value to an object that they know by its global name, so the tests are at fault, not the program."""
         if type(value) is ProgramObject:
             return value._number
         if isinstance(value, type) and value in self._numbers:
@@ -217,7 +217,8 @@ class Program:
             if not isinstance(known, type) or not issubclass(known, Exception):
                 continue
             if issubclass(known, StopIteration | StopAsyncIteration) and during != "next":
-                # Outside of `next`, StopIteration would end a loop of the tests without failing them.
+                # If StopIteration were raised outside of `next`, it could end a loop in the tests, and the tests would
+                # not fail.
                 known = RuntimeError
             with suppress(TypeError):
                 return known(text)
@@ -292,7 +293,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "matmul", "and"
 
 
 def _update(given: Any, now: Any) -> None:
-    """Changes `given` to equal the program's copy of it, which the program may have changed."""
+    """Changes `given`, so that it equals the program's copy of it. The program may have changed its copy."""
     if isinstance(given, list):
         given[:] = now
     elif isinstance(given, deque):

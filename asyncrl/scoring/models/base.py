@@ -13,7 +13,7 @@ from asyncrl.errors import ScoringError
 from asyncrl.scoring.transcript import Transcript
 
 _MAX_LOGIT = 30.0
-"""The logit for a probability of 1. In float32, larger logits have the same probability."""
+"""The logit that a probability of 1 gets. In float32, the sigmoid of a larger logit is the same."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,8 +20,8 @@ def pass_cost(device: str) -> int:
 def micro_batches(
     lengths: Sequence[int], max_tokens: int, pass_cost: int, max_inputs: int | None = None
 ) -> list[list[int]]:
-    """Divide all indices into batches of at most `max_tokens` tokens, including padding, and of at most `max_inputs`
-    inputs (None: no limit). An input longer than `max_tokens` is a batch of its own.
+    """Divide the indices of all inputs into batches of at most `max_tokens` tokens, including padding, and of at most
+    `max_inputs` inputs (None: no limit). An input longer than `max_tokens` is a batch of its own.
 
     The inputs are sorted by length, and the sorted list is cut in the cheapest way. A batch costs its tokens, including
     padding, plus `pass_cost`.
@@ -39,8 +39,8 @@ def micro_batches(
 
 
 def share_prefixes(ids: Sequence[Sequence[int]], pass_cost: int) -> list[Shared]:
-    """Divide all indices into sets of inputs with a common prefix. All inputs without a common prefix form one set,
-    with prefix length 0.
+    """Divide the indices of all inputs into sets of inputs with a common prefix. All inputs without a common prefix
+    form one set, with prefix length 0.
 
     `ids[i]` are the tokens that input i may share. A set of n inputs with a common prefix of p tokens saves (n - 1) * p
     tokens and costs `pass_cost`. The inputs are sorted, so that inputs with a common prefix are neighbours, and the

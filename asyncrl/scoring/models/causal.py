@@ -1,5 +1,5 @@
-"""Scores steps with causal language models: a reader reads values at chosen positions, and a process reward model
-adds the values of its readers."""
+"""Scores steps with causal language models. A reader computes values at chosen positions of an input. A process reward
+model adds the values of its readers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from asyncrl.scoring.transcript import Transcript
 Readout = Callable[[Tensor, Tensor], Tensor]
 """Maps final hidden states [R, H] and the ids of the next tokens int64[R] to one number for each row, [R]."""
 LabelTokens = tuple[int, int]
-"""The token ids of the good and the bad label."""
+"""The ids of two tokens: the label for a good step, and the label for a bad step."""
 
 
 class CausalReader:
@@ -44,7 +44,8 @@ class CausalReader:
     ) -> None:
         self._backbone = backbone.eval()
         self._readout = readout
-        # Some models encode the positions of all inputs of a pass differently once one of the inputs exceeds a length.
+        # Some models encode the positions of all inputs of a pass differently once one of the inputs is longer than a
+        # limit. Then each input is computed alone.
         alone = longest_plain(backbone.config) < sys.maxsize
         # With a limit of 0 tokens, every input becomes a batch of its own.
         self._micro_tokens = 0 if alone else micro_tokens
@@ -64,7 +65,8 @@ class CausalReader:
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """One float64[K] for each input: the sums of the values at the positions of each of its K steps."""
+        """One float64[K] for each input. For each of the input's K steps, it has the sum of the values at the step's
+        positions."""
         totals = [np.zeros(len(each.reads)) for each in inputs]
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
         # The backbone is causal: tokens after the last position that is read change nothing.

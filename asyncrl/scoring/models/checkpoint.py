@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
 _SAMPLE = 1 << 20
 PROBE = (Passage("1", False), Passage("1", True), Passage("1", False), Passage("1", True))
-"""A transcript whose encoding has all tokens that a family adds to texts."""
+"""A transcript in whose encoding all tokens occur that a family of models adds to texts."""
 _NOISE, _HALF_NOISE = 1e-4, 0.02
 """The relative change of hidden states or logits that rounding may cause, in float32 and in half precision."""
 

@@ -1,4 +1,5 @@
-"""Turns transcripts into a model's input: ids of its own tokenizer, and the positions at which each step is read."""
+"""Turns transcripts into a model's input: token ids of the model's own tokenizer, and the positions at which each step
+is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Implicit process rewards (PRIME): a step's logit is beta * (log pi_phi - log pi_ref), summed over the step's tokens.
+"""Implicit process rewards (PRIME): scores of steps from a model pi_phi that was trained only on outcomes. A step's
+logit is beta * (log pi_phi - log pi_ref), summed over the step's tokens.
 
 There are two causal models with the same tokenizer. `phi` is the model at the configured path, and `ref` is the model
 from which phi was fine-tuned. Both derive from the policy, so they read the policy's text with its special tokens.

@@ -1,8 +1,9 @@
-"""Qwen2.5-Math-PRM: two labels by a small head, read at the marker `<extra_0>` after each step.
+"""Qwen2.5-Math-PRM: a small head gives logits for two labels, a wrong and a right step. They are read at the marker
+`<extra_0>` after each step.
 
 The folder is the published checkpoint (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B): a Qwen2 backbone with its tokenizer
-and chat template. Its weights contain the head: a linear layer to H (`score.0`), a ReLU and a linear layer to the two
-labels (`score.2`). The second label is the positive one.
+and chat template. Its weights contain the head: a linear layer of width H (`score.0`), a ReLU, and a linear layer with
+an output for each label (`score.2`). The second label means a right step.
 
 The input is a chat: a system prompt, the problem as the user, and the steps with their markers as the assistant. The
 built-in head needs no remote code. With `trust_remote_code` the checkpoint's own class is loaded instead, and its
@@ -60,7 +61,8 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
 
 
 def contrast(head: nn.Module) -> Readout:
-    """The positive logit of a head of two labels minus the negative one: the log-odds of their softmax."""
+    """Reads a head of two labels: the positive label's logit minus the negative label's, which is the log-odds of the
+    positive label."""
 
     device = next(head.parameters()).device
 

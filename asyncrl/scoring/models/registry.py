@@ -21,7 +21,7 @@ from asyncrl.scoring.models.base import OutcomeModel, ProcessRewardModel
 
 _LOCAL = ("value_head", "qwen_prm", "skywork_prm", "math_shepherd", "rlhflow", "prime")
 PRM_FAMILIES: Mapping[str, str] = {**{name: name for name in _LOCAL}, "remote": "remote_prm"}
-"""The module of each family in this package."""
+"""Maps each family of process reward models to its module in this package."""
 OUTCOME_FAMILIES: Mapping[str, str] = {"sequence_classifier": "sequence_classifier", "remote": "remote_outcome"}
 
 

@@ -1,4 +1,4 @@
-"""The common part of models on HTTP servers: parameters, the client that posts JSON, and the contract `json`.
+"""The code that all models on HTTP servers share: parameters, the client that posts JSON, and the contract `json`.
 
 In the contract `json`, the request is POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]}. The server
 answers {"scores": [...]}, with one entry for each episode, in order. The entry of a process reward model is a list with

@@ -69,8 +69,8 @@ def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> 
     """The steps' scores from the log-probs of both labels after each position that is read.
     Raises ScoringError: the answer lacks them."""
     reads = [read for (read,) in encoded.reads]
-    # The entry of a token holds the prediction that was made before this token, so one more token must follow the last
-    # position that is read.
+    # The server gives the prediction after a position in the entry of the next token. So one more token must follow the
+    # last position that is read.
     ids = [*encoded.ids[: reads[-1] + 1], labels[0]]
     body = {
         "input_ids": ids,

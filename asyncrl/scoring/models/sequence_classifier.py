@@ -43,7 +43,7 @@ class Params:
 
 
 class SequenceClassifier:
-    """The model; see `load`. Raises ConfigError: see `Checkpoint.encoder`."""
+    """An outcome model that is a sequence classifier; see `load`. Raises ConfigError: see `Checkpoint.encoder`."""
 
     def __init__(self, checkpoint: Checkpoint, model: Any, encode: Encode, label: int) -> None:
         self.name = checkpoint.name

@@ -1,4 +1,5 @@
-"""Process reward models with a value head in asyncrl's own format: a step's logit is the value at its last token.
+"""Process reward models with a value head, stored in asyncrl's own format. A step's logit is the head's value at the
+step's last token.
 
 The folder holds a backbone for `AutoModel` with its tokenizer, and `value_head.safetensors` with `weight` float[1, H]
 and `bias` float[1]. The model reads the policy's text with its special tokens, through the model's own tokenizer, so it

@@ -31,7 +31,7 @@ class Rule(Protocol):
 
     - `deadline`: the time (of `time.monotonic`) by which the rule must return
     - `full_answer`: the answer with its thoughts
-    - `confined`: a `Confined`
+    - `confined`: compares answers under limits on processor time and memory (see `Confined`)
     - `sandbox`: the sandbox of `actor.sandbox`
     """
 
@@ -68,14 +68,14 @@ class RuleInput:
     progress: RunStep = RunStep()
 
     def copy(self) -> RuleInput:
-        """An equal input for one rule, which may change it. Arrays are shared, since arrays from the wire are
-        read-only.
+        """An equal input for one rule, which may change it. Arrays are not copied, because arrays that came in a
+        message are read-only.
         """
         return replace(self, task=self.task.copy(), trajectory=self.trajectory.copy())
 
 
 RuleFunction = Callable[[RuleInput], Any]
-"""A rule of any signature, wrapped for the pool."""
+"""A rule of any signature, wrapped so that it takes a RuleInput."""
 
 VOTE = "pred"
 """The key under which a rule may return the answer that it found, as text. verl uses the same name."""
@@ -84,7 +84,7 @@ REASON = "reason"
 TEXTS = (VOTE, REASON)
 SHORT_REASON_CHARS = 2000
 SKIPPED = object()
-"""The score of a rule that does not apply to an episode. The weighted sum leaves the rule out."""
+"""The score that means that a rule does not apply to an episode. The weighted sum leaves such a rule out."""
 NOT_FINITE = "not_finite"
 """The name of the count of a rule's further numbers that were nan or infinite."""
 

@@ -177,13 +177,13 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         running = asyncio.create_task(run(_script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()]))
-        # The judge waits for answers until the connection is closed.
+        # When the program has ended, its end of the connection is closed. Otherwise the judge would wait for answers.
         running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
         try:
             judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])
             word, _, reason = judged.printed.partition(" ")
             if word == ENDED:
-                # This raises an error if the sandbox failed.
+                # If the program's sandbox failed, its error is raised here.
                 await running
         finally:
             running.cancel()

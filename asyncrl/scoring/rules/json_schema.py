@@ -54,7 +54,7 @@ def _accepts(validator: Any, answer: str) -> float:
     except OverflowError:  # The schema compares a float with an integer too large for a float.
         return 0.0
     except RecursionError:
-        # Either the answer is nested too deeply, or the schema fails with any answer.
+        # Either the answer is nested too deeply, or the schema cannot check any answer.
         try:
             validator.is_valid(None)
         except RecursionError as error:

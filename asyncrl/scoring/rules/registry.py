@@ -72,8 +72,8 @@ class WeightedRule:
 
 @dataclass(frozen=True, slots=True)
 class RuleSet:
-    """The rules of each data source, and `default` for all other sources. The first rule of a list that applies to an
-    episode decides if its answer is right."""
+    """The rules of each data source, and `default`, the rules for all other sources. The first rule of a list that
+    applies to an episode decides if its answer is right."""
 
     default: Sequence[WeightedRule]
     by_source: Mapping[str, Sequence[WeightedRule]]

@@ -22,14 +22,14 @@ from asyncrl.text import reason_of
 from asyncrl.types import TEXT_PROMPT, Role, Task, ToolCall
 
 BATCH = ("prompts", "completions", "completion_ids")
-"""A function with one of these parameters is a reward function of TRL."""
+"""A function that has one of these parameters is taken for a reward function for TRL."""
 _SERVICES = ("trainer_state", "log_extra", "log_metric")
 _ELSEWHERE = "environments"
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """The fields of `transformers.TrainerState` that reward functions get.
+    """The state that reward functions get: two fields of `transformers.TrainerState`.
 
     `global_step` is the learner step whose policy played the episode, and `max_steps` the last learner step of the run.
     """
@@ -53,7 +53,7 @@ class _Log:
 
 
 def fits(signature: inspect.Signature) -> bool:
-    """True if a function of this signature may be a reward function of TRL."""
+    """True if a function of this signature may be a reward function for TRL."""
     parameters = signature.parameters.values()
     return any(each.name in BATCH or each.kind is each.VAR_KEYWORD for each in parameters)
 
@@ -112,7 +112,7 @@ class TrlFunction:
 
 
 def _only(result: Any, name: str) -> Any:
-    """The one reward in a function's result."""
+    """The only reward in a function's result, which is a list."""
     if isinstance(result, str | Mapping) or not hasattr(result, "__len__"):
         raise ScoringError(f"{name} returned {result!r:.100}; it must return a list with a reward for each completion")
     if len(result) != 1:
@@ -147,7 +147,7 @@ def _batch(given: RuleInput) -> dict[str, list[Any]]:
 
 
 def _is_text(task: Task) -> bool:
-    """True if the file has the prompt as text, and no system message makes it a conversation."""
+    """True if the prompt is a text in the file, and no system message was added, which would make it a conversation."""
     return task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
 
 

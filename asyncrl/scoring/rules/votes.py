@@ -30,7 +30,8 @@ READERS: Mapping[str, Callable[[str], object]] = {
     "gsm8k": final_number,
     "multiple_choice": option,
 }
-"""The function by which a rule finds the answer in a text, by the name of the rule. It returns None for no answer."""
+"""Maps the name of a rule to the function by which the rule finds the answer in a text. The function returns None if
+there is no answer."""
 
 
 def vote(result: object, read: Callable[[str], object], answer: str) -> str:

@@ -1,8 +1,8 @@
 """Loads the classes of `actor.environment` and `actor.environments`, and describes the tools that they offer.
 
 The contract is the same as for TRL's `environment_factory`: `reset` begins an episode, `get_reward` may score it, and
-every other public method is a tool, described by its type hints and its Google docstring. Only the optional method
-`get_call_reward`, which may reward each call, is not part of TRL's contract.
+every other public method is a tool, described by its type hints and its docstring in Google's style. An addition to
+TRL's contract is the optional method `get_call_reward`, which may reward each call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ class EnvironmentClass:
 
 
 def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
-    """The classes by the names that tasks use. The class of `actor.environment`, for all tasks, has the empty name.
+    """Maps the names that tasks use to the classes. The class of `actor.environment`, which plays all tasks, has the
+    empty name.
 
     Raises ConfigError: a class cannot be used.
     """
@@ -54,7 +55,8 @@ def environment_classes(actor: ActorConfig) -> dict[str, EnvironmentClass]:
 
 
 def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> EnvironmentClass:
-    """The class of the task's environment. Raises ToolError: the task names no environment that is on offer."""
+    """The class of the task's environment. Raises ToolError: the environment that the task names is not on offer, or it
+    names none."""
     if "" in classes:
         return classes[""]
     name = task.extra_info.get(ENVIRONMENT)
@@ -64,7 +66,7 @@ def class_of(classes: Mapping[str, EnvironmentClass], task: Task) -> Environment
 
 
 def may_reward_turns(actor: ActorConfig) -> bool:
-    """True if turns may have rewards: of a simulated user, an agent, or an environment with `get_call_reward`.
+    """True if turns may have rewards: from a simulated user, an agent, or an environment with `get_call_reward`.
 
     Raises ConfigError: the class of an environment cannot be imported.
     """
@@ -99,7 +101,7 @@ def _functions(cls: type, setting: str) -> dict[str, Function]:
     from transformers.utils.chat_template_utils import get_json_schema
 
     functions = {}
-    # `getmembers` of an object would compute its properties.
+    # The class is inspected, not an object: for an object, `getmembers` would compute its properties.
     for name, function in inspect.getmembers(cls, inspect.isfunction):
         if name.startswith("_") or name in LIFE:
             continue

@@ -1,12 +1,12 @@
 """Opens an environment of the actor for each episode, and calls its methods.
 
-Each episode has its own object. `reset` gets the task's row, and returns text or images that are added to the prompt.
-Calls run one after another, even within one turn. `get_call_reward` may reward each of them.
+Each episode has its own object of the environment's class. `reset` gets the task's row, and returns text or images that
+are added to the prompt. Calls run one after another, even within one turn. `get_call_reward` may reward each call.
 
-If a tool raises, the policy reads the error, since an environment may refuse a move in this way. If `get_reward` or
-`get_call_reward` raises, if `reset` keeps raising, or if a call takes too long, the environment has failed: the episode
-fails, and its ticket is retried. An error that no move can cause, such as an unknown name, is a failure too. After a
-call that took too long the state of the object is unknown.
+If a tool raises, the policy reads the error, because an environment may refuse a move in this way. The environment has
+failed if `get_reward` or `get_call_reward` raises, if `reset` keeps raising, or if a call takes too long, since the
+object's state is then unknown. It has also failed if a tool raises an error that no move can cause, such as an unknown
+name. When the environment fails, the episode fails, and is played again.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ CLOSE = "_close"
 Read = Callable[[Any], Any]
 
 FAULTS = (NameError, ImportError, SyntaxError)
-"""Errors of a tool that come from its code, and not from the policy's move."""
+"""Errors of a tool whose cause is the tool's code, not the policy's move."""
 
 MAX_STUCK = 1000
-"""No episode begins while this many threads have calls that do not return, because each thread holds memory."""
+"""While this many threads have calls that do not return, no episode begins, because each thread holds memory."""
 
 
 @dataclass(slots=True)
@@ -73,8 +73,8 @@ class EnvironmentCounts:
 class Environments:
     """The environments on offer, by the names that tasks use.
 
-    `limits` apply to each call. Their `retries` apply only to `reset`, and each retry makes a new object. `spans`
-    records each call. `faults` are the errors of tools that are failures.
+    `limits` apply to each call, but only `reset` is retried (`limits.retries`). Each retry makes a new object. `spans`
+    records each call. If a tool raises one of the `faults`, the environment has failed.
     """
 
     def __init__(self, classes: Mapping[str, EnvironmentClass], limits: ToolLimits, spans: Spans | None = None) -> None:
@@ -143,7 +143,7 @@ class Environments:
         self._error_logger.exception(reason, cause, traced=False)
 
     def change_stuck(self, by: int) -> None:
-        """Change the number of stuck threads. Called in any thread."""
+        """Add `by` to the number of stuck threads. Any thread may call this."""
         with self._lock:
             self.counts.stuck += by
 
@@ -314,12 +314,12 @@ class OpenEnvironment:
     async def _result(self, method: Callable[[], Any], read: Read) -> Any:
         function = method.func if isinstance(method, partial) else method
         result = method() if inspect.iscoroutinefunction(function) else await self._thread.call(method)
-        # A decorator may hide that a method is a coroutine function.
+        # A decorator may hide that a method is a coroutine function, so the result shows it.
         if inspect.isawaitable(result):
             result = await result
         if result is None or type(result) in (str, int, float, bool):
             return read(result)
-        # The value is read in the thread, too: this may call the user's code, which may raise or take long.
+        # The value is read in the thread, too: reading may call the user's code, which may raise or take long.
         return await self._thread.call(partial(read, result))
 
     def _failed(self, name: str, reason: str, cause: Exception) -> ToolError:

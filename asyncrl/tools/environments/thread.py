@@ -40,7 +40,7 @@ class EpisodeThread:
 
     @property
     def is_busy(self) -> bool:
-        """True if a call has not returned yet, such as one whose caller was cancelled."""
+        """True if a call has not returned yet. Its caller may have been cancelled meanwhile."""
         return self._running > 0
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -59,7 +59,7 @@ class EpisodeThread:
         return value
 
     def close(self) -> None:
-        """End the thread after the calls that are queued."""
+        """End the thread once it has run the calls that are queued."""
         if self._thread is not None:
             self._work.put(None)
 
@@ -68,7 +68,7 @@ class EpisodeThread:
             while (work := self._work.get()) is not None:
                 function, loop, future = work
                 outcome = _outcome(function)
-                # The loop may be closed by now. Then no one waits for the outcome.
+                # The event loop may be closed by now. If so, no one waits for the outcome.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(self._tell, future, outcome)
         finally:

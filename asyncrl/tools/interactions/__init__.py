@@ -1,1 +1,1 @@
-"""Simulated users, who respond to the policy between its turns."""
+"""Simulated users, which respond to the policy between its turns."""

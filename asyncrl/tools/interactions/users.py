@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KWARGS = "interaction_kwargs"
-"""The field of a task's `extra_info` with the name and the arguments of its user."""
+"""The field of a task's `extra_info` that has the name and the arguments of the task's user."""
 
 
 @dataclass(frozen=True, slots=True)
 class InteractionLimits:
     """Limits of a user in one episode.
 
-    - `timeout_s`: seconds of a call
-    - `max_messages`: messages of the user; None: no limit
-    - `max_chars`: characters of a message
+    - `timeout_s`: how many seconds a call may take
+    - `max_messages`: how many messages the user may send; None: no limit
+    - `max_chars`: how many characters a message may have
     """
 
     timeout_s: float = 60.0
@@ -50,7 +50,7 @@ class InteractionLimits:
 class InteractionCounts:
     """Counts since the start.
 
-    - `responses`: responses of users
+    - `responses`: all responses of users
     - `ended`: responses that ended the conversation
     - `failures`: failed calls
     """
@@ -151,7 +151,7 @@ class OpenInteraction:
 
     @property
     def may_go_on(self) -> bool:
-        """True if the policy may read the last response without exceeding the limit of messages."""
+        """True if the policy may read the user's last response. If not, the limit of messages would be exceeded."""
         return self._limits.max_messages is None or self._responses <= self._limits.max_messages
 
     async def start(self) -> None:
@@ -203,7 +203,7 @@ class OpenInteraction:
 
 
 def _is_score(value: Any) -> bool:
-    # A comparison with nan is false, so nan is refused, too.
+    # A comparison with nan is false, so this also refuses nan.
     return value is None or bool(abs(value) <= LARGEST_FLOAT32)
 
 

@@ -31,13 +31,14 @@ class UrlLink:
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Any]:
         """Open the streams of messages from and to the server. Nothing is sent yet."""
-        # The session limits how long an answer may take.
+        # There is no time limit for reading, because the session limits how long an answer may take.
         timeout = httpx2.Timeout(_CONNECT_S, read=None)
         async with (
             httpx2.AsyncClient(
                 transport=_BoundedTransport(self._forgotten), headers=self._headers, timeout=timeout, trust_env=False
             ) as client,
-            # The transport refuses what is too large before the package `mcp` does.
+            # The limit here is twice as high, so that the transport refuses a large response before the package `mcp`
+            # does.
             streamable_http_client(self._url, http_client=client, max_sse_event_size=2 * MAX_MESSAGE_BYTES) as streams,
         ):
             yield streams
@@ -47,7 +48,8 @@ class UrlLink:
 
 
 class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Refuses responses that are compressed or too large, and opens no stream for messages that answer no request."""
+    """Refuses responses that are compressed or too large. It never opens the stream on which a server could send
+    messages that answer no request."""
 
     # A compressed response could unpack to any size. A server could make the client reopen the stream for other
     # messages again and again without end.

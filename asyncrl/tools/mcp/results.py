@@ -25,7 +25,7 @@ from asyncrl.tools.results import Content
 
 
 def result_content(result: CallToolResult, shows_images: bool) -> tuple[Content, int]:
-    """Convert a result. Returns the content, and the number of parts that are only named in its text.
+    """Convert a result. Returns the content, and the number of parts that it only names in its text.
 
     The content has the result's texts and structured content, and with `shows_images` also its images.
     """

@@ -4,8 +4,8 @@ A server that keeps state has a session for each episode, which begins with the 
 lost after it has answered a call, the episode fails, since another session would answer from another state. A `shared`
 server has one session for all episodes, which is reopened when it is lost.
 
-After a failure the next start is delayed. The delay grows with each further failure, and ends once a call is answered.
-Only a few sessions start at once, since a program may take seconds of processor time to start.
+After a failure, the next start of a session is delayed. The delay grows with each further failure. Once a call is
+answered, it is 0 again. Only a few sessions start at once, since a program may take seconds of processor time to start.
 """
 
 from __future__ import annotations
@@ -62,7 +62,8 @@ def link_to(server: McpServer) -> Link:
 
 
 class McpService:
-    """The sessions of `server`. `shows_images` is true for a policy that sees images. `clock` gives seconds."""
+    """The sessions of `server`. `shows_images` is true if the policy sees images. `clock` returns the time in
+    seconds."""
 
     def __init__(
         self, server: McpServer, shows_images: bool = False, clock: Callable[[], float] = time.monotonic
@@ -98,7 +99,7 @@ class McpService:
         await self._for_all.close()
 
     async def open(self) -> Session:
-        """Open a new session, after the delay that earlier failures have caused. Raises SessionError."""
+        """Wait for the delay that earlier failures have caused, and open a new session. Raises SessionError."""
         async with self._starting:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
@@ -137,8 +138,8 @@ class _EpisodeSession:
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool. Returns the content that the policy reads.
 
-        Raises ToolRefusal: the server answered with an error; SessionError, AnswerError: the call may be retried;
-        StateLostError.
+        Raises ToolRefusal: the server answered with an error; SessionError, AnswerError: the call failed, and may be
+        retried; StateLostError: the session that had the episode's state is lost.
         """
         counts = self._service.counts
         session = await self._opened()

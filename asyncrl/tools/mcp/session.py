@@ -35,13 +35,15 @@ from asyncrl.tools.mcp.settings import McpServer
 from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
 
 CLOSE_S = 5.0
-"""Seconds that a connection may take to close. Then its task is cancelled, which kills a program at once."""
+"""Seconds that a connection may take to close. After that, its task is cancelled. If the server is a program, this
+kills it at once."""
 
 MAX_PAGES = 100
 """The maximum number of pages in a list of tools. All pages together may have MAX_MESSAGE_BYTES characters."""
 
 CLOSED = (CONNECTION_CLOSED, "Connection closed")
-"""The error of the package `mcp` for a closed connection. Servers use the code for errors of their own, too."""
+"""The code and the text of the package `mcp`'s error for a closed connection. The text is compared, too, because
+servers use the code for errors of their own."""
 
 Result = TypeVar("Result", bound=BaseModel)
 
@@ -59,7 +61,7 @@ class Link(Protocol):
 
     @property
     def remark(self) -> str:
-        """The way in which the server ended, in a form that can be appended to an error's text."""
+        """A remark on how the server ended, in a form that can be appended to an error's text."""
         ...
 
     @property
@@ -102,7 +104,8 @@ class Session:
         return self._closing.is_set() or self._holding.done()
 
     async def tools(self) -> list[Tool]:
-        """Request the list of all tools, page by page. Raises SessionError, AnswerError."""
+        """Request the list of all tools, page by page. Raises SessionError: the session is over; AnswerError: the
+        server failed to answer, or the list is too long."""
         tools: list[Tool] = []
         cursor: str | None = None
         size = 0
@@ -119,7 +122,8 @@ class Session:
         raise AnswerError(f"its list of tools is too long: {len(tools)} so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
-        """Call a tool. Raises ToolRefusal: the policy may read why; SessionError, AnswerError."""
+        """Call a tool. Raises ToolRefusal: the server refused the call, and the policy may read why; SessionError: the
+        session is over; AnswerError: the server failed."""
         request = CallToolRequest(params=CallToolRequestParams(name=name, arguments=dict(arguments)))
         result = await self._request(request, CallToolResult, self._server.timeout_s)
         self.answered += 1

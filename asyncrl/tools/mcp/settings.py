@@ -1,6 +1,7 @@
 """Reads the servers of `actor.mcp_servers`, with the keys that other MCP clients use.
 
-A server that asyncrl starts has {command, args, env}. A server that runs already has {url, headers}.
+The entry of a server that asyncrl starts has {command, args, env}. The entry of a server that runs already has {url,
+headers}.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ class McpServer:
     """One server. It is hashable, so that its list of tools can be cached.
 
     - `command`: the program and its arguments; empty if there is a `url`.
-    - `tools`: the tools that the policy gets, by the server's own names; empty for all. `prefix` is put in front of
-      these names.
+    - `tools`: the server's own names of the tools that the policy gets; empty for all tools. The policy sees these
+      names with `prefix` in front.
     - `shared`: true if one session serves all episodes. `sessions`: the maximum number of episodes that have a session
       at once.
-    - `start_s`, `timeout_s`: the maximum seconds of a start, and of a call.
+    - `start_s`, `timeout_s`: how many seconds a start may take, and a call.
     """
 
     name: str

@@ -43,7 +43,8 @@ UNREADABLE = "the result is not a message of MCP"
 """A part of the error of a call whose result cannot be read."""
 
 MAX_STRAY = 10_000
-"""The maximum number of lines after the last request that answer no request. Lines that are no messages count, too."""
+"""The maximum number of lines, counted from the last request, that do not answer a request. Lines that are no messages
+count, too."""
 
 MAX_LINE_BYTES = 1 << 30
 """The maximum number of bytes in one line. A program that writes a longer line is ended."""
@@ -165,7 +166,7 @@ class ProgramLink:
                             async with asyncio.timeout(_REAPED_S):
                                 await protocol.exited.wait()
                     finally:
-                        # A process that has left the group may keep its ends of the pipes open.
+                        # A process that has left the program's group may keep its ends of the pipes open.
                         transport.close()
 
     async def _end_gently(self, process: Process, exited: asyncio.Event) -> None:
@@ -201,7 +202,7 @@ class ProgramLink:
         """True if the message is the first answer to a request."""
         if message is None or not isinstance(message.message, JSONRPCResponse | JSONRPCError):
             return False
-        # Ids are compared as text, since a server may repeat a number as text.
+        # Ids are compared as text, because a server may repeat the number of a request as text.
         id = str(message.message.id)
         is_first = id in self._unanswered
         self._unanswered.discard(id)

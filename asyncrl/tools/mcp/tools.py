@@ -19,7 +19,7 @@ from asyncrl.tools.mcp.settings import McpServer, read_servers
 from asyncrl.tools.results import Content
 
 MAX_TOOLS = 128
-"""The maximum number of tools of one server: the policy reads all of them in each prompt."""
+"""The maximum number of tools of one server. There is a limit because each prompt lists all tools."""
 
 MAX_NAME = 64
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
@@ -90,7 +90,7 @@ def _listed(server: McpServer) -> Mapping[str, Function]:
 
     The first call starts the server to read the list, and ends it again. Later calls use the cached list.
     """
-    # This runs in a new thread, since the calling thread may have a running event loop.
+    # The coroutine runs in a new thread, because the calling thread may already have a running event loop.
     with ThreadPoolExecutor(1) as thread:
         tools = thread.submit(lambda: asyncio.run(_request_tools(server))).result()
     chosen = _chosen(server, tools)

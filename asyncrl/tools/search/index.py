@@ -1,8 +1,9 @@
 """Full-text search (BM25, by bm25s) in a user's corpus, which each host indexes once.
 
 - An index is a folder of the cache, named after the digest of the corpus' bytes: a changed corpus gets a new index.
-- A process that needs a missing index locks its name, and writes a folder with a hidden name, which is renamed when it
-  is complete. Other processes wait for the lock. After a kill the next process starts over.
+- If a process needs an index that is missing, it locks the index's name, and writes a folder with a hidden name. The
+  folder is renamed when it is complete. Other processes wait for the lock. If the process is killed meanwhile, the next
+  one starts over.
 - An index is memory-mapped, so all processes of a host share its pages. Only the vocabulary is loaded by each process.
 
 The score is Lucene's variant of BM25 with k1 = 1.5 and b = 0.75. Passages with equal scores keep their order in the
@@ -43,8 +44,8 @@ SHIPPED = Path(__file__).with_name("facts.jsonl")
 
 DEFAULT_PLACE = "~/.cache/asyncrl/search"
 FORM = 1
-"""The version of the index format. It must change whenever the form of the files changes, or the passages that a query
-finds."""
+"""The version of the index format. Change it whenever the form of the files changes, or when a query finds other
+passages than before."""
 
 ROWS_AT_ONCE = 1 << 14
 _PASSAGES = "passages.arrow"
@@ -109,7 +110,8 @@ class CorpusIndex:
 
 
 def best(scores: np.ndarray, topk: int) -> np.ndarray:
-    """The indices of the at most `topk` highest scores above 0, best first. Equal scores keep their order.
+    """The indices of the highest scores, best first: at most `topk`, and only scores above 0. Equal scores keep their
+    order.
 
     `scores` is float32[D], for D passages.
     """

@@ -37,7 +37,7 @@ def passage_of(contents: str) -> TitledPassage:
 def shown(passages: Sequence[TitledPassage], max_chars: int) -> str:
     """The passages in the form of Search-R1, one line for each: `Doc 1(Title: T) text`.
 
-    The lines have at most `max_chars` characters together, and each is cut to an equal share of them.
+    Together the lines have at most `max_chars` characters. Each line is cut to an equal share of these.
     """
     if not passages:
         return NOTHING[:max_chars]

@@ -3,9 +3,9 @@
     POST URL {"queries": [...], "topk": 3, "return_scores": true}
     200 {"result": [[{"document": {"contents": "TITLE\\nTEXT"}, "score": 0.5}, ...], ...]}, one list for each query
 
-Queries that wait while all connections are in use are sent together, so a slow server gets few large requests, and a
-fast one many small ones. If a server refuses several queries together, each of them is sent again separately, so that
-one invalid query does not fail the others.
+While all connections are in use, queries wait, and those that wait are sent together. So a slow server gets few large
+requests, and a fast one many small ones. If a server refuses several queries together, each of them is sent again
+separately, so that one invalid query does not fail the others.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from asyncrl.tools.search.passages import TitledPassage, passage_of
 CONNECTIONS = 4
 QUERIES_AT_ONCE = 64
 OVERLOADED = (429, 503)
-"""The HTTP statuses of an overloaded server. Queries that it refuses are not sent again one by one, which would add to
-its load."""
+"""The HTTP statuses of an overloaded server. If it refuses several queries with one of these, they are not sent again
+one by one, because this would add to its load."""
 
 MAX_BYTES = 64 << 20
 """The maximum number of bytes in one answer."""
@@ -102,7 +102,8 @@ class RetrievalServer:
     async def _request(
         self, session: aiohttp.ClientSession, queries: list[str], topk: int
     ) -> list[list[TitledPassage]]:
-        """Send one request. Raises RefusedError: a status of 400 or above; UnavailableError."""
+        """Send one request. Raises UnavailableError: the server is overloaded, cannot be reached, or gave an invalid
+        answer; RefusedError: it answered with any other status of 400 or above."""
         body = {"queries": queries, "topk": topk, "return_scores": True}
         try:
             async with session.post(self._url, json=body, allow_redirects=False) as response:

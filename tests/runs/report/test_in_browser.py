@@ -110,3 +110,21 @@ def test_hostile_texts_run_nothing_ask_for_nothing_and_fit(
         assert set(page.requests) - {"about:blank"} == {each.as_uri() for each in pages}
 
     browse(pages[0].as_uri(), visit)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_tables_of_a_comparison_are_whole(tmp_path: Path, width: int) -> None:
+    rates = [0.5, 0.25, 0.125]
+    runs = [write_run(tmp_path / f"demo-with-lr-{lr}", [lr] * 9, {"learner.lr": lr}) for lr in rates]
+    page = tmp_path / "comparison.html"
+    page.write_text(comparison_page(compare([read_run(str(run)) for run in runs])))
+    cut = "[...document.querySelectorAll('.matched .scroll')].map((each) => each.scrollWidth - each.clientWidth)"
+
+    async def visit(browser: Browser) -> None:
+        await browser.resize(width, mobile=width < 500)
+        await browser.until("document.readyState === 'complete'")
+        assert await browser.run(cut) == [0] * 6
+        if width == 1280:
+            assert await browser.run(cut.replace(".matched ", "")) == [0] * 8
+
+    browse(page.as_uri(), visit)

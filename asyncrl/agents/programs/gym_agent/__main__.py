@@ -1,15 +1,15 @@
-"""Plays text games with `reset` and `step`, from textarena, gem or your own code, in a Python that has them. That
-Python does not need asyncrl.
+"""Plays text games that have `reset` and `step`. They come from textarena, gem or your own code, which must be
+installed in the Python that runs this file. That Python does not need asyncrl.
 
     PYTHON gym_agent tasks GAME [--args JSON] [--limit 1000]         writes tasks as JSON lines
     PYTHON gym_agent                                   plays episodes, as the program of `actor.agent_command`
 
 GAME is `textarena:ID`, `gem:ID`, or MODULE:FUNCTION. The function makes a game with Gymnasium's methods, whose
-observations and actions are texts. A task is a seed of the game. An observation of the game is the user's turn, and the
-text of the policy's answer is the action.
+observations and actions are texts. A task is a seed of the game. The game's observation becomes the user's turn, and
+the text of the policy's answer becomes the action.
 
-Games use random generators that the whole process shares. So a process plays one episode at a time, and the hash seed
-is fixed, which gives sets of texts the same order in every process.
+Games use random generators that the whole process shares, so a process plays one episode at a time. The hash seed is
+fixed, so that sets of texts have the same order in every process.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ FIELD = "gym"
 
 REWARD = "reward"
 FULL = ("context_length_exceeded", "turn_limit")
-"""Codes of refusals that mean that the conversation has no room for another turn."""
+"""Error codes with which the endpoint refuses a request because the conversation has no room for another turn."""
 
 HASH_SEED = "PYTHONHASHSEED"
 WAIT_S = 24 * 3600
-"""The maximum seconds that a request waits for an answer of the policy's endpoint. They are many, since the actor ends
-an episode that takes too long."""
+"""The maximum seconds that a request waits for an answer of the policy's endpoint. The limit can be high, because the
+actor ends an episode that takes too long."""
 
 
 class GameError(Exception):
@@ -64,8 +64,9 @@ class Game(Protocol):
 class TextArenaGame:
     """A game of textarena for one or several players. The policy is the player `player` of `players`.
 
-    `opponent`, MODULE:NAME, plays all other players. It is a function that returns a player's action for the text that
-    the player reads, or a class whose objects can be called in this way. Each game makes an object of its own.
+    `opponent`, MODULE:NAME, plays for all other players. It is a function that gets the text that a player reads and
+    returns the player's action, or a class whose objects can be called in this way. Each game makes an object of its
+    own.
     """
 
     def __init__(self, name: str, opponent: str | None = None, player: int = 0, players: int = 1, **args: Any) -> None:
@@ -74,8 +75,8 @@ class TextArenaGame:
         self._name = name
         self._game = textarena.make(name, **args)
         self._inner = self._game
-        # The wrappers are removed: they repeat the whole history in each observation, and the conversation has it
-        # already.
+        # The wrappers are removed. They would repeat the whole history in each observation, but the conversation
+        # already has it.
         while isinstance(self._inner, textarena.Wrapper):
             self._inner = self._inner.env
         self._own_action = textarena.ObservationType.PLAYER_ACTION
@@ -135,7 +136,8 @@ class TextArenaGame:
 
 
 class GymnasiumGame:
-    """A game with Gymnasium's `reset` and `step`. `info["suffix"]` of gem's games is added to the observation."""
+    """A game with Gymnasium's `reset` and `step`. If a game of gem gives `info["suffix"]`, it is added to the
+    observation."""
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -199,7 +201,8 @@ def _function(path: str) -> Any:
 
 
 def rows(name: str, arguments: str, first: int, limit: int) -> Iterator[dict[str, Any]]:
-    """Yield a row of a task file for each of `limit` seeds, from `first` on. Raises GameError: the game fails."""
+    """Yield a row of a task file for each of `limit` seeds, the first of which is `first`. Raises GameError: the game
+    fails."""
     args = json.loads(arguments)
     for seed in range(first, first + limit):
         game = open_game(name, args)
@@ -218,7 +221,7 @@ def rows(name: str, arguments: str, first: int, limit: int) -> Iterator[dict[str
 
 
 class PolicyConnection:
-    """Requests the policy's turns of one episode from the actor's endpoint."""
+    """Requests the policy's turns in one episode from the actor's endpoint."""
 
     def __init__(self, base_url: str, key: str) -> None:
         self._turns = 0
@@ -229,8 +232,8 @@ class PolicyConnection:
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def answer(self, messages: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool] | None:
-        """The next turn, and true if it reached its length limit. None if the conversation has no room for it.
-        Raises GameError: the request was refused."""
+        """The policy's next turn, and true if the turn reached its length limit. None if the conversation has no room
+        for a further turn. Raises GameError: the request was refused."""
         self._server.request("POST", self._path, json.dumps({"messages": messages}), self._headers)
         response = self._server.getresponse()
         body = json.load(response)
@@ -287,8 +290,9 @@ def _converse(
 
 
 def _own_streams() -> tuple[Any, Any]:
-    """Keep stdin and stdout for this program. Games print to stderr from now on, and read an empty input."""
-    # A game that reads this program's input would take the next episode.
+    """Keep stdin and stdout for this program. From now on, what games print goes to stderr, and their input is
+    empty."""
+    # If a game read this program's input, it would take away the line of the next episode.
     given, out = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

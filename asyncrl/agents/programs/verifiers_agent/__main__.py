@@ -1,11 +1,12 @@
-"""Plays tasks of environments of verifiers 0.4 or 0.3, in a Python that has verifiers. This Python does not need
-asyncrl.
+"""Plays tasks of environments for verifiers 0.4 or 0.3. The Python that runs this file needs verifiers, and does not
+need asyncrl.
 
     PYTHON verifiers_agent tasks ENV_ID [--args JSON] [--split train] [--limit 1000]     writes tasks as JSON lines
     PYTHON verifiers_agent                                     plays episodes, as the program of `actor.agent_command`
 
 A row of a task file has the environment's whole task, so that a program needs no data set. The rewards of an episode
-are weighted and have the names of the rubric; their sum is the reward of verifiers. Metrics are unweighted.
+have the names that the rubric gives. They are weighted, so their sum is the reward of verifiers. Metrics are
+unweighted.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ MAX_METRICS = 32
 """The maximum number of metrics of an episode. Further metrics are left out, and `metrics_left_out` counts them."""
 
 NO_MORE_TURNS = "actor.max_turns"
-"""A part of the endpoint's refusal after the last turn. verifiers itself only knows refusals of long conversations."""
+"""A text in the endpoint's refusal after the last turn. verifiers itself recognises only refusals because a
+conversation is too long."""
 
 NO_HARNESS = "bash"
-"""The name of verifiers' default harness, for a taskset without a harness."""
+"""The name of the harness that verifiers uses for a taskset that names none. A harness is the program that holds the
+conversation."""
 
 KEY_VARIABLE = "ASYNCRL_VERIFIERS_KEY"
 
@@ -99,7 +102,8 @@ class ClassicEnvironment:
         await self._http.aclose()
 
     def _named(self, reward: float, metrics: Mapping[str, float]) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the rewards by the names of the rubric, or only `reward` if they do not add up to it."""
+        """Return the rewards by the names that the rubric gives, and the metrics. If the rewards do not add up to
+        `reward`, `reward` is returned alone instead of them."""
         rubric = self._environment.rubric
         rewards: dict[str, float] = {}
         for name, weight in zip(rubric._get_reward_func_names(), rubric._get_reward_weights(), strict=False):
@@ -265,7 +269,7 @@ def rows(name: str, arguments: str, split: str, limit: int | None) -> Iterator[d
 
 
 def _text(content: Any) -> str:
-    """The text of a message for readers. The environment has the whole message in its task."""
+    """The text of a message, shown to people. The environment's task has the whole message."""
     if isinstance(content, str) or content is None:
         return content or ""
     parts = [part if isinstance(part, dict) else part.model_dump() for part in content]
@@ -329,7 +333,7 @@ def main() -> None:
     tasks.add_argument("--split", default="train")
     tasks.add_argument("--limit", type=int)
     given = parser.parse_args()
-    # This is set before MCP sets up logging, because MCP would log each request.
+    # Logging is set up here, before MCP sets it up: MCP would log each request.
     logging.basicConfig(level=logging.WARNING)
     out = _own_stdout()
     if given.command is None:

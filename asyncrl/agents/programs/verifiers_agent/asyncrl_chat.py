@@ -1,4 +1,5 @@
-"""A harness for verifiers 0.4 that runs conversations, and the tools of a task's toolsets, in the calling process.
+"""A harness for verifiers 0.4. It holds conversations, and runs the tools of a task's toolsets, in the process that
+calls it.
 
 verifiers' own harnesses start a program for each rollout, and a server for each toolset, which takes seconds. This
 harness behaves like verifiers' harness `null`, with the same tool names and the same limit of a tool's result. It is a
@@ -36,7 +37,8 @@ class LocalTools:
     `known` keeps the descriptions of tools, by the class of their toolset.
     """
 
-    # Describing the tools again for each rollout would take milliseconds, and memory that is never freed.
+    # The descriptions are kept because making them again for each rollout would take milliseconds, and memory that is
+    # never freed.
 
     make: Callable[[], Sequence[Toolset[Any, Any]]]
     shared: Sequence[ToolServer]
@@ -46,7 +48,7 @@ class LocalTools:
 LOCAL_TOOLS: ContextVar[LocalTools] = ContextVar("local_tools")
 
 ENDS = ("context_length_exceeded", "turn_limit")
-"""Refusals of the endpoint that end a conversation. The conversation up to that point is scored."""
+"""Error codes of the endpoint after which a conversation ends. The conversation up to that point is scored."""
 
 
 class ToolServer:
@@ -57,7 +59,8 @@ class ToolServer:
         self.trace: Trace | None = None
         self._toolset = toolset
         self._mcp = MCPServer(toolset.server_name or type(toolset).__name__)
-        # The rollout's state is in this process. verifiers' server would fetch and send it over HTTP.
+        # The rollout's state is in this process, so it is read here. verifiers' server would fetch and send it over
+        # HTTP.
         toolset._pull_state = self._pull
         toolset._push_state = self._push
 
@@ -77,7 +80,7 @@ class ToolServer:
             tools._tools[tool.name] = tool.model_copy(update={"fn": own})
 
     async def schemas(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """The original name and the schema of each tool, by the name that the policy sees."""
+        """Maps the name that the policy sees to the original name and the schema of each tool."""
         prefix = f"{self._toolset.server_name}_" if self._toolset.server_name else ""
         return {
             prefix + tool.name: (tool.name, _schema(prefix + tool.name, tool.description, tool.input_schema))
@@ -187,7 +190,7 @@ class _Conversation(HarnessSession):
             self._calls[name] = lambda given, name=name: call_mcp(connections, names, name, given)  # type: ignore[misc]
 
     async def _complete(self) -> dict[str, Any] | None:
-        """Request the policy's next message. None if the conversation has no room for another message."""
+        """Request the policy's next message. Returns None if the conversation has no room for another message."""
         body = {"model": self.ctx.model, "messages": self._messages, **({"tools": self._tools} if self._tools else {})}
         async with self._http.post(f"{self.endpoint}/chat/completions", json=body) as answer:
             text = await answer.text()
