@@ -22,7 +22,8 @@ BEST = "best"
 
 
 def checkpoint_of(run: Path, learner: LearnerConfig, steps: int | str | None) -> FinishedSteps:
-    """The checkpoint after `steps` learner steps; BEST: the checkpoint with the best evaluation; None: the newest.
+    """The checkpoint after `steps` learner steps. With BEST it is the checkpoint with the best evaluation, with None
+    the newest.
 
     Raises CheckpointError, which lists the existing checkpoints: the checkpoint does not exist, or is damaged.
     """

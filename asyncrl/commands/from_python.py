@@ -147,10 +147,11 @@ def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str 
     """Train to the end, as `asyncrl train` does, and return the run. A second call with the same `run.name` resumes it.
 
     `values` have keys of docs/configuration.md, such as `{"model.path": "...", "learner.steps": 20}`; `words` are
-    written as on a command line, such as `"algorithm=dapo"`, and win. Interrupting the call (Ctrl-C, or the kernel's
-    stop) stops the run cleanly first, with a checkpoint.
+    written as on a command line, such as `"algorithm=dapo"`, and win over `values`. If the call is interrupted (by
+    Ctrl-C, or by the kernel's stop), it stops the run cleanly, with a checkpoint, before it ends.
 
-    Raises ConfigError and DataError: with a line for each mistake; AsyncrlError: the run failed.
+    Raises ConfigError or DataError: the configuration or the data cannot be used; the message has a line for each
+    mistake. Raises AsyncrlError: the run failed.
     """
     given = [as_word(key, value) for key, value in (values or {}).items()]
     config = read([*given, *words], None if config_dir is None else Path(config_dir))
@@ -172,9 +173,9 @@ def evaluate(
     """Evaluate a run or a model on `data` as `asyncrl evaluate` does: `n` attempts at each task, greedy if `n` is 1.
 
     `target` is the folder or name of a run, or the folder or hub name of a model. Without `data` the tasks are those of
-    the run's data.eval. `step` names the checkpoint of a run;
-    by default the newest. An attempt is right if its outcome is at least `threshold`. `values` and `words` change keys,
-    as for `train`. A second call with the same arguments resumes, or reads the finished evaluation.
+    the run's data.eval. `step` is the number of steps after which the checkpoint of a run was written; by default the
+    newest checkpoint is evaluated. An attempt is right if its outcome is at least `threshold`. `values` and `words`
+    change keys, as for `train`. A second call with the same arguments resumes, or reads the finished evaluation.
 
     Raises ConfigError, DataError and CheckpointError: the arguments, the data or the checkpoint cannot be used;
     AsyncrlError: the evaluation failed.

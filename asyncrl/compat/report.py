@@ -67,7 +67,7 @@ class Translated:
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a trainer's keys, in order. `row_of` finds the row of a key; None: the key is unknown.
+    """The rows of a trainer's keys, in order. `row_of` finds the row of a key, and returns None for an unknown key.
 
     `version` names the trainer with its release, for messages about unknown keys.
     """

@@ -8,8 +8,8 @@ The promises that this package keeps:
 - 8, closed by default: `bind.py` and `checks/deployment.py` refuse open addresses without keys; `secrets.py` hides the
   values of secret keys.
 
-In reading order: `option.py` (the declaration of a key), `schema/` (one typed section per file), `compose.py` (from
-KEY=VALUE words and files to a checked configuration). Then `checks/` (combinations that cannot work), `refusals.py`,
+In reading order: `option.py` (the declaration of a key), `schema/` (one typed section per file), `compose.py` (makes a
+checked configuration from KEY=VALUE words and files). Then `checks/` (combinations that cannot work), `refusals.py`,
 `load.py` (the start of every role). Then `exits.py` (the end of every command), `commands.py` (the table of commands),
 `changes.py`.
 

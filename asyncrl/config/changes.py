@@ -20,7 +20,7 @@ from asyncrl.config.secrets import masked_value, shown, shown_value
 from asyncrl.errors import ConfigError
 
 KEYS = tuple(key for key, option in OPTIONS.items() if not is_dataclass(option.type))
-"""The keys that hold a single value. A part of the algorithm, such as `algorithm.loss`, has two of them: its name and
+"""The keys that hold a single value. A part of the algorithm, such as `algorithm.loss`, has two such keys: its name and
 its parameters."""
 STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
 """The sections that a learner step reads. All other keys affect only the data that the replay records."""
@@ -32,7 +32,7 @@ HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """A changed key: `new` applies from learner step `step` on. `time`: when the change was made, in seconds since
+    """A changed key: `new` applies from learner step `step` on. `time` is the time of the change, in seconds since
     1970."""
 
     step: int
@@ -48,7 +48,8 @@ class ConfigChange:
 
 
 def with_steps(key: str, value: str, changes: Sequence[ConfigChange]) -> str:
-    """The `value` of a key for people. If it changed in mid-run, each value with the step from which it applies."""
+    """The `value` of a key for people. If it changed in mid-run, the text has each value and the step from which it
+    applies."""
     own = [each for each in changes if each.key == key]
     if not own:
         return value

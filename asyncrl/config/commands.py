@@ -18,7 +18,7 @@ from asyncrl.config.schema import TrainConfig
 
 @dataclass(frozen=True)
 class Command:
-    """A command, which the `main` of `module` runs. `is_role`: the command takes KEY=VALUE words."""
+    """A command, which the `main` of `module` runs. `is_role` is true if the command takes KEY=VALUE words."""
 
     module: str
     meaning: str
@@ -149,7 +149,7 @@ def command_name() -> str:
 
 def runnable(program: Path | None = None) -> str:
     """The first word of a command that a user can paste into a shell: `asyncrl` if the shell finds it, else the path of
-    this process's own `asyncrl`. `program` is that file, by default next to this Python."""
+    this process's own `asyncrl`. `program` is the file of this `asyncrl`, by default the one next to this Python."""
     program = program or Path(sys.executable).with_name("asyncrl")
     found = shutil.which("asyncrl")
     if not program.exists() or (found is not None and Path(found).resolve() == program.resolve()):

@@ -35,11 +35,11 @@ DEFAULTS = "train"
 def read(words: Sequence[str], folder: Path | None = None, names_missing_data: bool = True) -> TrainConfig:
     """The typed and checked configuration of the KEY=VALUE `words`. `folder` holds further files of groups.
 
-    `names_missing_data`: an error also lists data files that do not exist. Raises ConfigError with one line for each
-    mistake.
+    With `names_missing_data`, an error also lists data files that do not exist. Raises ConfigError with one line for
+    each mistake.
     """
     config, wrong = _composed(words, folder)
-    # The file of an experiment that cannot be used may set all that is missing.
+    # If the file of an experiment cannot be used, the values that seem to be missing may be in this file.
     is_whole = not any(key == "experiment" or key.endswith(ENDINGS) for key in wrong)
     unset: dict[str, str] = {}
     if wrong or not _is_whole(config):
@@ -77,7 +77,7 @@ _HYDRA = threading.Lock()
 
 
 def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, dict[str, str]]:
-    """Compose all usable words. Also return the error line of each unusable word, by its key.
+    """Compose all usable words. Also return a mapping from the key of each unusable word to an error line.
 
     Raises ConfigError: a file cannot be used.
     """
@@ -130,7 +130,7 @@ def _of_files(shipped: Path, names: tuple[tuple[str, str], ...]) -> _OfFiles:
     """Compose the default files and the named ones."""
     config, overruled = typed_defaults(), dict[str, str]()
     try:
-        # Hydra composes the files without types, so that a part can be given by its name alone.
+        # Hydra composes the files without types, so that a part of the algorithm can be given by its name alone.
         with initialize_config_dir(str(shipped), version_base="1.3"):
             content = compose(DEFAULTS, [f"{group}={name}" for group, name in names])
             overruled = _overruled_engine(dict(names), content)

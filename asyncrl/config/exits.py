@@ -34,7 +34,7 @@ STANDARD_OUTPUT = 1
 
 def end_quickly() -> None:
     """Skip Python's last garbage collections when this process ends."""
-    # They visit every object of all loaded modules, which takes seconds with torch and transformers.
+    # These collections visit every object of all loaded modules, which takes seconds with torch and transformers.
     atexit.register(gc.freeze)
 
 
@@ -70,7 +70,8 @@ def exit_status(run: Callable[[], int | None], name: str) -> int:
 
 
 def _reader_has_enough() -> bool:
-    """True if the reader of standard output has closed it. Later writes go nowhere then, and raise no error."""
+    """True if the reader of standard output has closed it. If it has, this also makes later writes go nowhere and raise
+    no error."""
     output = select.poll()
     output.register(STANDARD_OUTPUT, 0)
     if not output.poll(0):

@@ -1,5 +1,5 @@
-"""Lists the parts of `compat` that lower packages use, each by the option that selects the part and by the part's
-dotted path.
+"""Lists the parts of `compat` that lower packages use: the option that selects each part, and the dotted path of the
+part.
 
 Lower packages must not import `compat`. They look up the path here when the option is set, so that a run without verl's
 options loads nothing of `compat`. `tests/compat/test_registries.py` checks this.

@@ -11,7 +11,8 @@ GROUPS = ("algorithm", "engine", "scoring", "experiment")
 
 
 def config_dir() -> Path:
-    """The folder of the shipped configuration files: next to the package in a checkout, inside it when installed."""
+    """The folder of the shipped configuration files. In a checkout it is next to the package, and in an installed
+    asyncrl it is inside the package."""
     package = Path(asyncrl.__file__).parent
     inside, beside = package / "configs", package.parent / "configs"
     return inside if inside.is_dir() else beside

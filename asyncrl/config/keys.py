@@ -27,7 +27,7 @@ def _all() -> Iterator[tuple[str, Option]]:
             yield prefix + option.name, option
             if isinstance(option.type, type) and is_dataclass(option.type):
                 for inner in options(option.type):
-                    # If the part is fixed, its name is fixed, but not its parameters.
+                    # If a part of the algorithm is fixed, its name is fixed, but its parameters are not.
                     fixed = option.fixed if inner.name == "name" else inner.fixed
                     yield f"{prefix}{option.name}.{inner.name}", replace(inner, fixed=fixed)
 

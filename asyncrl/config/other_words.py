@@ -1,8 +1,8 @@
 """Translates words of TRL, verl, prime-rl, OpenRLHF and slime into keys of asyncrl, so that the refusal of such a word
 can name the key.
 
-Only the last part of a key counts: `actor_rollout_ref.rollout.n` and `n` are the same word. A word with one meaning in
-one system and another in the next has both keys.
+Only the last part of a key counts: `actor_rollout_ref.rollout.n` and `n` are the same word. A word that means different
+things in two systems has both keys.
 """
 
 from __future__ import annotations
@@ -243,7 +243,8 @@ _SAME = {"top_k": "top_p", "min_p": "top_p", "presence_penalty": "repetition_pen
 
 
 def hint(key: str) -> str:
-    """The end of a refusal of `key`: our key for this word of another system, or why there is none, or nothing."""
+    """The end of the message that refuses `key`. It names our key for this word of another system, or tells why there
+    is none. It is empty for any other word."""
     word = key.rpartition(".")[2].lower().replace("-", "_")
     if reason := WITHOUT.get(_SAME.get(word, word)):
         return f": {reason}"

@@ -16,7 +16,7 @@ def quoted(value: object) -> str:
     """A value of any characters, quoted for a KEY=VALUE word."""
     if isinstance(value, int):
         return str(value)
-    # Hydra reads a backslash literally unless it is in front of a quote.
+    # Hydra takes a backslash as a plain character unless a quote follows.
     escaped = re.sub(r"(\\+)(?='|\Z)", r"\1\1", str(value)).replace("'", "\\'")
     return f"'{escaped}'"
 

@@ -21,8 +21,8 @@ ELSEWHERE = ("hf://", "hub:", "reasoning-gym:")
 def refusals(config: TrainConfig, known_bad: Collection[str] = (), combinations: bool = True) -> list[str]:
     """One line for each value or combination that is not allowed.
 
-    Combinations are not checked if one of their values is refused by itself, if a key is in `known_bad`, the keys that
-    were refused before, or if `combinations` is false.
+    A combination is not checked if one of its values is refused by itself, or if one of its keys is in `known_bad`, the
+    keys that were refused before. If `combinations` is false, no combination is checked.
     """
     config, bad, lines = copy.deepcopy(config), set(known_bad), []
     for prefix, section in sections(config):
@@ -58,7 +58,8 @@ def missing_data(data: DataConfig, demonstrations: Sequence[str] | None) -> dict
 
 
 def may_exist(source: str) -> bool:
-    """True if a file, folder or pattern exists. A source on a hub, or a generated one, is not checked: also True."""
+    """True if a file, folder or pattern exists. Also true for a source on a hub and for a generated source, which are
+    not checked."""
     path = Path(source)
     return (
         source.startswith(ELSEWHERE) or path.exists() or any(Path(path.anchor).glob(str(path.relative_to(path.anchor))))

@@ -64,7 +64,8 @@ def _hint(key: str) -> str:
 
 
 def _in_full(option: Option, value: Any) -> Any:
-    """Expand short forms: a name becomes the part with its defaults, and a single item becomes a list of one."""
+    """Expand short forms. The name of a part of the algorithm becomes the part with its defaults, and a single item
+    becomes a list of one."""
     if not value or (isinstance(value, str) and "${" in value):
         return value
     if get_origin(option.type) is list and not isinstance(value, int | float):

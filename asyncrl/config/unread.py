@@ -10,11 +10,11 @@ from asyncrl.config.schema import AlgorithmConfig, ScoringConfig
 
 
 def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> dict[str, str]:
-    """The names of such scores, each with the ways to use it or to do without it. `environment` is the reward of tools,
-    environments and simulated users, which not every run has."""
+    """Map the name of each score that changes nothing to the ways to use it or to do without it. `environment` is the
+    reward of tools, environments and simulated users, which not every run has."""
     read = set(_texts(asdict(algorithm)))
     if any("." in text for text in read):
-        # A part of the user's own may read any score.
+        # A part of the algorithm that the user has written may read any score.
         return {}
     found = {}
     if not scoring.shaping.environment_weight:

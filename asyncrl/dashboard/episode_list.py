@@ -37,13 +37,13 @@ TextsOf = Callable[[Sequence[KeptRow]], Sequence[EpisodeText]]
 class EpisodeQuery:
     """A choice of episodes: those that meet all of its conditions.
 
-    - `ranges`: by the name of a number, its least and its largest value, both included;
-    - `exact`: by the name of a text, the text itself;
-    - `members`: a tool that the episode called (`tools`), and a flag that it has (`flags`);
+    - `ranges`: maps the name of a number to its least and its largest allowed value;
+    - `exact`: maps the name of a text to the value that it must have;
+    - `members`: may name a tool that the episode must have called (`tools`), and a flag that it must have (`flags`);
     - `text`: a part of the episode's id, of its task's id, or of its text;
     - `sort`: a column of `SORTABLE`; with a minus before it, the largest values come first. NaN comes last;
-    - `offset`, `limit`: the number of selected rows to skip, and the most rows of a page;
-    - `grouped`: a row of the page is a group, else an episode.
+    - `offset`, `limit`: the number of selected rows to skip, and the maximum number of rows of a page;
+    - `grouped`: true if a row of the page is a group, false if it is an episode.
     """
 
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -179,7 +179,8 @@ class EpisodeGroup:
     size: int
 
     def value(self, name: str) -> Any:
-        """The value of a column: the mean of the members' numbers, or the largest of some, or their common text."""
+        """The value of a column. It is the mean of the members' numbers, in the columns in LARGEST their largest
+        number, and in other columns the value that all members share."""
         values = [getattr(row, name) for row in self.rows]
         if name in MEANS:
             return fsum(values) / len(values) if all(map(math.isfinite, values)) else sum(values)

@@ -21,7 +21,8 @@ from asyncrl.types import Labels, Role, Task, ToolCall, Trajectory, Turn, common
 
 TOKENS_A_TURN = 1200
 TOKENS_AT_ONCE = 12_000
-"""The most tokens of a turn, and of an episode, that are sent at first. The page requests the rest on demand."""
+"""The maximum number of tokens of a turn, and of an episode, that are sent at first. The page requests the rest on
+demand."""
 MOST_CHARACTERS = 20_000
 """Longer texts of a task and of a call's arguments are cut, with a note of how much is missing."""
 BETWEEN = "template"
@@ -29,7 +30,7 @@ BETWEEN = "template"
 
 
 class EpisodePart(NamedTuple):
-    """A turn, or tokens between two turns, for which `turn` is None."""
+    """A turn, or the tokens between two turns. In the second case `turn` is None."""
 
     span: TokenSpan
     turn: Turn | None

@@ -35,7 +35,7 @@ from asyncrl.runs.run import Run
 
 RETRY_S = 30.0
 LOOK_S = 0.4
-"""The time for which one request of a search reads texts. The page asks again for the rest."""
+"""The number of seconds for which one request of a search reads texts. The page asks again for the rest."""
 
 
 class RunEpisodes:
@@ -98,7 +98,7 @@ class RunEpisodes:
 
 
 class EpisodeAnswers:
-    """Answers for `runs` by their keys."""
+    """Answers requests about the `runs`, a mapping from the key of each run."""
 
     def __init__(self, runs: Mapping[str, ShownRun], stores: ReplayStores) -> None:
         self._runs = {key: RunEpisodes(shown.run) for key, shown in runs.items()}

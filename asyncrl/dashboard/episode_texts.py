@@ -20,16 +20,18 @@ from asyncrl.runs.kept import KeptEpisodes
 from asyncrl.types import Role, Task, Trajectory
 
 EXCERPT = 320
-"""The most characters of a task, and of an answer, in the list."""
+"""The maximum number of characters of a task, and of an answer, in the list."""
 TRUTH = 80
 ANSWER_TOKENS = 240
 PROMPT_TOKENS = 160
 SEARCHED_TOKENS = 4096
-"""The most tokens of an episode that a search covers: half of them are the first after the prompt, half the last."""
+"""The maximum number of tokens of an episode that a search covers. Half of them are the first tokens after the prompt,
+and half are the last tokens."""
 SEARCHED_TASK = 16_000
-"""The most characters of a task that a search covers."""
+"""The maximum number of characters of a task that a search covers."""
 MOST_CHARACTERS = 200_000_000
-"""The most characters of texts to search that are kept in memory. Further episodes are not searched."""
+"""The maximum number of characters that the texts for searches may have in memory. Further episodes are not
+searched."""
 
 
 class EpisodeText(NamedTuple):

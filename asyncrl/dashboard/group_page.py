@@ -24,8 +24,8 @@ def describe_group(members: Sequence[KeptEpisode], chosen: str, vocabulary: Voca
 
     - `common`: the number of first tokens that all members share;
     - `same`: the number of first tokens that a member shares with the `chosen` one;
-    - `before`, `after`: a member's text before and after the first token that differs from the chosen member. For the
-      chosen member it is the first token in which any other member differs from it.
+    - `before`, `after`: a member's text before and after the first token in which it differs from the chosen member.
+      For the chosen member, this is the first token in which any other member differs from it.
     """
     ordered = sorted(members, key=lambda each: each.row.member)
     reference = next((each for each in ordered if each.row.id == chosen), ordered[0])

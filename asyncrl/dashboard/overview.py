@@ -50,7 +50,7 @@ class Overviews:
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
         if is_fine_tuning(run):
-            # It has no replay, and only one role.
+            # A fine-tuning has no replay and only one role, so no role waits for another.
             return {**found, "waits_text": "", "advice": None}
         try:
             with self._stores.alone():
@@ -122,9 +122,10 @@ def overview(run: Run) -> dict[str, Any]:
 
 
 def progress_of(run: Run, steps: int | None) -> dict[str, Any]:
-    """The progress and the speed of a run, as its console and its summary show them. `None`: unknown.
+    """The progress and the speed of a run, as its console and its summary show them. An unknown value is None.
 
-    - `done`: the steps that are done; `step_s`: the seconds of a step, and `left_s` of the remaining ones;
+    - `done`: the steps that are done; `step_s`: the seconds of a step; `left_s`: the seconds that the remaining steps
+      will take;
     - `elapsed_s`: the seconds for which the run has run;
     - `tokens_per_s`: sampled tokens a second: now while the run is running, else the mean over the run.
     """

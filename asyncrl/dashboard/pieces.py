@@ -15,10 +15,10 @@ CONTEXT = 4
 """The number of tokens before a token that are decoded together with it. A character has at most four bytes, and some
 tokenizers drop the blank before the first token that they decode."""
 LONGEST = 8
-"""The most tokens that one character is split into."""
+"""The maximum number of tokens into which one character is split."""
 MOST_CHARACTERS = 4096
-"""The most characters of the text in which the text of a token is looked for. Text that belongs to no token is added to
-the last token."""
+"""The maximum length of the text in which the text of a token is looked for, in characters. Text that belongs to no
+token is added to the last token."""
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 
 

@@ -12,7 +12,7 @@ from asyncrl.dashboard.runs import ShownRun
 from asyncrl.runs.table import RunTable, is_fine_tuning, started, state_of
 
 LOOK_S = 0.4
-"""The time after which an answer ends that reads many runs. The page asks again for the rest."""
+"""An answer that has to read many runs ends after this number of seconds. The page asks again for the rest."""
 FINE_TUNING, REINFORCEMENT = "sft", "rl"
 
 

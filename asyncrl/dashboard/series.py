@@ -14,7 +14,8 @@ from asyncrl.runs.run import Run
 READ_WHOLE = 2 << 20
 """A part of a file of up to this size is shown row by row."""
 CATALOGUE_ROWS = 48
-"""The rows of a file that are read for its names: one row is not enough, since names such as lag/7 are in few rows."""
+"""The number of rows of a file that are read to find its names. One row is not enough, since names such as lag/7 are in
+few rows."""
 LONGEST_TEXT = 2000
 AXES = ("step", "time")
 CURSOR = re.compile(r"([0-9]{1,20}):([0-9]{1,18})")
@@ -26,9 +27,9 @@ class Wanted:
     """A part of a file to show.
 
     - `names`: names of metrics; a name such as lag/* means all names with this beginning
-    - `points`: the most rows of a large file
-    - `after`: the cursor of an earlier answer, after which rows are wanted; empty: all rows
-    - `first`, `last`: only rows between these times are wanted; `None`: all rows
+    - `points`: the maximum number of rows of a large file
+    - `after`: the cursor of an earlier answer, if only the rows after it are wanted; else empty
+    - `first`, `last`: the times between which rows are wanted; `None` if all rows are wanted
     """
 
     names: Sequence[str]

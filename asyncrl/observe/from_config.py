@@ -1,4 +1,4 @@
-"""Opens the reports of a process as the section `observe` of the configuration sets them."""
+"""Opens the reports of a process, as the section `observe` of the configuration describes them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from asyncrl.observe.spans import open_spans
 
 @contextmanager
 def open_reports(config: TrainConfig, name: str, endpoint: str = "") -> Iterator[Reports]:
-    """Open the reports of the process `name` of a run. `endpoint`: the address of the process if it is a replay.
-    Clients align their clocks with a replay's clock."""
+    """Open the reports of the process `name` of a run. `endpoint` is the address of the process if it is a replay,
+    since clients align their clocks with a replay's clock."""
     with ExitStack() as stack:
         spans = open_spans(config.observe, locations.run_dir(config.run), name, endpoint)
         stack.enter_context(closing(spans))

@@ -59,7 +59,7 @@ class Sink:
     lost = 0
 
     def resumed(self, step: int) -> None:
-        """Expect the values of this step and later ones again: an earlier process may have logged them."""
+        """Expect the values of this step and of later steps again, since an earlier process may have logged them."""
 
     def log(self, step: int, values: Mapping[str, Value]) -> None:
         """Take named values at a step."""
@@ -86,9 +86,9 @@ class Sink:
 class Fanout(Sink):
     """Passes everything on to several sinks.
 
-    A sink that fails never ends the process. The failed call is lost, counted as `metrics/lost` in later values, and
-    logged the first time. The same holds for a value that is neither text nor a number within the range of floats; the
-    rest of its row stays.
+    A sink that fails never ends the process. The failed call is lost, counted by the metric `metrics/lost` in later
+    rows, and logged the first time. The same holds for a value that is neither text nor a number within the range of
+    floats; the rest of its row stays.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
@@ -111,7 +111,7 @@ class Fanout(Sink):
                 logger.warning("metrics are lost: %s are no valid numbers; metrics/lost counts them", sorted(refused))
             self._refused += len(refused)
         lost = self.lost
-        # An outer Fanout may have counted more, so its value comes last.
+        # If `values` has a count from an outer Fanout, that count replaces this one, since it may include more losses.
         counted = {"metrics/lost": float(lost), **plain} if lost else plain
         self._each(lambda sink: sink.log(step, counted))
 

@@ -25,8 +25,9 @@ class Reports:
         self._is_counted = False
 
     def metrics(self, name: str | None = None, console: bool = True, gpus: bool = True) -> Sink:
-        """Open the sinks of the file of metrics `name`, by default the name of the process. `console`: the metrics may
-        also go to the log. `gpus`: the process may use GPUs. Raises ConfigError as `open_metrics` does."""
+        """Open the sinks of the file of metrics `name`, by default the name of the process. With `console` the metrics
+        may also go to the log. `gpus` is true if the process may use GPUs. Raises ConfigError as `open_metrics`
+        does."""
         source = replace(self._source, role=name or self.name)
         sink = open_metrics(source, self._options, console)
         return self._counted(self._stack.enter_context(closing(sink)), gpus)

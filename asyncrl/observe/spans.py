@@ -5,7 +5,7 @@ of the disk never reaches the role: lost spans are counted, and so are spans tha
 A killed process loses its newest spans.
 
 A role writes `runs/NAME/spans/ROLE.jsonl`, and appends to it after a restart. When the file has half of the allowed
-bytes, it becomes `ROLE.jsonl.old`. There it replaces an older file, whose spans count as dropped.
+bytes, it becomes `ROLE.jsonl.old`. An older file of this name is replaced, and its spans count as dropped.
 
 A line with a list is a span: name, track, start, duration and values. Times are whole microseconds, and starts count
 from 1970. A line with an object is a note:
@@ -44,9 +44,10 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 MOST_WAITING = 100_000
-"""The most spans that may wait to be written: a tenth of a gigabyte."""
+"""The maximum number of spans that may wait to be written. They take about a tenth of a gigabyte."""
 FIRST_WINDOW_S, LONGEST_WINDOW_S = 2.0, 60.0
-"""A clock estimate is the best measurement of a window. Windows double in length up to the longest."""
+"""The length of the first window and of the longest window, in seconds. A clock estimate is the best measurement in a
+window, and each window is twice as long as the one before, up to the longest."""
 FOLDER = "spans"
 OLD = ".old"
 
@@ -148,7 +149,7 @@ class SpanFile:
 
     @property
     def most_at_once(self) -> int:
-        """The most bytes of lines that may be appended at once."""
+        """The maximum number of bytes that may be appended at once."""
         return self._most_bytes // 4
 
     def append(self, lines: bytes, begin: Callable[[], bytes]) -> None:
@@ -203,8 +204,8 @@ def _dropped_before(line: bytes) -> int:
 
 
 class ClockEstimate:
-    """The lead of the clock of `peer` over ours: the measurement with the shortest round trip in each window. Times are
-    seconds."""
+    """Estimates by how many seconds the clock of `peer` is ahead of ours. Of the measurements in each window, it takes
+    the one with the shortest round trip."""
 
     def __init__(self, peer: str) -> None:
         self._peer = peer
@@ -362,7 +363,8 @@ def spans_file(run_dir: Path, role: str) -> Path:
 
 
 def open_spans(config: ObserveConfig, run_dir: Path, role: str, endpoint: str = "") -> Spans:
-    """The recorder of one role's process; `endpoint` is a replay's endpoint. Close it in the end."""
+    """Open the recorder of one role's process. `endpoint` is the process's own endpoint if it is a replay. The caller
+    closes the recorder."""
     if not config.spans:
         return NoSpans()
     about: dict[str, Value] = {"role": role, "host": socket.gethostname(), "pid": os.getpid(), "endpoint": endpoint}

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
 STALE_S = 30.0
-"""An older sample is not reported: the samples after it hang or fail."""
+"""A sample that is older than this many seconds is not reported, since newer samples hang or fail."""
 CLOSE_S = 1.0
 
 GpuReader = Callable[[], GpuUse | None]
@@ -118,7 +118,7 @@ class WithUsage(Fanout):
 @contextmanager
 def usage_of_this_process(gpus: bool = True) -> Iterator[Usage]:
     """Sample the use of the machine by this process and its children, and of the GPUs that it sees, every SAMPLE_S.
-    `gpus`: the role may use GPUs."""
+    `gpus` is true if the role may use GPUs."""
     usage, stop = Usage(ProcessTree().read, _open_gpus if gpus else None), threading.Event()
 
     def sample() -> None:

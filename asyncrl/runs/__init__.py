@@ -1,12 +1,13 @@
 """Reads and shows runs: one reader of a run's folder, and one file for each view.
 
-Views read a run's folder only through `run.py`, and look for a run only through `finding.py`. A run may be running,
-have ended, or be a copy. This package keeps none of the promises of docs/concepts.md: its views show if they hold. Only
-three subcommands of `asyncrl inspect` change a run.
+Views read a run's folder only through `run.py`, and look for a run only through `finding.py`. The run may be running or
+have ended, and its folder may be a copy. No promise of docs/concepts.md depends on this package, but its views show if
+the promises hold. Only three subcommands of `asyncrl inspect` change a run.
 
 In reading order:
 
-- `run.py`, `finding.py`, `lines.py`, `kept.py`: the reader, the search for a run, rows of growing files, kept episodes.
+- `run.py`, `finding.py`, `lines.py`, `kept.py`: the reader of a run, the search for a run, the reader of files that
+  grow, and the reader of kept episodes.
 - `from_config.py`, `settings.py`: the reader of a run's configuration, and the values that views need from it.
 - `status.py`, `situation.py`, `stalls.py`, `advice.py`, `watch.py`: the state of a run now, its chain of waits (which
   role waits for which), and what to change.

@@ -1,4 +1,4 @@
-"""Gives advice for a run, from the shares of time in which the run's parts were idle.
+"""Gives advice for a run, based on the shares of time in which its processes were idle.
 
 Each piece of advice names its numbers, and is given only if the numbers support it.
 """
@@ -15,12 +15,13 @@ STARVED, SERVED = 0.2, 0.05
 """The learner waits too much if it is idle for more than the share STARVED of its time, and hardly at all if it is idle
 for less than SERVED."""
 BUSY = 0.1
-"""Actors or scorers limit the run if they are idle for a smaller share of their time."""
+"""Actors or scorers limit the run if they are idle for less than this share of their time."""
 ACTORS_IDLE, SCORERS_IDLE = 0.5, 0.8
-"""Too many actors or scorers run if they are idle for a larger share of their time and the learner does not wait."""
+"""Actors, or scorers, are too many if they are idle for more than this share of their time and the learner does not
+wait."""
 EVICTED = 0.05
 LONG_PHASE = 0.2
-"""Publishing weights, or waiting for checkpoints, should take a smaller share of a step's time."""
+"""Publishing weights should take less than this share of a step's time, and so should waiting for checkpoints."""
 MOST_OF = 0.5
 """A reason is the cause of the learner's waiting if it explains more than this share of the waiting time."""
 
@@ -87,7 +88,7 @@ def _more_episodes(waits: str, seen: IdleShares, settings: ViewSettings) -> Iter
 
 
 def _uses_all_cores(seen: IdleShares) -> bool:
-    """True if a further engine would have no core of its own. The learner needs one, too."""
+    """True if a further engine would have no core of its own. The learner also needs a core."""
     return seen.cores is not None and seen.actors + 1 >= seen.cores
 
 
@@ -137,7 +138,8 @@ def _too_old(seen: IdleShares, settings: ViewSettings) -> Iterator[str]:
 
 
 def _could_pace(replay: ReplayConfig) -> bool:
-    """True if the run could pace its episodes, but has pacing off or a sampler that does not suit pacing."""
+    """True if the run could limit how many episodes are played ahead of the learner (pacing), but pacing is off or the
+    sampler does not suit it."""
     return replay.can_pace and (replay.spare_batches is None or replay.sampler.kind == "fifo")
 
 

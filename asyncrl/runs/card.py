@@ -47,7 +47,7 @@ class TrainedModel:
 
     - `values`: the configuration by key;
     - `steps`, `evaluations`: rows of the metrics, up to the step of the exported weights;
-    - `environment`: the hardware and versions; `None`: the run has no record of them.
+    - `environment`: the hardware and versions; `None` if the run has no record of them.
     """
 
     name: str
@@ -58,8 +58,8 @@ class TrainedModel:
 
 
 def write_card(run: Run, folder: Path, steps: int | None = None) -> bool:
-    """Write the card and its picture into the folder of the model that a run exported after `steps` steps; `None`: at
-    its end. Return False, and replace nothing, if the folder has a card that somebody wrote.
+    """Write the card and its picture into the folder of the model that a run exported after `steps` steps, or at the
+    run's end if `steps` is None. Return False, and replace nothing, if the folder has a card that somebody wrote.
 
     Raises ConfigError: the run's configuration cannot be read; OSError.
     """
@@ -88,8 +88,8 @@ def named(text: str, name: str) -> str:
 
 
 def trained_model(run: Run, steps: int | None = None) -> TrainedModel:
-    """The facts of a run about its model after `steps` steps; `None`: at its end. Raises ConfigError: the run's
-    configuration cannot be read."""
+    """The facts of a run about its model after `steps` steps, or at the end of the run if `steps` is None. Raises
+    ConfigError: the run's configuration cannot be read."""
     rows, evaluations = run.sampled_rows("learner"), run.sampled_rows("evaluation")
     if steps is not None:
         rows = [row for row in rows if row["step"] < steps]

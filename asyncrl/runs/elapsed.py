@@ -19,8 +19,8 @@ from asyncrl.runs.run import Run
 
 
 def elapsed_s(run: Run, clock: Callable[[], float] = time.time) -> float:
-    """The seconds for which a run has run; 0 if nothing shows that it ever started. The number in the summary of its
-    last end stays. `clock` gives seconds since 1970."""
+    """The seconds for which a run has run; 0 if nothing shows that it ever started. Once the run has ended, its summary
+    has the number, which is returned from then on. `clock` gives seconds since 1970."""
     begins = _starts(run) or _first_rows(run)
     if not begins:
         return 0.0
@@ -38,7 +38,7 @@ def earlier_s(run: Run) -> float:
 
 
 def _is_after(file: Path, begin: float) -> bool:
-    """True if the file was written after the newest start, so it covers all starts."""
+    """True if the file was written after `begin`, the time of the newest start. Then it covers all starts."""
     return file.stat().st_mtime >= begin
 
 
@@ -51,7 +51,7 @@ def _of_ended(run: Run, begins: Sequence[float]) -> float:
 
 
 def _first_rows(run: Run) -> list[float]:
-    """The time of the first row of all, for a run whose starts were not recorded; empty without rows."""
+    """The time of the earliest row of any role, for a run that did not record its starts. Empty without rows."""
     times = [row["time"] for role in run.roles() for row in islice(run.rows(role), 1)]
     return [min(times)] if times else []
 

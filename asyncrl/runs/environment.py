@@ -48,7 +48,7 @@ class Environment:
     - `gpus` has a line for each GPU: its name and its memory.
     - `commit` is the commit of asyncrl's checkout, followed by `+changes` if files in it differ from the commit. It is
       empty if asyncrl was not started from a checkout.
-    - `packages` has the version of each installed package by its name.
+    - `packages` maps the name of each package of PACKAGES that is installed to its version.
     """
 
     time: float = 0.0
@@ -89,7 +89,7 @@ def read_environments(folder: Path) -> list[Environment]:
 
 
 def environments_of(run_dir: Path) -> list[Environment]:
-    """The newest start of a run on each of its hosts, the first host's first."""
+    """The newest start of a run on each of its hosts. The start on the first host comes first."""
     folders = [run_dir, *sorted(run_dir.glob("host-*"))]
     return [starts[-1] for folder in folders if (starts := read_environments(folder))]
 

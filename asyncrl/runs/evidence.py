@@ -11,7 +11,7 @@ from asyncrl.runs.lines import Row, finite
 from asyncrl.runs.run import Run
 
 MOST_STEPS = 10
-"""The most steps over which a value at the beginning or at the end of a run is averaged."""
+"""The maximum number of steps over which a value at the beginning or at the end of a run is averaged."""
 NEWEST = 50
 SPREAD = 150
 """The number of the learner's rows that are read, evenly spread over the run."""
@@ -21,13 +21,14 @@ ACTOR_ROWS = 60
 """The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
 SCORER_ROWS = 12
 STALE_S = 60.0
-"""An actor whose newest row is older than the newest row of all actors by more than this has left."""
+"""An actor is left out, because it has ended, if its newest row is more than this many seconds older than the newest
+row of all actors."""
 TRUNCATED = (("truncated",), ("episodes",))
 MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
-"""The counters of an actor that make up a share: the ones of the part, and the ones of the whole."""
+"""Two groups of an actor's counters. A share is the sum of the first group, divided by the sum of the second."""
 SHARES = {"truncated": TRUNCATED, "malformed calls": MALFORMED}
 ENOUGH = 100
-"""The newest episodes or calls that a share covers."""
+"""A share covers about this number of the newest episodes or calls."""
 COUNTED = ("accepted", "labelled", "trained", "filtered", "dead", "failures")
 TEXTS = ("newest_failure", "refusing", "solved")
 
@@ -40,11 +41,11 @@ class Evidence:
     - `first`, `newest`: consecutive rows of trained steps at the beginning and at the end; `spread`: rows of the whole
       run. `evaluations`: rows in the order of their steps, the first and the last among them.
     - `actors`: the newest rows of each actor.
-    - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and
-      `solved` are its texts.
+    - `counts`: the replay's counters, summed over shards. `newest_failure`, `refusing` and `solved` are texts of the
+      replay.
     - `scores`: the newest mean of each score that is not always 0. `unread`: the scores that change nothing.
     - `group_size`: `None` if it is unknown.
-    - `is_running`: the run may still change, so few rows are no evidence.
+    - `is_running`: true if the run may still change. Then a few rows are no evidence.
     """
 
     folder: str
@@ -96,7 +97,7 @@ def _trained(rows: Sequence[Row]) -> list[Row]:
 
 
 def _means(rows: Sequence[Row]) -> Iterator[tuple[str, float]]:
-    """The means of scores in a scorer's rows that are not 0, by the names of the scores."""
+    """Yield the name of each score in a scorer's rows with its mean, unless the mean is 0."""
     for row in rows:
         yield from ((name.removesuffix("_mean"), row[name]) for name in row if name.endswith("_mean") and row[name])
 
@@ -112,8 +113,9 @@ def _of_actors(run: Run) -> list[list[Row]]:
 def recent_counts(
     actors: Sequence[Sequence[Row]], part: Sequence[str], whole: Sequence[str], enough: float = ENOUGH
 ) -> tuple[float, float]:
-    """Count `part` and `whole` over the newest work of all actors: in as few rows of each actor as have its share of
-    `enough`, or in all of its rows. The names are counters, which begin at 0 with each start of an actor."""
+    """Count `part` and `whole`, the names of counters, over the newest work of all actors. From each actor this takes
+    the fewest newest rows in which `whole` grows by the actor's share of `enough`; if no rows suffice, it takes all of
+    them. The counters begin at 0 with each start of an actor."""
     parts = wholes = 0.0
     for rows in actors:
         now, since = (_sum(rows[-1], part), _sum(rows[-1], whole)), (0.0, 0.0)
@@ -129,7 +131,8 @@ def recent_counts(
 
 
 def recent_shares(actors: Sequence[Sequence[Row]]) -> dict[str, float]:
-    """The shares of the newest episodes and tool calls, by the names in `SHARES`. One without any work is left out."""
+    """Map each name in `SHARES` to its share of the newest episodes or tool calls. A name is left out if there are
+    none."""
     counts = {name: recent_counts(actors, part, whole) for name, (part, whole) in SHARES.items()}
     return {name: found / of for name, (found, of) in counts.items() if of}
 

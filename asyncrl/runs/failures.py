@@ -24,7 +24,7 @@ class FailureGroup:
 
 
 def group_failures(letters: Iterable[tuple[str, DeadLetter]]) -> list[FailureGroup]:
-    """The dead letters by kind, the most frequent kind first."""
+    """Group dead letters, the records of failed attempts, by kind. The most frequent kind comes first."""
     groups: dict[tuple[bool, str], list[tuple[str, DeadLetter]]] = {}
     for name, letter in sorted(letters, key=lambda each: each[1].order, reverse=True):
         groups.setdefault((letter.scoring, kind_of(letter.reason)), []).append((name, letter))

@@ -16,7 +16,7 @@ RUNS = Path("runs")
 
 
 def find_folder(name: str, fits: Callable[[Path], bool]) -> Path | None:
-    """The folder `name`, or `runs/NAME`: the first of these that fits. `None`: neither does."""
+    """The first of the folders `name` and `runs/NAME` that fits; `None` if neither does."""
     return next(filter(fits, (Path(name), RUNS / name)), None)
 
 
@@ -35,7 +35,7 @@ def _has_store(folder: Path) -> bool:
 
 
 def find_run(name: str) -> Run | None:
-    """The run that `name` names. `None`: no folder of that name has a configuration."""
+    """The run that `name` names; `None` if no folder of that name has a configuration."""
     folder = find_folder(name, _has_config)
     return None if folder is None else Run(folder)
 
@@ -83,8 +83,8 @@ def run_with_store(name: str | None, store: str | None = None) -> Run:
 
 
 def require_store(run: Run, name: str | None = None, store: str | None = None) -> None:
-    """Raises ConfigError: the run is a fine-tuning; StoreError: it has no store. The message names run and store by the
-    words of the command line."""
+    """Raises ConfigError: the run is a fine-tuning; StoreError: it has no store. The message names the run and the
+    store by `name` and `store`, the words of the command line."""
     if not run.store.is_dir():
         refuse_fine_tuning(run.folder)
         raise StoreError(_why_no_store(run, name or str(run.folder), store))

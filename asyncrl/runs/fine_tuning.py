@@ -1,4 +1,4 @@
-"""Shows and summarises a run of `asyncrl sft` as a training is shown and summarised, from the rows of its learner."""
+"""Shows and summarises a run of `asyncrl sft`, in the same way as a training, from the rows of its learner."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class FineTuningSummary:
     - `steps`, `steps_kept`, `planned_steps`, `errors`, `elapsed_s`, `files`, `next`: as in `RunSummary`.
     - `loss` has means over the first and over the last `averaged` steps, and `held_out_loss` the first and the last
       evaluation; `None` without any.
-    - `epochs` are the passes through the demonstrations. `tokens_per_s` are the trained tokens in a second of a step.
+    - `epochs` are the passes through the demonstrations. `tokens_per_s` is the number of trained tokens per second of
+      the steps.
     """
 
     run: str
@@ -167,7 +168,7 @@ def _next(run: Run, done: bool) -> list[str]:
 
 
 def fine_tuning_rows(summary: FineTuningSummary) -> Sequence[tuple[str, str]]:
-    """The facts of a summary for people, with their names. An empty name: the fact continues the one before."""
+    """The facts of a summary for people, with their names. A fact with an empty name continues the fact before it."""
     steps = f"{summary.steps} of {summary.planned_steps} steps"
     if summary.result != "done":
         if summary.steps_kept < summary.steps:

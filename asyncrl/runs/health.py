@@ -16,7 +16,7 @@ from asyncrl.runs.lines import Row
 from asyncrl.runs.trends import Trend, values_of
 
 WINDOW = 3
-"""The number of bad steps in a row that gives a warning about a running run."""
+"""A running run gets a warning after this number of bad steps in a row."""
 LONG_WINDOW, FEWEST_STEPS = 10, 5
 """The steps over which shares of groups are averaged, and the fewest of them that are evidence."""
 FEWEST_EPISODES = 30
@@ -24,16 +24,19 @@ MAX_FAILED_SHARE = 0.1
 MAX_TRUNCATED = 0.5
 FEWEST_CALLS, MAX_MALFORMED = 20, 0.25
 MAX_REFUSED, FEWEST_REFUSED = 0.9, 64
-"""A filter refuses nearly everything if it refused this share of the episodes, and at least this many."""
+"""A filter counts as refusing nearly everything if it refused this share of the episodes, and at least this number of
+them."""
 NEARLY_ALL = 0.9
 SOLVED = 0.95
-"""A batch with a larger mean outcome is solved: an outcome is mostly 0 or 1."""
+"""A batch counts as solved if its mean outcome is at least this. An outcome is mostly 0 or 1."""
 FEWEST_FOR_TREND = 30
 """A reward that does not change counts as standing still after this number of steps."""
 ENTROPY_FALL, LEAST_ENTROPY = 0.25, 0.02
-"""An entropy that was at least the second number, in nats, has collapsed if it is below this share of its first."""
+"""An entropy that was at least LEAST_ENTROPY nats at first has collapsed once it is below ENTROPY_FALL times its first
+value."""
 ENTROPY_RISE, ENTROPY_RISE_BY = 2.0, 1.0
-"""An entropy has run away if it has grown by this factor and by this number of nats."""
+"""An entropy has run away if it has grown by more than the factor ENTROPY_RISE, and by more than ENTROPY_RISE_BY
+nats."""
 LARGEST_KL = {
     "kl_reference": (
         1.0,
@@ -55,7 +58,7 @@ KL_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence about a run, and its kind. A remark `is_good`; every other finding is a warning."""
+    """A sentence about a run, and its kind. `is_good` is true for a remark, and false for a warning."""
 
     kind: str
     text: str
@@ -143,7 +146,7 @@ def _solved(steps: str) -> str:
 
 
 def equal_groups(seen: Evidence) -> Finding | None:
-    """Nearly all groups have equal rewards, although some still teach."""
+    """Nearly all groups have equal rewards, so only a few groups have different rewards to learn from."""
     rows = _last(seen, LONG_WINDOW, FEWEST_STEPS)
     shares = values_of(rows, "groups/zero_variance")
     if len(shares) < FEWEST_STEPS or fmean(shares) < NEARLY_ALL or (seen.group_size or 1) < 2:

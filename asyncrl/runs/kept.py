@@ -28,7 +28,7 @@ class KeptEpisodes:
         come last. Calling this again is cheap: it reads only new lines, and returns the same object if there are no new
         lines.
 
-        Raises StoreError: the index is damaged, or of another version of asyncrl; OSError: it cannot be read.
+        Raises StoreError: the index is damaged, or another version of asyncrl wrote it; OSError: it cannot be read.
         """
         with self._lock:
             if sum(index.refresh() for index in self._indices):
@@ -53,7 +53,7 @@ class KeptEpisodes:
         return sorted(found, key=lambda each: each.row.member)
 
     def several(self, step: int, names: Collection[str]) -> list[KeptEpisode]:
-        """The episodes with these ids that were kept of a step, as far as they are still kept. Raises StoreError: a
+        """The episodes with these ids that were kept of a step and have not been deleted since. Raises StoreError: a
         file is damaged."""
         wanted = set(names)
         # One name of each kind, trained and held out, decides which file is read.
@@ -61,7 +61,7 @@ class KeptEpisodes:
         return [each for name in kinds.values() for each in self._read(step, name, lambda row: row.id in wanted)]
 
     def find(self, name: str) -> KeptRow | None:
-        """The row of the episode `name`, from the newest step that kept it; `None`: it is not kept. Raises as `rows`
+        """The row of the episode `name`, from the newest step that kept it; `None` if it is not kept. Raises as `rows`
         does."""
         return next((row for row in reversed(self.rows()) if row.id == name), None)
 

@@ -117,7 +117,7 @@ class LineFile:
         return round(span.size * MEASURED / sum(lengths))
 
     def between(self, first: float, last: float) -> LineSpan:
-        """The rows whose `time` is in [first, last], with at least one more row at each end."""
+        """The span of the rows whose `time` is in [first, last], with at least one more row at each end."""
         whole = self.whole
         start = max(whole.start, self._before(first))
         end = min(whole.end, self._before(last) + NEARBY)
@@ -255,8 +255,8 @@ def parsed(line: bytes) -> Row | None:
 
 
 def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
-    """Read only the fields that the decoder's type names, which is many times faster than the whole row. `None`: a
-    field is missing or of another type."""
+    """Read only the fields that the decoder's type names, which is many times faster than the whole row. The result is
+    None if a field is missing or of another type."""
     try:
         return decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -283,7 +283,7 @@ class Tail:
         self.recent: deque[Row] = deque(maxlen=recent)
 
     def read(self) -> Row:
-        """The newest value of each name that the file has."""
+        """Map each name that occurs in the file to its newest value."""
         with open_lines(self._path) as file:
             if file is not None:
                 span = file.since(self._file_id, self._position)

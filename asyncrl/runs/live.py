@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 class LiveReplay:
-    """The replay that serves the stores of `stored`. Each call opens a connection, and fails after `give_up_s`.
+    """The replay that serves the stores of `stored`. Each call opens a connection, and fails if there is no answer
+    within `give_up_s` seconds.
 
     By default it uses the addresses that the shards wrote, and the keys of the run's configuration. `endpoints` and
     `keys` replace these.

@@ -19,7 +19,7 @@ REFRESH_S = 0.5
 LINE_S = 10.0
 BAR_CHARS = 40
 LONGEST_VALUE = 160
-"""The most characters of a value in a line. Reasons of failures may be as long as a page."""
+"""The maximum number of characters of a value in a line. Reasons of failures may be as long as a page."""
 
 Rows = Sequence[tuple[str, str]]
 
@@ -53,7 +53,7 @@ class LiveRows:
         return True
 
     def show(self, pace: StepPace, rows: Rows) -> None:
-        """Show the newest values, in the place of the last ones on a terminal."""
+        """Show the newest values. On a terminal they replace the values that were shown before."""
         if self._console.is_terminal:
             self._live.update(Group(_bar(pace), _table(rows)), refresh=True)
         else:

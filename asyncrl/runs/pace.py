@@ -15,7 +15,7 @@ PACE_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """The progress of a run: `done` of `planned` steps, at `step_s` seconds each. `None`: unknown."""
+    """The progress of a run: `done` of `planned` steps, at `step_s` seconds each. An unknown value is None."""
 
     done: int
     planned: int | None
@@ -28,7 +28,7 @@ class StepPace:
 
     @property
     def left_s(self) -> float | None:
-        """The seconds that the remaining steps take at the pace of the newest ones; `None`: unknown."""
+        """The seconds that the remaining steps take at the pace of the newest ones; None if that is unknown."""
         if self.planned is None or self.step_s is None:
             return None
         return max(0, self.planned - self.done) * self.step_s

@@ -15,8 +15,8 @@ ACTORS = "actor-"
 
 
 class RunProgress:
-    """The newest values of a run. `from_now`: rows that actors have written so far are left out, since they are from an
-    earlier start."""
+    """The newest values of a run. With `from_now`, the rows that actors wrote before this object was made are left out,
+    since they are from an earlier start."""
 
     def __init__(self, run: Run, from_now: bool = False) -> None:
         self._run = run
@@ -36,9 +36,9 @@ class RunProgress:
         return [values for values in found if values]
 
     def values(self, roles: Collection[str]) -> dict[str, Any]:
-        """The newest values of the run by name; `None`: unknown. `step` counts the steps that are done. `rollout_*`
-        come from the actors among the `roles`. So do `truncated`, the share of the newest episodes that a limit ended,
-        and `malformed_calls`, a share of the newest tool calls.
+        """The newest values of the run by name. An unknown value is None. `step` counts the steps that are done.
+        `rollout_*` come from the actors among the `roles`. So do `truncated`, the share of the newest episodes that a
+        limit ended, and `malformed_calls`, a share of the newest tool calls.
         """
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
         shares = recent_shares(

@@ -14,9 +14,9 @@ from asyncrl.text import shortened
 
 LONGEST_ERROR = 300
 MOST_KINDS = 100
-"""The most different errors of a role that are kept. A log may have any text."""
+"""The maximum number of different errors of a role that are kept. A log may have any text."""
 MOST_BYTES = 64 << 20
-"""The bytes at the end of each log that are searched at first."""
+"""The number of bytes at the end of a log that are searched when the log is read for the first time."""
 _ERROR = re.compile(rb"\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) [\w.-]+: (.*)")
 _NUMBER = re.compile(r"\d+")
 
@@ -37,7 +37,8 @@ class RoleError:
 class RoleErrors:
     """The errors in the logs of a run's folder. Each byte is read once, and an unchanged log is not opened.
 
-    `from_now`: errors that the logs have so far are left out, since they are from an earlier start.
+    With `from_now`, the errors that are in the logs when this object is made are left out, since they are from an
+    earlier start.
     """
 
     def __init__(self, run_dir: Path, from_now: bool = False) -> None:
@@ -63,7 +64,7 @@ class RoleErrors:
         return dict(counts)
 
     def read(self) -> list[RoleError]:
-        """Read what the logs have got since the last call; the errors that are new kinds."""
+        """Read what was added to the logs since the last call, and return the errors of kinds that are new."""
         before = set(self._found)
         for path in sorted(self._logs.glob("*.log")):
             # A log may go away, or belong to another user. The run goes on without it.
@@ -80,7 +81,7 @@ class RoleErrors:
         return seen is None or (seen.file, seen.end) != (status.st_ino, status.st_size)
 
     def _errors(self, name: str, file: LineFile) -> Iterator[str]:
-        """The texts of the errors that a log has got."""
+        """The texts of the errors that were added to a log."""
         seen = self._read.get(name)
         span = file.since(seen.file, seen.end) if seen else file.newest_bytes(MOST_BYTES)
         self._read[name] = span

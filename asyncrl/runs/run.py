@@ -1,7 +1,7 @@
 """Reads a run's folder: its configuration, state, end, rows of metrics, spans, stores and kept episodes.
 
-Every view reads runs through this file, which changes nothing. The run may be running, have ended, or be a copy from
-another machine.
+Every view reads runs through this file, which changes nothing. The run may be running or have ended, and its folder may
+be a copy from another machine.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ class ViewSettings:
 
     - `steps`: the number of all planned learner steps;
     - `hang_s`: the seconds of silence after which a role counts as hung;
-    - `servers`: the configured number of servers; `None`: it is not configured;
-    - `keys`: the folder with the keys of clients; `None`: the run has no keys;
+    - `servers`: the configured number of servers; None if it is not configured;
+    - `keys`: the folder with the keys of clients; None if the run has no keys;
     - `unread`: the scores that change nothing, each with advice (see `config.unread`).
     """
 

@@ -1,4 +1,4 @@
-"""Computes the shares of time in which the parts of a run had nothing to do, from the rows of their metrics."""
+"""Computes the shares of time in which the processes of a run had nothing to do, from the rows of their metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_ROWS = 500
 
 
 def totals(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, float]:
-    """A role's counters, summed over all of its starts: they begin at 0 each time. A row may lack some counters."""
+    """Sum a role's counters over all of its starts. They begin at 0 at each start. A row may lack some counters."""
     ended, newest = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
     for row in rows:
         for name in names:
@@ -48,7 +48,7 @@ def step_seconds(steps: Rows) -> float:
 
 
 def waited_for(cause: str) -> str:
-    """The name of the replay's counter of the seconds that the learner waited for one of CAUSES."""
+    """The name of the counter with which the replay measures how long the learner waited for `cause`, one of CAUSES."""
     return f"learner_waited_for_{cause}_s"
 
 
@@ -60,10 +60,10 @@ class IdleShares:
     - `waited`: the share in which the learner waited for each of CAUSES, as the worst shard counted it;
     - `phases`: the share of each phase of a step;
     - `actors`, `scorers`: the number of these processes that have written rows during these steps;
-    - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; `None`: there were none;
+    - `actors_idle`, `scorers_idle`: the mean share in which these processes were idle; None without such processes;
     - `evicted`: the evicted episodes as a share of the accepted ones;
-    - `pending`: the mean number of tickets that waited for an actor;
-    - `cores`: the cores of the only host of a run without GPUs; `None`: there are GPUs or several hosts.
+    - `pending`: the mean number of tickets (permissions to run an episode) that waited for an actor;
+    - `cores`: the number of cores, if the run has only one host and no GPUs; else None.
     """
 
     steps: int
@@ -114,7 +114,8 @@ def idle_shares(run: Run) -> IdleShares | None:
 
 
 def _cores(run: Run) -> int | None:
-    """The cores of the only host of a run without GPUs; `None`: the run has GPUs or several hosts, or it is unknown."""
+    """The number of cores, if the run has only one host and no GPUs. None if it has GPUs or several hosts, or if the
+    number is unknown."""
     hosts = run.environments()
     return hosts[0].cores if len(hosts) == 1 and not hosts[0].gpus and hosts[0].cores else None
 

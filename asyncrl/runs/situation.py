@@ -27,7 +27,7 @@ class RoleNow:
 
     - `runs`: true if the role has a process;
     - `placed`: true if it has a host;
-    - `silent_s`: the seconds since its last heartbeat; `None`: it had none;
+    - `silent_s`: the seconds since its last heartbeat; None if it had none;
     - `does`: the work that it reports;
     - `does_s`: the seconds that this work has taken so far;
     - `part_silent_s`: if the report names a silent part of the role, the seconds of that silence;
@@ -55,16 +55,16 @@ class ShardNow:
     - `scoring`: the number of groups whose members are all stored, but not all scored;
     - `playing`: the number of all other open groups;
     - `held_out_scoring`, `held_out_playing`: the same for evaluations, where each attempt is a group;
-    - `pending`: the number of tickets without an actor;
-    - `waiting`: the number of episodes without a scorer;
-    - `actors`, `scorers`: the number of episodes that each worker holds;
-    - `silence_s`: the seconds since each worker's last request;
+    - `pending`: the number of tickets (permissions to run an episode) that no actor has taken;
+    - `waiting`: the number of episodes that no scorer has taken;
+    - `actors`, `scorers`: the number of episodes that each actor or scorer holds;
+    - `silence_s`: the seconds since the last request of each actor and scorer;
     - `committed`, `capacity`, `age_bound`: the metrics of the replay with these names (docs/metrics.md);
     - `is_full`: true if the store is so full that no tickets are issued;
     - `failing`: the reason why the shard issues few tickets; empty if there is none;
     - `refusing`: the reason why the shard's filters refuse every group; empty if they do not;
     - `busy`: the reason why the shard postpones requests; empty if it does not;
-    - `learner_waits_s`: the seconds for which the learner has waited; `None`: it does not wait.
+    - `learner_waits_s`: the seconds for which the learner has waited; None if it does not wait.
     """
 
     name: str

@@ -15,9 +15,10 @@ from asyncrl.runs.working import does
 from asyncrl.text import duration
 
 SILENT_S = 5.0
-"""A role without a heartbeat for this time is silent: it has one every second."""
+"""A role counts as silent if it has written no heartbeat for so many seconds. It should write one every second."""
 MOST_IDLE = 0.9
-"""An engine that is idle for a larger share of its time counts as an engine without requests, although episodes run."""
+"""An engine that is idle for a larger share of its time, although episodes run, lacks requests. The cause is then the
+tools, users or agents of the episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,8 @@ class Wait:
 
     - `who`: such as "learner"; empty if `what` has its own subject;
     - `what`: the activity of `who`, such as "waits for a batch";
-    - `seconds`: the duration of the activity so far; `None`: unknown;
-    - `fault`: `who` is silent, down or failing, and no setting of the run fixes that.
+    - `seconds`: the duration of the activity so far; None if it is unknown;
+    - `fault`: true if `who` is silent, down or failing, and no setting of the run fixes that.
     """
 
     who: str
@@ -56,7 +57,8 @@ def faults(now: Situation) -> dict[str, Wait]:
 
 
 def chain(now: Situation) -> list[Wait]:
-    """The chain of waits, down to a cause; empty if the learner works and actors have tickets."""
+    """The chain of waits, down to a cause; empty if the learner works and actors have tickets, the permissions to run
+    an episode."""
     learners = now.of("learner")
     if stopped := _worst(learners, now):
         return [stopped]

@@ -31,7 +31,8 @@ class Standstill:
         self._failed = False
 
     def text(self, progress: Hashable) -> str:
-        """The cause that the newest look found; empty while `progress` changes, and until a first look has ended."""
+        """The cause that the newest look found. It is empty if `progress` has changed in the last STILL_S seconds, and
+        until a first look has ended."""
         now = self._clock()
         if progress != self._seen:
             self._seen, self._since, self._text = progress, now, ""

@@ -50,12 +50,12 @@ class StoreSummary:
     """A store at one moment.
 
     - `counters` include `live_bytes`, the bytes of its pages in use.
-    - `counts` of trajectories: `states` by state, `planned_trajectories` of the newest plans by lag, `scorers` by their
-      scorer, `evicted` by reason.
+    - `counts` of trajectories: `states` counts them by state, `planned_trajectories` those of the newest plans by lag,
+      `scorers` by the scorer that holds them, and `evicted` by reason.
     - `counts` of groups: `ready_groups` by lag, `filtered` by reason, and `groups`: open groups by the work that
       they wait for (`playing`, `scoring`, and the same for held-out tasks).
-    - Other `counts`: `actors` counts the tickets of each actor, and `dead_letters` the kept dead letters by what
-      failed.
+    - Other `counts`: `actors` counts the tickets (permissions to run an episode) of each actor, and `dead_letters`
+      counts the records of failed attempts by what failed.
     - `steps` is the number of recorded plans.
     - `oldest_ticket` is the open ticket whose group was opened first, with its actor.
     - `learner_step` is the step that the learner requested last.
@@ -149,7 +149,7 @@ class StatusSample:
     - `at`: the moment, in seconds;
     - `store`: the summary of all stores together;
     - `shards`: the summary of each shard's store;
-    - `answers`: the status of each shard; `None`: the shard does not answer;
+    - `answers`: the status of each shard; None for a shard that does not answer;
     - `problem`: the reasons why shards do not answer; empty if all do.
     """
 
@@ -250,7 +250,7 @@ def _rates(before: StatusSample, now: StatusSample) -> dict[str, float]:
 
 
 def _leases(now: StatusSample, kind: str) -> list[dict[str, Any]]:
-    """The leases of every worker, and the seconds since its last request if the replay runs."""
+    """The number of items that every worker holds, and the seconds since its last request if the replay runs."""
     holds, silence = now.store.counts[kind], _silence(now.live, kind)
     return [
         {"kind": kind, "worker": worker, "holds": holds[worker], "silence_s": silence.get(worker)}

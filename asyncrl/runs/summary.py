@@ -290,7 +290,7 @@ def as_text(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
-    """The facts of a summary for people, with their names. An empty name: the fact continues the one before."""
+    """The facts of a summary for people, with their names. A fact with an empty name continues the fact before it."""
     steps = f"{summary.steps} of {summary.planned_steps} steps"
     if summary.result in ("stopped", "failed"):
         if summary.steps_kept < summary.steps:

@@ -127,9 +127,9 @@ class RunTable:
 
 
 def differences(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    """The values of the keys in which runs differ, by run. `runs` has the values of all keys of each run; a run without
-    values is not compared. Addresses and the name of a run do not count. A value that more than half of the runs have
-    is left out of these runs."""
+    """Map each run to the keys in which runs differ, and to its values of these keys. `runs` has the values of all keys
+    of each run; a run without values is not compared. Addresses and the name of a run do not count. If more than half
+    of the runs have the same value of a key, the entries of these runs leave out the key."""
     known = {name: values for name, values in runs.items() if values}
     found: dict[str, dict[str, str]] = {name: {} for name in known}
     for key in dict.fromkeys(key for values in known.values() for key in values):

@@ -147,8 +147,9 @@ class TerminalTable:
         return [("waits", waits)] if waits else []
 
     def _failing(self, replays: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
-        """The rate at which episodes and scorings fail, if they do, and the newest failure of each replay.
-        Reasons why replays issue few tickets replace the newest failures."""
+        """The rate at which episodes and scorings fail, if they do, and the newest failure of each replay. If replays
+        give reasons why they issue few tickets (permissions to run an episode), these reasons replace the newest
+        failures."""
         now = self._clock()
         counted = ("failures", "scoring_failures")
         self._failures.append((now, sum(_count(values, name) for values in replays for name in counted)))

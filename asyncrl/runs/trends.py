@@ -17,7 +17,8 @@ LARGEST = 1e100
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """A value at the beginning and at the end. `noise`: two standard errors of the difference; infinite if unknown."""
+    """A value at the beginning and at the end. `noise` is two standard errors of the difference; infinite if it is
+    unknown."""
 
     first: float
     last: float

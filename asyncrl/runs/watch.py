@@ -60,8 +60,8 @@ class StallReader:
         self._roles = RolesReader(run)
 
     def read(self, now: StatusSample | None, settings: ViewSettings | None) -> Stalls:
-        """Read the stalls at the time of the sample `now`; `None`: the run has no store yet. A run that has ended, or
-        that has no configuration, has no waits."""
+        """Read the stalls at the time of the sample `now`, which is None if the run has no store yet. A run that has
+        ended, or that has no configuration, has no waits."""
         if settings is None:
             return Stalls()
         seen = idle_shares(self._run)
@@ -72,13 +72,14 @@ class StallReader:
         roles = self._roles.read(self._run.processes(), settings.replay.shards) if supervised else {}
         seen_now = Situation([], roles) if now is None else situation(now, settings, roles)
         waits = chain(seen_now)
-        # Under a fault roles are idle for that reason, and the advice would be wrong.
+        # If a role is at fault, the others are idle because of it, and the advice would be wrong.
         held_up = any(wait.fault for wait in waits)
         return Stalls(waits, None if held_up else advice, faults(seen_now))
 
 
 class RunWatch:
-    """Reads the stalls of a run. Each look asks the run's replay, if it runs, for up to `give_up_s` seconds."""
+    """Reads the stalls of a run. Each look asks a running replay for its state, and waits at most `give_up_s` seconds
+    for the answer."""
 
     def __init__(self, run: Run, give_up_s: float = GIVE_UP_S) -> None:
         self.run, self._give_up_s = run, give_up_s

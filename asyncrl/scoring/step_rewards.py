@@ -109,7 +109,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _parameters(function: Any, setting: str) -> list[str]:
-    """The names of OFFERED that the function takes. Raises ConfigError."""
+    """The names in OFFERED that the function takes. Raises ConfigError: it needs a parameter that is not in OFFERED."""
     try:
         signature = inspect.signature(function)
         every = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
@@ -133,7 +133,7 @@ class StepRewards:
     """Calls the function for up to `rule_processes` episodes at once. An episode may take `timeout_s` seconds and
     `rule_memory_mb` megabytes of memory.
 
-    Raises ConfigError: see StepFunction.
+    Raises ConfigError: the function cannot be imported, or has a parameter that nothing fills.
     """
 
     def __init__(self, config: ScoringConfig) -> None:

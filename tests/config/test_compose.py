@@ -103,7 +103,7 @@ def test_a_wrong_file_of_an_experiment_brings_no_errors_of_what_it_may_set(
     for word, line in expected.items():
         assert refused([word, "learner.eval_every=5"]) == [line]
     assert refused(["experiment=demos", "actor.concurrency=0"])[1:] == [
-        "actor.concurrency=0: it must be a whole number in [1, inf)"
+        "actor.concurrency=0: it must be a whole number in [1, inf) or null"
     ]
 
 

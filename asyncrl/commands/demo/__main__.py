@@ -31,7 +31,7 @@ MOST_THREADS = 4
 
 
 def run(config: TrainConfig, as_json: bool = False) -> int:
-    """Train, and report the result for people. `as_json`: a last line has it for programs, too."""
+    """Train, and report the result for people. With `as_json`, a last line repeats the result for programs."""
     run_dir = locations.run_dir(config.run)
     if not train(config):
         return EXIT_STOPPED

@@ -1,8 +1,8 @@
 """The demo's task: expressions without brackets, such as `7+5*3-8`, worked out with a calculator in several calls.
 
 In each call the policy names an operator, and the calculator works out the leftmost operation with that operator
-(`tool.py`). So a turn needs one decision, and the rest of it is copied. The reward must only teach which operator comes
-next.
+(`tool.py`). So a turn needs one decision, and the rest of it is copied. All that the policy has to learn from the
+reward is which operator comes next.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ SEED = 0
 TRAINING_TASKS = 4000
 HELD_OUT_TASKS = 200
 NO_MAKERS = ("__main__", "summary")
-"""Files of this package that make no prepared file: a change of them keeps the prepared files."""
+"""Files of this package that do not affect the prepared files. If they change, the prepared files are still used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,8 @@ def _held_out(
 def _judge(
     scorer: StepScorer, tokenizer: PreTrainedTokenizerFast, rng: random.Random, expressions: Sequence[Expression]
 ) -> tuple[Tensor, Tensor]:
-    """Values and labels float32[K] of K steps, from one new transcript for each expression."""
+    """Judge the K steps of new transcripts, one for each expression. Return the scorer's values float32[K] and the
+    labels float32[K]."""
     transcripts = [judged(expression, rng) for expression in expressions]
     ids, mask = batch(tokenizer, [messages for messages, _ in transcripts])
     ends = mask & (ids == tokenizer.eos_token_id)

@@ -44,8 +44,8 @@ def before_and_after(run: Run, process_weight: float) -> str:
 
 
 def most_improved(rows: Sequence[KeptRow]) -> tuple[KeptRow, KeptRow] | None:
-    """The episodes of the task whose reward rose most from the first evaluation to the last one; `None`: the two have
-    no task in common, or there is only one."""
+    """The first and the last held-out episode of the task whose reward rose most from the first evaluation to the last
+    one. The result is None if the two evaluations have no task in common, or if there is only one evaluation."""
     held_out = [row for row in rows if HELD_OUT in row.flags]
     if not held_out or held_out[0].step == held_out[-1].step:
         return None
@@ -73,7 +73,8 @@ def _episode(name: str, episode: KeptEpisode, process_weight: float, decode: Dec
 
 
 def reward_text(episode: KeptEpisode, process_weight: float) -> str:
-    """The reward as the sum of its parts, where these are all of it."""
+    """The reward as the sum of its parts. If the known parts do not add up to it, the text has only the reward and the
+    outcome."""
     labels, process = episode.labels, process_score(episode.labels)
     text = f"reward {labels.reward:.2f}"
     if process is None or abs(labels.outcome + process_weight * process - labels.reward) > ROUNDING:

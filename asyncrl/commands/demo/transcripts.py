@@ -22,7 +22,8 @@ Message = dict[str, Any]
 LEANING = {"+": 1.75, "*": 1.4, "-": 1.0}
 """The relative chances of the operators in demonstrations; `demonstration` explains them."""
 _CARELESS = 0.05
-"""The share of miscopied steps: small, so that the scorer mostly learns the order of operations."""
+"""The share of steps that copy the expression wrongly. It is small, so that the scorer mostly learns the order of
+operations."""
 
 
 def call(operator: str, expression: str) -> Message:

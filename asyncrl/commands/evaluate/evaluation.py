@@ -40,9 +40,9 @@ PATTERN_MARKS = str.maketrans("*?[]", "____")
 def requested(
     target: str, data: str | None, attempts: int, step: int | None, words: Sequence[str], config_dir: Path | None
 ) -> EvaluationRequest:
-    """The request to evaluate `target`, which is a run or a model. `data`: the tasks; None: those of the run's
-    data.eval. `step`: the checkpoint after so many steps; None is the newest one. Raises ConfigError: the arguments do
-    not fit together."""
+    """The request to evaluate `target`, which is a run or a model. `data` names the tasks; if it is None, they are
+    those of the run's data.eval. `step` is the number of steps after which the checkpoint was written; if it is None,
+    the checkpoint is the newest. Raises ConfigError: the arguments do not fit together."""
     run = find_run(target)
     if attempts < 1:
         raise ConfigError(f"n={attempts}: there must be at least one attempt")
@@ -109,7 +109,8 @@ def evaluate(
 
 
 def _folder(run: RunConfig, request: EvaluationRequest, steps: int | None) -> Path:
-    """The folder of an evaluation. Unless run.name is set, its name has the step, the first file and the attempts."""
+    """The folder of an evaluation. Unless run.name is set, its name has the step, the first file and the number of
+    attempts."""
     evaluated = Path(request.model).name if steps is None else f"step-{steps:06d}"
     name = f"{evaluated}-{Path(request.data[0]).stem}-n{request.attempts}".translate(PATTERN_MARKS)
     if any(word.lstrip("+").startswith("run.name=") for word in request.words):

@@ -68,7 +68,8 @@ class EvaluationRequest:
     config_dir: Path | None = None
 
     def read(self) -> TrainConfig:
-        """The configuration from the run or the words, before `without_training` changes it. Raises ConfigError."""
+        """The configuration from the run or the words, before `without_training` changes it. Raises ConfigError: the
+        words or the run cannot be used."""
         keys = [word.lstrip("+").partition("=")[0] for word in self.words]
         wrong = [f"{key}: {SET_HERE[key]}" for key in keys if key in SET_HERE]
         wrong += [f"{key}: {ADAPTERS}" for key in keys if f"{key}.".startswith("model.lora.")]
@@ -79,7 +80,7 @@ class EvaluationRequest:
             return read([*(f"{key}={quoted(value)}" for key, value in named.items()), *self.words], self.config_dir)
         if "experiment" in keys:
             raise ConfigError(f"experiment: {self.run} gives the configuration; set single keys, or choose groups")
-        # A group in the words replaces the run's values of that section.
+        # If a word such as scoring=NAME chooses a file of a group, the file replaces the run's values of that section.
         config = read_config(self.run)
         # All roles are on this machine, and the run may still use its ports.
         cluster = replace(
@@ -167,7 +168,7 @@ def play(config: TrainConfig, folder: Path, stop: threading.Event) -> None:
 
 
 def _to_engines(route: str, engine_kind: str) -> str:
-    """The value of `weights.to_engines` for a publisher without a GPU, given the run's value."""
+    """The value of `weights.to_engines` for a publisher without a GPU. `route` is the run's own value."""
     if route == "disk":
         return "disk"
     return "zmq" if engine_kind == "embedded" else WeightsConfig().to_engines

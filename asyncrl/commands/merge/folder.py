@@ -37,7 +37,7 @@ class OutputSettings:
     """Settings of the result.
 
     - `folder`: the folder from which the configuration and the tokenizer come
-    - `tied`: the output layer is the embedding, even if the configuration does not tie them
+    - `tied`: true if the output layer is the embedding, even if the configuration does not say so
     - `dtype`: the dtype of the parameters; None keeps the checkpoint's dtype
     """
 
@@ -67,7 +67,8 @@ class OutputSettings:
 
 @torch.no_grad()
 def empty_model(config: Any, value_head: bool) -> Any:
-    """The model that a configuration describes, on the device meta. `value_head`: one value per token, no logits.
+    """The model that a configuration describes, on the device meta. With `value_head` it has one value per token
+    instead of logits.
 
     Raises ConfigError: transformers cannot make the model.
     """
@@ -94,7 +95,8 @@ def has_value_head(names: set[str]) -> bool:
 
 
 def expected_shapes(model: Any, stored: set[str]) -> dict[str, tuple[int, ...]]:
-    """The shapes of a model's tensors, by their names in memory and in files. `stored`: the names in the checkpoint."""
+    """The shapes of a model's tensors, by their names in memory and in files. `stored` has the names in the
+    checkpoint."""
     shapes = {name: tuple(each.shape) for name, each in model.named_parameters(remove_duplicate=False)}
     for part in _format(model, stored).parts:
         shapes |= {**part.published, **part.model}
@@ -134,7 +136,8 @@ def _check_kinds(model: Any, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _without_tied(model: Any, tensors: Mapping[str, Tensor], drop: bool) -> dict[str, Tensor]:
-    """The tensors, with tied tensors under their first name only. `drop`: do not check that their values are equal."""
+    """The tensors, with tied tensors under their first name only. With `drop`, this does not check that their values
+    are equal."""
     every = dict(model.named_parameters(remove_duplicate=False))
     first = {id(each): name for name, each in model.named_parameters()}
     kept = dict(tensors)

@@ -78,7 +78,7 @@ class MegatronNames:
         self._shared = "mlp.shared_expert" if config.model_type == "qwen2_moe" else "mlp.shared_experts"
 
     def read(self, stored: DistributedTensors, tied: bool) -> dict[str, Tensor]:
-        """The tensors of a checkpoint by Hugging Face names. `tied`: leave out the output layer.
+        """The tensors of a checkpoint by Hugging Face names. With `tied` the output layer is left out.
 
         Raises CheckpointError: a tensor is unknown or cannot be read.
         """

@@ -82,7 +82,7 @@ class FsdpShards:
         return tensors
 
     def _has_other_parts(self, name: str) -> bool:
-        """True unless more ranks have equal parts of a sharded tensor than its replicas explain."""
+        """True if no more ranks have equal parts of a sharded tensor than its replicas explain."""
         shards = [state[name] for state in self._states]
         parts = [_local(each).reshape(-1).view(torch.uint8).numpy() for each in shards if _local(each).numel()]
         return len({xxh3_64_intdigest(each.data) for each in parts}) * _count_of_copies(shards[0]) >= len(parts)
@@ -118,7 +118,7 @@ def _read(file: Path) -> Mapping[str, Tensor]:
 
 @contextmanager
 def _quiet_about_process_groups() -> Iterator[None]:
-    """Silence torch's warning for each unpickled mesh that the writer's process groups do not exist here."""
+    """Silence torch's warning about each unpickled mesh. It says that the writer's process groups do not exist here."""
     level = _MESH_LOGGER.level
     _MESH_LOGGER.setLevel(logging.ERROR)
     try:

@@ -85,7 +85,7 @@ def run(config: TrainConfig) -> None:
 
 
 def _supervise(run_dir: Path, cluster: ClusterConfig, steps: int, stop: threading.Event) -> None:
-    """Run the learner with a table of its numbers on the console, then print the summary.
+    """Run the learner and show a table of its numbers on the console. Then print the summary.
 
     Raises StoppedError: `stop` was set, or `asyncrl stop` came. Raises RunFailedError: the learner failed too often.
     """

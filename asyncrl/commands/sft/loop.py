@@ -89,7 +89,7 @@ class Imitation:
             batch = self.feed.build(members, config, config.minibatches)
         torch.manual_seed((self.seed << 32) + step)
         with phases("train"):
-            # If a step has one update, a stop between two passes comes before the update.
+            # If a step has only one update, a stop between two of its passes comes before that update.
             self._at_stop.weights_are_whole = config.minibatches == 1
             result = self.trainer.imitate(step, batch)
             self._at_stop.weights_are_whole = False

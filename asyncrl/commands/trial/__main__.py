@@ -72,7 +72,7 @@ class TrialRequest:
     config_dir: Path | None = None
 
     def read(self, folder: Path) -> TrainConfig:
-        """The configuration, with the run's folder inside `folder`. Raises ConfigError."""
+        """The configuration, with the run's folder inside `folder`. Raises ConfigError: the words cannot be used."""
         words = [f"data.train={quoted(self.tasks)}", *self.words]
         if OmegaConf.is_missing(composed(words, self.config_dir).model, "path"):
             if self.answers is None:
@@ -158,8 +158,7 @@ def _tokenizer(model: ModelConfig) -> Any:
 
 def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]) -> Engine:
     """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
-
-    Raises ConfigError.
+    Raises ConfigError: this kind of engine, or this number of servers, cannot play a single episode.
     """
     if engine.kind == "embedded":
         return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
@@ -174,7 +173,8 @@ def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callabl
 async def _play(
     config: TrainConfig, request: TrialRequest, task: Task, tokenizer: Any, transcript: Transcript
 ) -> Trajectory | None:
-    """The trajectory; None if the episode failed. Raises ConfigError and DataError."""
+    """The trajectory; None if the episode failed. Raises ConfigError or DataError: the engine, the environment or the
+    script cannot be used."""
     actor = config.actor
     ends = () if config.model.path == NO_MODEL else end_tokens(config.model, actor.end_tokens, tokenizer)
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)

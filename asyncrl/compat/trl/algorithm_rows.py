@@ -15,7 +15,7 @@ MODES = {
     "sequence_truncate": ("truncate", "sequence"),
     "sequence_mask": ("mask", "sequence"),
 }
-"""The correction and its level for each mode of importance sampling."""
+"""Maps each mode of importance sampling in TRL to our correction and its level."""
 MEANS_OF_SEQUENCES = ("grpo", "sapo", "luspo")
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 

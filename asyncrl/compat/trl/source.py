@@ -137,7 +137,7 @@ def _arguments(call: ast.Call, positions: Sequence[str]) -> Iterator[tuple[str, 
 
 
 def _adapters(given: dict[str, Any]) -> dict[str, Any]:
-    """The words of TRL's command line for the LoraConfig in `peft_config`, which is removed."""
+    """Remove the LoraConfig in `peft_config`, and return the words of TRL's command line that have its values."""
     adapters = given.get("peft_config")
     if not isinstance(adapters, MadeOf):
         return {}

@@ -53,7 +53,7 @@ def _again(source: TrlConfig) -> Iterator[Setting | str]:
 
 
 def longest(source: TrlConfig) -> int:
-    """The most tokens of an episode with its prompt."""
+    """The maximum number of tokens of an episode, its prompt included."""
     prompt = source["max_prompt_length"] or 1024
     return int(source["vllm_max_model_length"] or source["max_completion_length"] + prompt)
 

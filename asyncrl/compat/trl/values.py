@@ -97,7 +97,7 @@ class Script:
             self._note(node, places)
 
     def value(self, node: ast.AST) -> Any:
-        """The value of an expression. Raises UnknownValueError."""
+        """The value of an expression. Raises UnknownValueError: only the running script knows it."""
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise UnknownValueError(f"the script's values take more than {MAX_STEPS} steps")
@@ -261,7 +261,8 @@ class Script:
         raise UnknownValueError(ast.unparse(node)[:80])
 
     def keywords(self, node: ast.Call) -> dict[str, Any]:
-        """The values of a call's keywords; `**NAME` is expanded. Raises UnknownValueError."""
+        """The values of a call's keywords; `**NAME` is expanded. Raises UnknownValueError: only the running script
+        knows one of them."""
         found: dict[str, Any] = {}
         for each in node.keywords:
             value = self.value(each.value)

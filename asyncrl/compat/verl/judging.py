@@ -61,7 +61,8 @@ def check(settings: Mapping[str, Any], key: str) -> None:
 
 
 def load(settings: Mapping[str, Any]) -> Answer:
-    """The function that answers requests. It makes the managers for training now, so that errors stop the start."""
+    """The function that answers requests. It makes the managers for training at once, so that an error in them prevents
+    the start of the run."""
     log_to_stderr()
     tokenizer = policy_tokenizer(settings)
     judges = _Judges(tokenizer, settings["managers"])
@@ -169,7 +170,8 @@ def _scores(result: Any, names: Sequence[str]) -> list[Score]:
 
 
 def _row(name: str, reward: float, extra: Mapping[str, Any]) -> Score:
-    """The score of one row. Extra values that are not numbers are left out; infinite and nan ones are counted."""
+    """The score of one row. Extra values that are not finite numbers are left out. If some are infinite or nan, the
+    extra value NOT_FINITE counts them."""
     if not abs(reward) <= LARGEST_REWARD:
         raise ScoringError(f"the reward manager gave {name} the reward {reward}; it must be a finite number")
     numbers = {str(key): float(plain(value)) for key, value in extra.items() if isinstance(plain(value), Real)}

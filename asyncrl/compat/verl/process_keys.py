@@ -23,7 +23,7 @@ DTYPES = {
     **{"float32": "float32", "fp32": "float32", "float": "float32"},
 }
 SPLITS = {"qwen_prm": "paragraph", "skywork_prm": "line"}
-"""The `actor.step_split` of each manager: it divides a response into steps."""
+"""The value of `actor.step_split` that divides responses into the same steps as each manager."""
 STRATEGIES = ("fsdp", "fsdp2")
 
 

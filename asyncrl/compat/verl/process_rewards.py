@@ -36,8 +36,8 @@ OF_A_TRAJECTORY = ("uid", "trajectory_id", "task_id", "member", "branch", "finis
 class _Row(NamedTuple):
     """A row of the batch, which is one branch of a trajectory.
 
-    The response has the tokens [start, end) of the trajectory. `columns` [end - start] are the same tokens' columns in
-    the row's responses.
+    The response has the tokens [start, end) of the trajectory. `columns` [end - start] has the column of each of these
+    tokens in the row's responses.
     """
 
     number: int

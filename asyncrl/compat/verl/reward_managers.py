@@ -183,7 +183,7 @@ _ROWS = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 def wrong_parameters(name: str, compute_score: ComputeScore, params: Mapping[str, Any]) -> str | None:
     """The reason why the manager `name`, made with `params`, cannot call `compute_score`.
 
-    None: it can, the function's parameters cannot be read, or the manager is not in MANAGERS.
+    The result is None if it can, if the function's parameters cannot be read, or if the manager is not in MANAGERS.
     """
     if name not in MANAGERS:
         return None

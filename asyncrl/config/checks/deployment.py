@@ -55,7 +55,8 @@ def cluster_conflicts(cluster: ClusterConfig) -> Iterator[str]:
 def colocation_conflicts(
     cluster: ClusterConfig, engine: EngineConfig, replay: ReplayConfig, weights: WeightsConfig, nodes: int
 ) -> Iterator[str]:
-    """The reasons why learner and servers cannot take turns on the same GPUs. The learner runs on `nodes` nodes."""
+    """The reasons why the learner and the servers cannot use the same GPUs alternately. The learner runs on `nodes`
+    nodes."""
     if engine.kind == "embedded":
         yield (
             "engine.kind cluster.colocated: an embedded engine cannot free its memory; use sglang, or set "
@@ -117,8 +118,8 @@ def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: Net
 
 
 def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> Iterator[str]:
-    """Equal ports, and addresses that other machines could reach. `makes_keys`: the launcher makes keys for such
-    addresses."""
+    """The reasons why ports overlap or are too large, or why other machines could reach an address without a key. With
+    `makes_keys` the launcher makes keys for such addresses."""
     addresses = {
         _key(network.replay_host, "replay"): network.replay_address,
         _key(network.learner_host, "learner"): network.learner_address,

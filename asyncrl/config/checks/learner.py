@@ -27,7 +27,7 @@ def learner_conflicts(config: TrainConfig) -> Iterator[str]:
     """The combinations of options of `learner`, `critic` and `implicit`, and those of adapters."""
     learner, model, critic, implicit = config.learner, config.model, config.critic, config.implicit
     adapters = {"model": model.lora, "critic": critic.lora, "implicit": implicit.lora}
-    # A start computes the steps from epochs once it has read the data, and checks them then.
+    # `asyncrl train` computes the steps from epochs once it has read the data. Then it checks the steps.
     steps = 0 if learner.epochs is not None else learner.total_steps
     yield from _batch(learner, config.engine.return_routed_experts or config.replay.source is not None)
     yield from _epochs(learner, config.data, config.replay, config.cluster.launcher)
@@ -109,8 +109,8 @@ def _shared_critic(critic: CriticConfig, policy_lora: LoraConfig) -> Iterator[st
 
 
 def _lengths(learner: LearnerConfig, critic_warmup: int, observe: ObserveConfig, steps: int) -> Iterator[str]:
-    """Numbers of steps that exceed the steps of the run, and a floor of the learning rate without a schedule. `steps`
-    is 0 if the number is not known yet, or if nothing is trained."""
+    """The numbers of steps in options that exceed the steps of the run, and a floor of the learning rate that has no
+    schedule. `steps` is 0 if the number is not known yet, or if nothing is trained."""
     if 0 < steps <= critic_warmup:
         yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first key"
     if 0 < steps < learner.warmup_steps:

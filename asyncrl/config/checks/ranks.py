@@ -12,7 +12,7 @@ def rank_conflicts(
 ) -> Iterator[str]:
     """The reasons why copies, context, experts and layers cannot be divided among the ranks.
 
-    `adapters` has the LoRA settings of each model by its section.
+    `adapters` maps the section of each model to the model's LoRA settings.
     """
     ranks = learner.nodes * cluster.ranks if cluster.learner_ranks is not None else None
     if ranks is not None and ranks % learner.replicas:

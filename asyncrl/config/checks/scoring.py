@@ -111,7 +111,8 @@ def _shaping(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: F
 
 
 def _step_function(scoring: ScoringConfig) -> Iterator[str]:
-    """Error lines for options that contradict `scoring.steps`, or that would have no effect on its numbers."""
+    """An error line for each option that contradicts `scoring.steps`, or that would have no effect on the numbers of
+    this function."""
     if scoring.steps is None:
         return
     if scoring.prm.is_configured:

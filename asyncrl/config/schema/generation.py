@@ -13,7 +13,8 @@ from asyncrl.config.schema.tools import FetchConfig, SandboxConfig, SearchConfig
 LARGEST_INTEGER: Mapping[str, int] = {"int8": 127, "int4": 7}
 """The largest integer of each quantized dtype of the embedded engine."""
 MOST_AT_ONCE = 64
-"""The most episodes that an actor runs at once by default. More episodes than a batch has make each one older."""
+"""The maximum number of episodes that an actor runs at once by default. If more episodes run than a batch has, each of
+them takes longer and is older when it is trained."""
 DEVICE = "--device"
 """The argument of a server that names its device."""
 

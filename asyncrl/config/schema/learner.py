@@ -190,7 +190,8 @@ class LearnerConfig:
 
     @property
     def total_steps(self) -> int:
-        """Learner steps of the whole run. Raises ConfigError: no start has computed the steps from `epochs`."""
+        """Learner steps of the whole run. Raises ConfigError: `epochs` is set, and `asyncrl train` has not yet computed
+        the steps from it."""
         if self.epochs is not None:
             raise ConfigError(
                 f"learner.epochs={self.epochs}: only `asyncrl train` computes the steps from epochs; set "

@@ -152,7 +152,8 @@ class ManagerConfig:
     timeout_s: float = option(300.0, "seconds that one call of the manager may take", "(0, inf)")
 
     def of(self, source: str) -> Mapping[str, Any] | None:
-        """The settings of a data source's manager, by the keys of `sources`. `None`: the source has no manager."""
+        """The settings of a data source's manager, by the keys of `sources`. The result is None if the source has no
+        manager."""
         own = {name: getattr(self, name) for name in MANAGER_KEYS}
         changes = self.sources.get(source, {})
         settings = own | dict(changes) if isinstance(changes, Mapping) else {}
@@ -229,7 +230,8 @@ class ScoringConfig:
 
     @property
     def step_scorer(self) -> str | None:
-        """The option that names what gives step scores, as messages show it. None if there is none."""
+        """The option that names the model or the function that gives step scores, in the form that messages show. None
+        if neither is configured."""
         if self.steps is not None:
             return f"scoring.steps={self.steps}"
         if not self.prm.is_configured:
@@ -251,7 +253,7 @@ def configured(config: ScoringConfig) -> tuple[str, ...]:
 
 
 def needs(config: ScoringConfig, data_source: str) -> tuple[str, ...]:
-    """The kinds of scoring of trajectories of `data_source`, in order. A manager replaces the rules."""
+    """The kinds of scoring that a trajectory of `data_source` needs, in order. A manager replaces the rules."""
     replaced = GROUP_KIND if config.manager.of(data_source) is None else "rules"
     return _in_order(config.needs.get(data_source, [kind for kind in KINDS if kind != replaced]), config)
 

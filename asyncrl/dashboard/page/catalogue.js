@@ -11,7 +11,7 @@ const digits = { only: /^\d+$/ };
 const main = { main: true };
 const shareOf = (of, ...and) => ({ of, and, combine: "mean" });
 
-// Means of scores that are no part of a reward.
+// Means of scores that are not a part of the reward.
 const NO_PART = "reward|outcome|length|rules|process|manager|environment|accuracy";
 const withoutMean = (name) => name.replace(/_mean$/, "");
 

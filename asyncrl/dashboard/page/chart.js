@@ -1,7 +1,8 @@
 // One figure's plot: lines, bands and stacks by uPlot, with a legend that tells the values under the cursor.
 //
-// The mouse drags a range, a click chooses a place, and a double click shows all again. A click on an entry of the legend
-// hides its line, or shows it again. With the keyboard: arrows move the cursor, + zooms in around it, Escape shows all.
+// The mouse drags a range, a click chooses a place, and a double click shows everything again. A click on an entry of
+// the legend hides its line, or shows it again. Of the keys, arrows move the cursor, + zooms in around it, and Escape
+// shows everything.
 
 import { element, fill, foreign } from "./dom.js";
 import { value as formatted } from "./format.js";

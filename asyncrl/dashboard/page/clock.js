@@ -1,7 +1,7 @@
 // What an x axis shows at a moment of a run: learner steps, time, trained samples or trained tokens.
 //
-// Each role writes rows at other times. The learner's rows give the progress of training at their times, and the axis is
-// linear between two of these rows.
+// The roles write their rows at different times. The learner's rows give the progress of training at their times, and
+// the axis is linear between two of these rows.
 
 import { duration, number } from "./format.js";
 

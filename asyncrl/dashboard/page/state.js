@@ -27,7 +27,7 @@ export function change(changes, replace = false) {
   }
 }
 
-/** Calls `listener` with the state after each change of it. Returns a function that ends this. */
+/** Calls `listener` with the state after each change of it. Returns a function that removes the listener. */
 export function onChange(listener) {
   const call = () => listener(state());
   addEventListener("hashchange", call);

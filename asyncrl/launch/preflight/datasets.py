@@ -84,7 +84,7 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
 
     assert data.dataset is not None
     cls = imported(data.dataset, f"data.dataset={data.dataset}", "package.module.Class")
-    # The class reads files of any kind, but knows no patterns and no names of the hub, so this finds their files.
+    # The class reads files of any kind, but knows no patterns and no names of the hub, so their files are found here.
     files = [str(file) for source in sources for file in ([source] if Path(source).exists() else find_files(source))]
     given = {
         "train_files": list(data.train),
@@ -94,7 +94,8 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
         "max_prompt_length": data.max_prompt_length,
         "max_response_length": max_tokens,
         "truncation": data.truncation,
-        # asyncrl leaves out or cuts long prompts later, when it also counts the tools that an actor shows.
+        # asyncrl leaves out or cuts long prompts later, when it also counts the tokens of the tools that an actor
+        # shows.
         "filter_overlong_prompts": False,
         "return_raw_chat": True,
         "shuffle": data.shuffle,

@@ -67,7 +67,8 @@ class TrialStage:
 
 
 def try_ticket(task: Task) -> Ticket:
-    """The ticket of an episode that only a check plays. Its id has the form of a run's ids, which a rule may read."""
+    """The ticket (the task and its settings) of an episode that only a check plays. Its id has the form of a run's ids,
+    which a rule may read."""
     return Ticket(ticket_id(TRIAL_GROUP, 1, 0), task, TRIAL_GROUP, 1, Purpose.TRAIN, 1.0, 0)
 
 
@@ -89,7 +90,7 @@ class OwnCode:
 
     - `tools`: the names of tools
     - `environments`: true if the environments are the user's own
-    - `others`: true if simulated users or the split into steps are
+    - `others`: true if simulated users, or the function that splits episodes into steps, are the user's own
     """
 
     tools: frozenset[str]
@@ -245,8 +246,8 @@ class EpisodeJudge:
     def __call__(self, task: Task, place: str, trajectory: Trajectory, tokenizer: Any) -> None:
         """Judge the episode with its own answer, and with another answer.
 
-        Raises ConfigError: the rules fail for both; TimeoutError: they took over TRIAL_S. If they fail for one of them,
-        a warning says so.
+        Raises ConfigError: the rules fail for both; TimeoutError: they took over TRIAL_S. If they fail for only one of
+        the two answers, a warning says so.
         """
         from asyncrl.scoring.answers import rule_input
 

@@ -127,8 +127,9 @@ def check_disk(
 ) -> None:
     """Compare the bytes that the run will write with the `free` bytes of its disk.
 
-    `parameters` counts the policy's parameters. Checkpoints hold `saved` of them; `None`: all. Raises ConfigError: not
-    even one checkpoint fits. Logs a warning if not all checkpoints, the model and the episodes fit.
+    `parameters` counts the policy's parameters. Checkpoints hold `saved` of them, or all of them if `saved` is None.
+    Raises ConfigError: not even one checkpoint fits. Logs a warning if not all checkpoints, the model and the episodes
+    fit.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(run), learner.keep_checkpoints

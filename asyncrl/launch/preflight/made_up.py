@@ -8,7 +8,8 @@ from typing import Any
 from asyncrl.chat.formats.schemas import admits, parameters_of
 
 VALUES = ("1", 1, 1.0, True, ["1"], None)
-"""The values that are tried if a schema gives no example. The text is a number, which many functions of texts take."""
+"""The values that are tried if a schema gives no example. The text is a number, since many functions that take a text
+accept a number in it."""
 
 Function = Mapping[str, Any]
 

@@ -85,7 +85,7 @@ def check_freezing(model: ModelConfig, critic: CriticConfig, implicit: ImplicitC
 
 
 def check_adapters(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> int | None:
-    """Count the parameters of the policy's adapters. `None`: it has no adapters.
+    """Count the parameters of the policy's adapters. The result is None if it has no adapters.
 
     Raises ConfigError: a model cannot have the adapters that an option wants, or peft is not installed.
     """
@@ -143,7 +143,8 @@ def missing_folder(path: str) -> str | None:
     if folder.is_absolute():
         return f"there is no such folder{near_path(path)}"
     if path.startswith(".") or path.count("/") > 1:
-        # A resumed run keeps the relative paths of its start, but may be in another working directory.
+        # A resumed run keeps the relative paths with which it was started first, but its working directory may be
+        # another.
         where = near_path(path) or f"; a relative path starts at the working directory, {Path.cwd()}"
         return f"there is no such folder{where}"
     return None

@@ -1,6 +1,6 @@
 """Checks that the files, folders and modules that a configuration names exist.
 
-A start runs this check first, because all other checks import torch and transformers, which takes seconds.
+`asyncrl train` runs this check first, because all other checks import torch and transformers, which takes seconds.
 """
 
 from __future__ import annotations

@@ -165,7 +165,7 @@ class Problems:
 def _task_files(
     tasks: RunTasks, make: Callable[[Sequence[str]], None], missing: Collection[str], found: Problems
 ) -> list[TaskFile]:
-    """The tasks of data.train and data.eval that can be read, only once if both are the same files.
+    """The tasks of data.train and data.eval that can be read. If both are the same files, they are returned only once.
 
     `make` makes the tasks of sources that roles cannot read themselves.
     """

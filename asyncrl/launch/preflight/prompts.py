@@ -27,8 +27,8 @@ def check_prompts(data: DataConfig, tasks: TaskFile, measure: Callable[[TaskFile
     """Measure the prompts if the configuration needs it, and log how many tasks `data.filter_overlong` leaves out.
 
     `measure` is `prompt_lengths` with the run's configuration. Raises DataError: a prompt is too long, and the
-    configuration allows neither to leave it out nor to cut it, or no task is left; StoppedError: the start was stopped
-    meanwhile.
+    configuration allows neither to leave it out nor to cut it, or no task is left; StoppedError: the command was
+    stopped meanwhile.
     """
     limit = data.max_prompt_length
     if limit is None or not (data.filter_overlong or data.truncation == "error"):
@@ -96,7 +96,7 @@ def _measured(chat: Chat, offer: Offer, tasks: TaskFile, stop: threading.Event |
 
 def prepare_data(config: TrainConfig, stop: threading.Event | None = None) -> None:
     """Make the tasks of `data.dataset` and measure the prompts that `data.filter_overlong` needs, unless the run's
-    folder has them already. Raises ConfigError, DataError: the tasks cannot be made or measured; StoppedError: `stop`
+    folder has them already. Raises ConfigError or DataError: the tasks cannot be made or measured; StoppedError: `stop`
     was set meanwhile."""
     from asyncrl.data.from_config import run_tasks
     from asyncrl.launch.preflight.datasets import make_tasks

@@ -40,8 +40,8 @@ def _without_gpus(scoring: ScoringConfig, attention: str, placement: Placement) 
 
 
 def check_plan(config: TrainConfig, placement: Placement, one_machine: bool) -> None:
-    """Raises ConfigError: `asyncrl train` with this placement would refuse the configuration. `one_machine`: all hosts
-    are this machine, so that the run listens on loopback addresses."""
+    """Raises ConfigError: `asyncrl train` with this placement would refuse the configuration. `one_machine` is true if
+    all hosts are this machine, so that the run listens on loopback addresses."""
     from asyncrl.network.keys import check_keys
 
     config = copy.deepcopy(config)

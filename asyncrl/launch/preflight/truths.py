@@ -63,7 +63,8 @@ def check_truths(scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxCon
 def _unusable(
     known: Sequence[tuple[str, Task, str]], scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxConfig
 ) -> list[str]:
-    """A line for each place whose task has a ground truth that its built-in rules, the third value, cannot use."""
+    """A line for each ground truth that the built-in rules of its task cannot use. `known` has the place of each task,
+    the task, and the names of these rules."""
     from asyncrl.scoring.rules.base import RuleInput
     from asyncrl.scoring.verifier import Verifier
 

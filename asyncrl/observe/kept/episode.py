@@ -30,7 +30,7 @@ class KeptRow(msgspec.Struct, frozen=True, gc=False):
     - `step`: the learner step that trained it. For a held-out episode, the number of learner steps before its
       evaluation;
     - `version`: the policy version that was trained or evaluated then;
-    - `lag`: the lag of its oldest token at that version, -1 for a demonstration;
+    - `lag`: the number of versions between its oldest token and `version`; -1 for a demonstration;
     - `source`: the task's data source;
     - `tokens`, `sampled`: the numbers of all its tokens, and of the tokens that the policy sampled;
     - `turns`: the number of the policy's turns;
@@ -64,9 +64,9 @@ class KeptEpisode:
     """An episode as a learner step trained it.
 
     `advantages`, `importance_weights` and `proximal_logprobs` are float32[T], 0 on tokens that the policy did not
-    sample. The importance weights are the weights of the tokens in the loss of their first update: 0 for a token that a
-    correction or a grammar dropped, 1 without corrections, and `algorithm.demonstration.weight` in a demonstration. All
-    three arrays are 0 in held-out episodes. `task` is `None` if the run's data does not have it.
+    sample. An importance weight is the weight that a token had in the loss of the first update with it. It is 0 for a
+    token that a correction or a grammar dropped, 1 without corrections, and `algorithm.demonstration.weight` in a
+    demonstration. All three arrays are 0 in held-out episodes. `task` is `None` if the run's data does not have it.
 
     Raises InvariantError: an array has another shape or dtype.
     """

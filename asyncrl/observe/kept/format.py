@@ -38,9 +38,9 @@ FORMAT = 1
 """Files of other formats are refused."""
 PATTERN = "step-*.kept"
 FOLDER = "episodes"
-"""The folder of a run's kept episodes in the folder of the run."""
+"""The folder in a run's folder that has the kept episodes."""
 EVALUATED_FOLDER = f"{FOLDER}/evaluated"
-"""The folder of a run's kept held-out episodes, in files of the same format."""
+"""The folder in a run's folder that has the kept held-out episodes, in files of the same format."""
 
 
 class _Head(msgspec.Struct, frozen=True):

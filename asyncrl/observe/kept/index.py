@@ -80,13 +80,13 @@ class IndexReader:
         self.dead_bytes = 0
         """Bytes of outdated lines."""
         self.size = 0
-        """Bytes that were read: whole lines."""
+        """The number of bytes that were read. They end with a whole line."""
         self._first = b""
         self._lengths: dict[int, int] = {}
 
     def refresh(self) -> bool:
         """Read the new lines; True if there were any. Raises StoreError: a line is damaged, or of another format;
-        OSError."""
+        OSError: the index cannot be read."""
         try:
             file = self.path.open("rb")
         except FileNotFoundError:

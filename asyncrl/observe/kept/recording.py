@@ -16,7 +16,7 @@ from asyncrl.observe.kept.writing import KeptWriter
 logger = logging.getLogger(__name__)
 
 WAITING_STEPS = 2
-"""The most steps that may wait for the disk. Further ones are lost."""
+"""The maximum number of steps that may wait for the disk. Further steps are lost."""
 CLOSE_S = 5.0
 
 

@@ -14,7 +14,8 @@ MAX_CHARS = 20_000
 
 
 def _facts(episode: KeptEpisode) -> dict[str, Value]:
-    """The row of an episode as numbers and texts, with its mean advantage and importance weight, and extra scores."""
+    """The row of an episode as numbers and texts, with the episode's mean advantage, its mean importance weight and its
+    extra scores."""
     row, mask = episode.row, episode.trajectory.loss_mask
     return {
         "id": row.id,

@@ -13,7 +13,8 @@ SPARED = 0.25
 
 
 def expendable(steps: Sequence[int], sizes: Sequence[int]) -> int:
-    """The index of the step to delete. `steps`, at least one, ascend, and `sizes` are the bytes of their files."""
+    """The index of the step to delete. `steps` has at least one step, and ascends. `sizes` has the number of bytes of
+    each step's file."""
     older = _older(sizes)
     # Each candidate has two neighbours. The neighbour after the last older step is the first of the newest steps.
     candidates = range(1, min(older, len(steps) - 1))
@@ -21,7 +22,7 @@ def expendable(steps: Sequence[int], sizes: Sequence[int]) -> int:
 
 
 def _older(sizes: Sequence[int]) -> int:
-    """Count the steps before the newest ones, which have at most the share SPARED of all bytes."""
+    """Count the older steps. The newest steps, which are not counted, have at most the share SPARED of all bytes."""
     room = sum(sizes) * SPARED
     for index in reversed(range(len(sizes))):
         room -= sizes[index]

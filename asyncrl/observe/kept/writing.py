@@ -1,7 +1,8 @@
 """Writes the kept episodes of a run, within a bound on their bytes. One process writes, others may read meanwhile.
 
 A step's file gets its name once it is complete, and then its line in the index. If the process is killed between the
-two, it leaves a file without a line, which the next writer removes. A step that is deleted loses its line first.
+two, it leaves a file without a line, which the next writer removes. When a step is deleted, its line is removed before
+its file.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class KeptWriter:
     """Adds to the kept episodes in `folder` of `run_dir`, which take at most `max_bytes`. Opening the writer removes
     unfinished files. `thinned` counts the steps that this writer has deleted to make room.
 
-    An index that is missing, damaged, or of another version of asyncrl is made again from the files that can be read.
-    Raises OSError.
+    If the index is missing or damaged, or if another version of asyncrl wrote it, it is made again from the files that
+    can be read. Raises OSError.
     """
 
     def __init__(self, run_dir: Path, max_bytes: int, folder: str = FOLDER) -> None:
@@ -144,8 +145,8 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
 
 
 def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str = FOLDER) -> None:
-    """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, this
-    logs a warning, and they stay until they are trained again."""
+    """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, this logs
+    a warning, and the steps stay until they are trained or evaluated again."""
     try:
         index = _read(run_dir / folder)
         repeated = list(filter(is_repeated, index.steps))

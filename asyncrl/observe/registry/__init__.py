@@ -20,7 +20,7 @@ BY_WRITER = {
 
 
 def describe(writer: str, name: str) -> Metric | None:
-    """Find the description of a metric; `None`: the metric is not one of asyncrl's. `writer` is the name of a file
-    without its ending, such as `learner` or `actor-0`."""
+    """Find the description of a metric. The result is None if the metric is not one of asyncrl's. `writer` is the name
+    of a file without its ending, such as `learner` or `actor-0`."""
     fitting = [metric for metric in (*BY_WRITER.get(writer.partition("-")[0], ()), *EVERY_FILE) if metric.fits(name)]
     return max(fitting, key=lambda metric: (not metric.is_family, metric.fixed_characters), default=None)

@@ -14,12 +14,13 @@ from asyncrl.observe.metrics import Failures, Histogram, LoggedEpisode, Sink, Va
 logger = logging.getLogger(__name__)
 
 WAITING_CALLS = 1000
-"""The most calls that wait. With a row every few seconds they bridge an hour without the service."""
+"""The maximum number of calls that wait. With a row every few seconds, no call is lost in an hour without the
+service."""
 WAITING_TEXT = 50
 """Episodes are lost while more calls than this wait, since their texts are long."""
 CLOSE_S = 8.0
 UPLOAD_S = 3600.0
-"""The longest wait at the end of the learner if the sink has a model to upload."""
+"""The maximum number of seconds that the learner waits at its end if the sink has a model to upload."""
 
 _Call = Callable[[Sink], None]
 

@@ -24,7 +24,8 @@ def open_metrics(source: Source, options: ObserveConfig, console: bool = True) -
     """Open the sinks of one role's process: JSON lines always, and the sinks of `observe.sinks`; the console only with
     `console`.
 
-    Raises ConfigError: a package that a sink needs is not installed, or observe.prometheus_host is of another machine.
+    Raises ConfigError: a package that a sink needs is not installed, or observe.prometheus_host is an address of
+    another machine.
     """
     return Fanout([*_own(source, options), *_shared(source, options, console)])
 

@@ -33,7 +33,7 @@ class Source:
         return self.run_dir.name
 
     def lasting_name(self) -> str | None:
-        """A unique name, which this role has again after a restart. `None`: the run's id is unknown."""
+        """A unique name, which this role has again after a restart; None if the run's id is unknown."""
         identity = self.identity()
         return f"{identity}-{self.role}" if identity else None
 

@@ -66,7 +66,7 @@ class Trackio(Sink):
                 config=dict(source.config),
                 resume="allow",
                 embed=False,
-                # observe/usage.py measures these.
+                # observe/usage.py measures the use of GPUs and CPUs already.
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )

@@ -66,7 +66,8 @@ class Wandb(Sink):
             self._opened = None
 
     def abandon(self) -> None:
-        # When the process exits, wandb waits without a limit for this child to upload. A file has all data.
+        # When the process exits, wandb would wait without a limit until this child has uploaded everything. No data is
+        # lost, since a file has all of it.
         for child in psutil.Process().children():
             if child.name() == CORE:
                 child.kill()

@@ -203,10 +203,11 @@ def status(arguments: Namespace) -> int:
                     table.update(status_table(view), refresh=True)
             return 0
         view = next(views)
-        # Rates need a second sample, which would wait again for a shard that does not answer.
+        # Rates need a second sample. It is not taken if a shard does not answer, since it would wait for that shard
+        # again.
         if view["running"] and not view["problem"]:
             view = next(views)
-    # Without a terminal lines are not wrapped, so that commands in them can be copied.
+    # Without a terminal, lines are not wrapped, so that commands in them can be copied.
     return _print(arguments, view, lambda: status_table(view), console, soft_wrap=not console.is_terminal)
 
 

@@ -21,7 +21,7 @@ from asyncrl.runs.run import Run
 REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
 
 Change = Callable[[ReplayClient, str], str]
-"""Changes one dead letter, and returns a description of the change."""
+"""Changes one dead letter, the record of a failed attempt, and returns a description of the change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,9 @@ def _change_each(client: ReplayClient, names: Sequence[str], change: Change) -> 
 
 
 def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], LiveReplay]) -> int:
-    """Make the plan of `step` train nothing on every shard, for good: the last resort if its training fails every
-    time. Return the number of trajectories that become dead letters. A running replay makes the change; otherwise this
-    changes the store.
+    """Make the plan of `step`, the list of its trajectories, train nothing on every shard, for good. This is the last
+    resort if the training of the step fails every time. Return the number of trajectories that become dead letters. A
+    running replay makes the change; otherwise this changes the store.
 
     Raises RefusedError: the step has no plan, or was trained; StoreError: the store cannot be opened;
     UnavailableError: a replay serves the store, and does not answer.
@@ -71,7 +71,7 @@ def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], L
         live = connect(stored)
         served = [shard for shard, path in enumerate(shard_paths(run.store)) if in_use(path)]
         dead = sum(live.call(shard, lambda client: client.skip_plan(step, reason)) for shard in served)
-    # A process cannot have a store open for reading and for writing.
+    # A process cannot have a store open for reading and for writing at the same time.
     return dead + sum(_skip_in_store(run, shard, step, reason) for shard in range(live.shards) if shard not in served)
 
 

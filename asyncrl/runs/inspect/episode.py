@@ -66,7 +66,7 @@ def _describe_turn(trajectory: Trajectory, turn: Turn, decode: Decode) -> dict[s
 
 
 def step_scores(labels: Labels | None) -> dict[int, float]:
-    """The score of each step by the step's end."""
+    """Map the end of each step to the score of the step."""
     if labels is None:
         return {}
     return dict(zip(labels.step_ends.tolist(), labels.step_scores.tolist(), strict=True))
@@ -169,7 +169,8 @@ def turns(trajectory: Trajectory, labels: Labels | None, decode: Decode) -> Iter
 
 
 def _under(trajectory: Trajectory, turn: Turn) -> str:
-    """The turn's grammar, and its mean mass: the policy's probability of the tokens that the grammar allows."""
+    """The grammar under which the turn was sampled, and its mean mass. The mass at a token is the probability that the
+    policy gave to all tokens that the grammar allowed there."""
     mass = trajectory.grammar_mass[turn.start : turn.end]
     return f"under a grammar ({turn.grammar}), mass {mass.mean():.2f}" if turn.grammar and len(mass) else ""
 

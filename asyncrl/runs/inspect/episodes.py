@@ -35,7 +35,7 @@ class EpisodeRow:
     - `turns`: the number of the policy's turns;
     - `seconds`: its duration.
 
-    `None`: unknown. A failed attempt has only the fields without a default.
+    An unknown value is `None`. A failed attempt has only the fields without a default.
     """
 
     id: str

@@ -51,9 +51,10 @@ from asyncrl.types import DEMONSTRATED, BatchPlan, Trajectory
 from asyncrl.wire import decode, encode, join, labels_message, read_labels, read_trajectory, trajectory_message
 
 ROWS = 128
-"""Rows that are read at once."""
+"""The number of rows that are read at once."""
 MAX_COLUMN_BYTES = 4 << 30
-"""The memory that the values of one column may take in a group of rows. A small compressed file can need far more."""
+"""The maximum number of bytes that the values of one column may take in a group of rows. A small compressed file can
+need far more."""
 OFFSET_BITS = 32
 """The bits of memory that each text takes, in addition to its bytes."""
 LONGEST_REASON = 300
@@ -61,7 +62,7 @@ _WRONG = (
     *(AsyncrlError, OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
     *(msgspec.MsgspecError, pa.ArrowException, lmdb.BadValsizeError),
 )
-"""The errors that reading a file may raise if no export wrote it."""
+"""The errors that may be raised when a file is read that no export has written."""
 
 T = TypeVar("T")
 
@@ -99,7 +100,7 @@ def _refused(source: Path) -> Iterator[None]:
 
 @contextmanager
 def _row(path: Path, number: int, row: Mapping[str, Any]) -> Iterator[None]:
-    """Add the row to the message of an error in the block."""
+    """Add the number of the row, and its id or its step, to the message of an error in the block."""
     try:
         yield
     except _WRONG as error:
@@ -216,7 +217,7 @@ def _take_dead_letter(tx: Transaction, row: Mapping[str, Any]) -> None:
 
 
 def _as_stored(value: T, kind: type[T]) -> T:
-    """The value as the store will read it. Raises ValidationError: it has other types."""
+    """The value as the store will read it. Raises ValidationError: the types of its fields are not those of `kind`."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value), type=kind)
 
 
@@ -244,7 +245,8 @@ def _open(path: Path, schema: pa.Schema) -> pq.ParquetFile:
 
 
 def _batches(file: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
-    # One walk over all row groups would keep more and more of them in memory.
+    # Each row group is read by a call of its own, since a single call for all would keep more and more of them in
+    # memory.
     for group in range(file.num_row_groups):
         _check_size(file, group)
         yield from file.iter_batches(ROWS, row_groups=[group])

@@ -42,7 +42,7 @@ TRAJECTORIES_FILE, STEPS_FILE = "trajectories.parquet", "steps.parquet"
 PLANS_FILE, DEAD_LETTERS_FILE = "plans.parquet", "dead_letters.parquet"
 METADATA = b"asyncrl"
 GROUP_TOKENS, GROUP_ROWS = 1 << 20, 4096
-"""The tokens and the rows at which a row group ends."""
+"""A row group ends once it has this number of tokens, or this number of rows."""
 PLANS_A_GROUP = 64
 
 
@@ -86,7 +86,8 @@ def export_run(
 
 
 def trajectory_table(stored: StoredRun, states: Collection[str] = (), decode: Decode | None = None) -> pa.Table:
-    """The trajectories of a run in memory, with the columns of an exported one. See `export_run` for the arguments."""
+    """A table in memory with the trajectories of a run, and with the columns of an exported run. See `export_run` for
+    the arguments."""
     groups = _row_groups(stored, states, lambda _: None, GROUP_TOKENS)
     return pa.Table.from_batches((trajectory_batch(each, decode) for each in groups), TRAJECTORIES)
 

@@ -30,7 +30,8 @@ REASONS = {"dead_letters": "dead letters", "evicted": "evicted", "filtered": "fi
 
 
 def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
-    """Dead letters as plain values. `attempts` is the number of times that the group member has failed so far."""
+    """Dead letters, the records of failed attempts, as plain values. `attempts` is the number of times that the group
+    member has failed so far."""
     return [{"id": name, **structs.asdict(letter), "attempts": letter.attempt + 1} for name, letter in letters]
 
 
@@ -158,10 +159,11 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
     )
 
 
-def _progress(progress: Mapping[str, Any]) -> list[Text]:
+def _progress(progress: Mapping[str, Any]) -> list[Columns]:
     """The line of values that the run's own terminal shows; none for a store without a run."""
     rows = progress_rows(progress, progress["steps"]) if progress["steps"] is not None else []
-    return [Text("   ".join(f"{name} {value}" for name, value in rows))] if rows else []
+    # A narrow terminal shows several lines, and breaks none of the values.
+    return [Columns([Text(f"{name} {value}", no_wrap=True) for name, value in rows], padding=(0, 3))] if rows else []
 
 
 def _health(status: Mapping[str, Any]) -> list[Text]:

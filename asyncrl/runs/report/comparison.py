@@ -56,7 +56,7 @@ class Measure:
     is_held_out: bool = False
 
     def points(self, run: ReportedRun) -> list[tuple[int, float]]:
-        """Pairs of the number of steps that are done, and the value then."""
+        """Pairs of a number of finished steps and the value after these steps."""
         rows, first = (run.evaluations, 0) if self.is_held_out else (run.steps, 1)
         return [(row["step"] + first, float(row[self.metric])) for row in rows if self.metric in row]
 
@@ -111,7 +111,8 @@ SPEED = {
 
 @dataclass(frozen=True, slots=True)
 class MatchedTable:
-    """A measure of all runs at the same points: `values[run][part]` at `at[part]`; `None`: unknown."""
+    """A measure of all runs at the same points. `values[run][part]` is the value of a run at the point `at[part]`, or
+    None if it is unknown."""
 
     measure: str
     axis: str

@@ -141,7 +141,8 @@ def _duration(seconds: float) -> str:
 
 
 def _decoder(run: ReportedRun) -> Decode:
-    """The run's tokenizer; token ids for a run of another version, whose configuration cannot be used."""
+    """The decoder of the run's tokenizer. A run of another version of asyncrl, whose configuration cannot be used, gets
+    a decoder that shows token ids."""
     try:
         return decoder(run.run)
     except ConfigError:

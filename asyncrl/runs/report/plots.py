@@ -11,7 +11,7 @@ from asyncrl.runs.report.svg import Plot, Series
 
 STEP = "learner step"
 MOST_ROLES = 4
-"""The most actors or scorers in a plot. Of more processes it shows evenly chosen ones."""
+"""The maximum number of actors or scorers in a plot. If there are more, it shows evenly chosen ones."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 36
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A curve: its points by ascending x. Points that are not finite or are too large to draw are left out. `has_dots`:
-    each point is marked with a dot."""
+    """A curve: its points by ascending x. Points that are not finite or are too large to draw are left out. With
+    `has_dots`, each point is marked with a dot."""
 
     label: str
     xs: Sequence[float]
@@ -36,8 +36,8 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Curves over the same x axis. `is_stacked`: the curves are areas, each on top of the one before. `is_share`: y is
-    from 0 to 1. `marks` are vertical lines: the x and the text of each."""
+    """Curves over the same x axis. With `is_stacked` the curves are areas, each on top of the one before. With
+    `is_share` the y axis is from 0 to 1. `marks` are vertical lines: the x and the text of each."""
 
     title: str
     x_label: str
@@ -112,7 +112,7 @@ def short(value: float) -> str:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Choose at most about `most` round numbers within [low, high]."""
+    """Choose round numbers within [low, high], about `most` of them or fewer."""
     raw = (high - low) / most
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))

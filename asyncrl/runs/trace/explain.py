@@ -18,7 +18,7 @@ LAST_GROUPS = 3
 """The number of groups of a batch that are described: the groups that were complete last."""
 LONGEST = 8
 LEAST_SHARE = 0.01
-"""A part that took a smaller share of an episode's time is left out."""
+"""An activity that took a smaller share of an episode's time is left out."""
 IDLE = ("wait", "fetch", "release", "onload", "offload")
 """The phases in which the learner has nothing to compute."""
 PHRASES = {
@@ -39,7 +39,8 @@ PHRASES = {
 
 @dataclass
 class Share:
-    """The time that an episode spent on one activity: its seconds, its spans, and the tokens sampled in it."""
+    """The seconds that an episode spent on one activity, the number of spans of this activity, and the number of tokens
+    sampled in these spans."""
 
     seconds: float = 0.0
     spans: int = 0
@@ -95,7 +96,7 @@ def phrase(span: TraceSpan) -> str:
 
 def innermost(spans: Sequence[TraceSpan]) -> Iterator[tuple[TraceSpan, int]]:
     """Divide the time among the spans: yield a span and the number of microseconds for which it was the innermost one.
-    Of two spans with the same ends the inner one was recorded first."""
+    Of two spans with equal starts and equal ends, the one that was recorded first is the inner one."""
     edges = sorted({edge for span in spans for edge in (span.start, span.end)})
     for begin, end in pairwise(edges):
         there = [span for span in spans if span.start <= begin and end <= span.end]
@@ -174,7 +175,8 @@ def episode_stories(trace: Trace, names: Collection[str]) -> dict[str, EpisodeSt
 
 
 def _groups_and_causes(trace: Trace, step: int, wait: Sequence[TraceSpan]) -> tuple[list[TraceSpan], dict[str, float]]:
-    """The groups that were planned for the step, and the seconds of its wait by the thing that was missing."""
+    """The groups that were planned for the step, and the seconds for which the learner waited for each missing thing,
+    by the name of that thing."""
     groups: list[TraceSpan] = []
     missing: defaultdict[str, float] = defaultdict(float)
     for span in trace.spans(_is("replay")):

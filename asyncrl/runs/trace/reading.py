@@ -23,7 +23,7 @@ from asyncrl.observe.spans import FOLDER, OLD
 from asyncrl.runs.lines import decoded, each_line
 
 SORTED_AT_ONCE = 200_000
-"""The most spans that are sorted in memory; more pass through temporary files."""
+"""The maximum number of spans that are sorted in memory. If there are more, temporary files are used."""
 US = 1_000_000
 
 
@@ -77,8 +77,8 @@ _SPANS = msgspec.json.Decoder(TraceSpan)
 
 @dataclass
 class _Clock:
-    """The lead of the replays' clocks over one process's clock. `samples` has, for each replay's endpoint, pairs of a
-    time and the lead at that time."""
+    """The lead of the replays' clocks: how far they are ahead of the clock of one process. `samples` maps the endpoint
+    of each replay to pairs of a time and the lead of the replay's clock at that time."""
 
     samples: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
@@ -103,7 +103,7 @@ class RoleSpans:
     dropped: int = 0
     lost: int = 0
     clocks: dict[int, _Clock] = field(default_factory=dict)
-    """The clock of each process of the role, by the time at which the process started."""
+    """Maps the time at which each process of the role started to the clock of that process."""
 
     @property
     def kind(self) -> str:
@@ -189,7 +189,8 @@ class Trace:
         return clock.ahead_of(self._reference)
 
     def _ahead_of_reference(self, endpoint: str) -> int:
-        """The lead of one replay's clock over the first replay's, as measured by roles that are connected to both."""
+        """The time by which one replay's clock is ahead of the first replay's, as measured by roles that are connected
+        to both."""
         seen = []
         for clock in (clock for role in self.roles for clock in role.clocks.values()):
             ours, theirs = (clock.samples.get(each) for each in (endpoint, self._reference))

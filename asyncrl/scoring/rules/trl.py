@@ -93,8 +93,8 @@ class TrlFunction:
     def __call__(self, given: RuleInput) -> Any:
         """The reward of one episode.
 
-        Raises ScoringError, which names the function and the task: see `check`; the function raised, or returned no
-        list with one reward.
+        Raises ScoringError, which names the function and the task: the task lacks a column, the function raised an
+        error, or its result is not a list with exactly one reward.
         """
         log, task = _Log(), given.task
         self.check(task)

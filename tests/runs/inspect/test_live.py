@@ -116,8 +116,8 @@ def test_the_status_of_a_replay_at_work(at_work: AtWork) -> None:
     assert status["disk"]["high_water_bytes"] == 1 << 28
     shown = printed(status_table(status))
     for words in (
-        "step 7/40   reward 0.75   entropy -   truncated -   lag -   learner idle 25%",
-        "sampled tokens/s now 512   rollout idle 50%",
+        *("step 7/40", "reward 0.75", "entropy -", "truncated -", "lag -", "learner idle 25%"),
+        *("sampled tokens/s now 512", "rollout idle 50%"),
         "running",
         "actor worker",
         "s ago",
@@ -163,7 +163,7 @@ def test_dead_letters_are_listed_put_back_and_discarded_and_one_that_is_unknown_
     with closing(StoredRun(at_work.folder)) as stored:
         letters = stored.dead_letters()
     assert [(each["id"], each["attempts"]) for each in describe_dead_letters(letters)] == [(first, 1), (second, 1)]
-    assert "the tool fell over�[2J" in printed(dead_letter_table(letters))
+    assert "the tool fell over�[2J" in printed(dead_letter_table(letters, 0))
     (back,) = at_work.change(requeue, first)
     assert (back.text, back.refused) == ("its task runs again as a new group", False)
     unknown, done = at_work.change(discard, "t000000099.0.0", second)

@@ -175,7 +175,10 @@ def test_a_function_whose_parameters_do_not_tell_needs_its_kind() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("raises", "raises raised KeyError: 'text', at task task-0; its completion is a list of messages"),
+        (
+            "raises",
+            r"raises raised KeyError: 'text' \(.*test_trl\.py, line \d+\), at task task-0; its completion is a list",
+        ),
         ("one_number", "one_number, at task task-0, returned 1.0; it must return a list"),
         ("too_many", "too_many, at task task-0, returned 2 rewards for 1 completion"),
         ("correct", "correct takes answer, which task task-0 lacks; its columns are .*ground_truth.*{answer: answer}"),

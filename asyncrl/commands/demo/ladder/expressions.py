@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from asyncrl.commands.demo.arithmetic import Expression, parse
 
 LARGEST_VALUE = 999
-"""The largest intermediate result in a task, so that long numbers do not add to the difficulty."""
+"""No intermediate result in a task is larger, so that long numbers do not add to the difficulty."""
 
 _SMALLEST_OPERAND, _LARGEST_OPERAND = 2, 9
 _MOST_BETWEEN = 4

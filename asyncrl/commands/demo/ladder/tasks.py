@@ -29,7 +29,8 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """`is_sparse`: only expressions that random choices get wrong. `has_first_step`: the prompt shows a first step."""
+    """A rung of the ladder. With `is_sparse` it has only expressions that random choices get wrong. With
+    `has_first_step`, the prompt shows a first step."""
 
     name: str
     operations: tuple[int, ...]
@@ -66,7 +67,8 @@ def call(name: str, arguments: Mapping[str, str]) -> Message:
 
 
 def careless_operator(expression: Nested, rng: random.Random) -> str:
-    """A random operator of the workplace, as the policy chooses it before training."""
+    """A random operator in the part of the expression that the calculator works in. The policy chooses in this way
+    before training."""
     operators = expression.workplace.operators
     return rng.choices(operators, [LEANING[each] for each in operators])[0]
 

@@ -54,7 +54,8 @@ def demonstration(expression: Nested, rng: random.Random, with_undo: bool) -> li
 
 
 def drawn_batch(tokenizer: PreTrainedTokenizerFast, rng: random.Random) -> tuple[Tensor, Tensor]:
-    """Draw demonstrations, with one tool or with two: token ids int64[B, T], and a mask bool[B, T] of tokens to learn.
+    """Draw demonstrations, some with one tool and some with two. Return token ids int64[B, T], and a mask bool[B, T] of
+    tokens to learn.
 
     Short expressions are more frequent. All tokens are learned. Tool results are learned, too, because they teach the
     policy to copy, and its own turns have too few tokens for that.

@@ -22,7 +22,8 @@ CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
 """The configurations that verl ships for PPO."""
 LONGEST = 1 << 16
-"""The most characters that the variables of one command may expand to; more is a mistake or an attack."""
+"""The maximum number of characters to which the variables of one command may expand. A longer result is a mistake or an
+attack."""
 SPACE, DOLLAR = "\x1f", "\x1e"
 """Characters that replace a quoted space and a quoted dollar sign while words are split and variables expanded."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -94,7 +95,7 @@ def _commands(line: str) -> Iterator[str]:
 
 
 def _balanced(command: str) -> str:
-    """The command without the bracket that closes an array or a group of commands."""
+    """The command without a closing bracket that belongs to an array or to a group of commands."""
     ends = command.rstrip()
     return ends[:-1] if ends.endswith(")") and ends.count(")") > ARRAY.sub("", ends, count=1).count("(") else command
 

@@ -47,7 +47,7 @@ class DataProtoFuture:
     does not.
 
     `collect_fn` joins the workers' results. The last `padding` rows, which were added to divide the batch, are removed.
-    `dispatch_fn` then takes this future's part of the batch; None: the whole batch.
+    `dispatch_fn` then takes this future's part of the batch. If it is None, the future is the whole batch.
     """
 
     collect_fn: Callable[[list[Any]], DataProto]

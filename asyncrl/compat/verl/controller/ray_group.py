@@ -19,9 +19,9 @@ from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.errors import DispatchError
 
 PLACED_S = 300.0
-"""Seconds that a pool waits at most for free resources in the cluster."""
+"""The maximum number of seconds for which a pool waits until the cluster has free resources."""
 CLOSED_S = 10.0
-"""Seconds that a worker has to close before it is killed."""
+"""The number of seconds after which a worker that is still closing is killed."""
 
 logger = logging.getLogger(__name__)
 

@@ -105,7 +105,7 @@ class Worker:
     def _register_dispatch_collect_info(self, mesh_name: str, dp_rank: int, is_collect: bool) -> None:
         """Register this worker's data-parallel rank in the mesh `mesh_name`.
 
-        `is_collect`: this worker returns the result of its data-parallel rank. Raises ValueError: the mesh is
+        `is_collect` is true if this worker returns the result of its data-parallel rank. Raises ValueError: the mesh is
         registered already.
         """
         if mesh_name in self._dp_ranks:

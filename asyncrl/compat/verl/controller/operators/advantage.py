@@ -21,8 +21,8 @@ def compute_advantage(
 ) -> DataProto:
     """Add `advantages` to a whole batch of groups with rewards, in place, and return it.
 
-    It also adds `returns`, importance weights and rejections if the algorithm computes them. `greedy_sibling`: the
-    first row of each group was sampled greedily. `min_grammar_mass`: the value of `learner.min_grammar_mass`.
+    It also adds `returns`, importance weights and rejections if the algorithm computes them. `greedy_sibling` is true
+    if the first row of each group was sampled greedily. `min_grammar_mass` is the value of `learner.min_grammar_mass`.
 
     Raises DataProtoError: the batch lacks a field that the algorithm needs. The message names the operator that adds
     the field.

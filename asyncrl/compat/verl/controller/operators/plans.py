@@ -116,7 +116,7 @@ class Batches:
     def of(self, data: DataProto, step: int, trained: bool) -> FetchedBatch:
         """This rank's part of the batch. Fields that operators added, such as advantages, are in its tokens.
 
-        `trained`: the batch is for an update, and needs rewards. Raises DataProtoError: a field is missing.
+        `trained` is true if the batch is for an update, and needs rewards. Raises DataProtoError: a field is missing.
         """
         trajectories = trajectories_of(data)
         labels = labels_of(data) if trained else None

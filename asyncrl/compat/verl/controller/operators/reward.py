@@ -130,7 +130,8 @@ class RewardWorker(Worker):
         return labels, failed
 
     def _results(self, leases: Sequence[Lease]) -> Iterator[ScoredEpisode | ScoringError]:
-        """The result of each lease, scored in batches of the size that a run uses."""
+        """The result of each lease, a trajectory that waits for its scores. They are scored in batches of the size that
+        a run uses."""
         batch: list[Lease] = []
         most, tokens = self._scoring.batch_trajectories, self._scoring.batch_tokens
         for lease in leases:

@@ -79,7 +79,8 @@ class Rollout:
         self._loop.run(self._engine.update_weights(version, tensors))
 
     def run(self, tickets: Sequence[Ticket]) -> list[Trajectory | FailedEpisode]:
-        """The outcome of each ticket. Episodes begin in the order of tickets; failed attempts are repeated."""
+        """Run an episode for each ticket, and return the outcomes. The episodes begin in the order of the tickets, and
+        failed attempts are repeated."""
         return self._loop.run(self._run_all(tickets))
 
     def close(self) -> None:
