@@ -1,4 +1,4 @@
-"""What the table of a run on its terminal shows."""
+"""The table of a run on its terminal shows the newest values, and says why the run waits or fails."""
 
 from __future__ import annotations
 
