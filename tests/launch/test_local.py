@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
 from asyncrl.config.locations import SUMMARY_FILE
-from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.config.schema import ClusterConfig, ModelConfig, NetworkConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
 from asyncrl.launch import addresses, local
@@ -86,12 +86,13 @@ def test_default_ports_that_another_program_or_run_has_are_left_open(monkeypatch
 
     opened, first, second = configured(0, 0), configured(base, base + 1), configured(base, base + 1)
     chosen = configured(base, base + 2)
-    with RunAddresses.of(opened).usual_ports(), RunAddresses.of(first).usual_ports():
-        with RunAddresses.of(second).usual_ports(), RunAddresses.of(chosen).usual_ports():
-            assert ports_of(opened) == (0, 0), "they were open"
-            assert ports_of(first) == (base, base + 1)
-            assert ports_of(second) == (0, 0), "the first run has claimed them, and listens only later"
-            assert ports_of(chosen) == (base, base + 2), "the user has chosen them"
+    with ExitStack() as claims:
+        for each in (opened, first, second, chosen):
+            claims.enter_context(RunAddresses.of(each).usual_ports())
+        assert ports_of(opened) == (0, 0), "they were open"
+        assert ports_of(first) == (base, base + 1)
+        assert ports_of(second) == (0, 0), "the first run has claimed them, and listens only later"
+        assert ports_of(chosen) == (base, base + 2), "the user has chosen them"
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", base + 1))
         later = configured(base, base + 1)
