@@ -66,17 +66,19 @@ def _rules(source: TrlConfig) -> Iterator[Setting | str]:
             )
     if rules:
         yield "scoring.rule", rules[0]["name"] if rules == [{"name": rules[0]["name"], "weight": 1.0}] else rules
+        if source["environment_factory"] is not None:
+            yield "scoring.shaping.environment_weight", 1.0
     else:
         yield from _without_rules(source, bool(models))
 
 
 def _without_rules(source: TrlConfig, has_model: bool) -> Iterator[Setting | str]:
     """The settings that keep the default rule out of the reward."""
-    if has_model:
-        yield "scoring.shaping.outcome_weight", 0.0
-        yield "scoring.shaping.outcome_weight=0: the reward is the model's; asyncrl's default rule has no weight in it"
-    elif source["environment_factory"] is not None:
+    if source["environment_factory"] is not None:
         yield "scoring.rule", "environment"
+    elif has_model:
+        yield "scoring.rule", "environment"
+        yield "scoring.rule=environment: it gives 0 in a run without environments, so that the reward is the model's"
     else:
         yield "scoring.rule", PLACEHOLDER
         yield (
@@ -103,10 +105,6 @@ def _environment(source: TrlConfig) -> Iterator[Setting | str]:
         yield "actor.environments", {name: each.path for name, each in given.items() if isinstance(each, Named)}
     elif given is not None:
         yield "environment_factory: no class is named; set actor.environment to the dotted path of a class"
-        return
-    if given is not None and (functions(source) or source[MODEL]):
-        # Without other rewards, the rule `environment` gives the same reward.
-        yield "scoring.shaping.environment_weight", 1.0
 
 
 def _turns(source: TrlConfig) -> Iterator[Setting | str]:
@@ -116,20 +114,18 @@ def _turns(source: TrlConfig) -> Iterator[Setting | str]:
 
 
 def _tools(source: TrlConfig) -> Iterator[Setting | str]:
-    if source["environment_factory"] is not None:
-        # Its methods replace actor.tools.
-        yield from (
-            [f"tools={_names(source['tools'])}: make them methods of the environment"] if source["tools"] else []
-        )
-        return
-    yield "actor.tools", []
-    if source["tools"]:
+    has_environment = source["environment_factory"] is not None
+    if not has_environment:  # The methods of an environment replace actor.tools.
+        yield "actor.tools", []
+    if source["tools"] and has_environment:
+        yield f"tools={_names(source['tools'])}: make them methods of the environment"
+    elif source["tools"]:
         yield (
             f"tools={_names(source['tools'])}: asyncrl takes no plain functions, so actor.tools is empty: make them "
             "methods of a class, and name it in actor.environment (docs/environments.md), or write a Tool class for "
             "each, and name these in actor.tools (docs/tools.md)"
         )
-    else:
+    elif not has_environment:
         yield "no tools are given: actor.tools=[] leaves out asyncrl's default, the calculator"
 
 
@@ -145,7 +141,7 @@ ROWS: tuple[Row, ...] = (
         "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
         "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`. "
         "The report names each function without a name. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
-        "which a run refuses.",
+        "which a run refuses. The rewards of a model or an environment alone use the rule `environment`.",
         _rules,
     ),
     used("reward_weights", "`scoring.rule`", None, "The `weight` of each function; null means 1."),

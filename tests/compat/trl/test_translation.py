@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,21 +12,20 @@ from typing import Any
 import pytest
 import yaml
 
-from asyncrl.compat.trl.command import main, translate, translated
+from asyncrl.compat.trl.command import main, translate
 from asyncrl.compat.trl.page import page
 from asyncrl.compat.trl.source import read_trl
 from asyncrl.compat.trl.table import BY_KEY, ROWS
-from asyncrl.compat.trl.values import Named
 from asyncrl.config.compose import read
 from asyncrl.config.keys import SECTIONS, option_of
 from asyncrl.config.other_words import KEYS, WITHOUT
-from asyncrl.config.schema import ScoringConfig, TrainConfig
+from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.answers import rule_input
 from asyncrl.scoring.rules.registry import load_rules
+from tests.compat.trl.scripts import HERE, has, loaded, of_script
 from tests.scoring.fakes import CharTokenizer, answered
 
-HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "trl.md"
 GRPO_CONFIG = """
 model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout cast_lm_head_to_fp32 remove_unused_columns
@@ -53,25 +51,6 @@ quantization_config peft_config tools rollout_func environment_factory
 
 
 PLAIN = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
-
-
-def loaded(name: str, tmp_path: Path, words: Sequence[str] = ()) -> tuple[TrainConfig, list[str]]:
-    """The translation of an example as asyncrl's own configuration, and its report."""
-    file = tmp_path / "mine.yaml"
-    text, report = translated(HERE / name, list(words), file)
-    assert not has(report, "Fix before a start")
-    file.write_text(text)
-    return read([f"experiment={file}"], names_missing_data=False), report
-
-
-def has(report: Sequence[str], *parts: str) -> bool:
-    """True if one line has all of these parts."""
-    return any(all(part in line for part in parts) for line in report)
-
-
-def of_script(tmp_path: Path, text: str) -> dict[str, Any]:
-    (tmp_path / "script.py").write_text(text)
-    return read_trl(tmp_path / "script.py", [])[0]
 
 
 def test_a_script_of_the_quick_start(tmp_path: Path) -> None:
@@ -269,87 +248,6 @@ def test_a_script_of_deep_nesting_is_refused(tmp_path: Path) -> None:
     file.write_text(f"GRPOConfig(beta={'-' * 100_000}1)")
     with pytest.raises(ConfigError, match="cannot be read: its expressions are nested too deeply"):
         read_trl(file, [])
-
-
-def test_rewards_that_other_functions_make_have_the_name_of_their_variable(tmp_path: Path) -> None:
-    given = of_script(
-        tmp_path,
-        "soft = make(80)\nshort = lambda completions, **kwargs: [0.0]\nrewards = [soft, short]\n"
-        "GRPOTrainer('m', reward_funcs=rewards)\n",
-    )
-    assert [each["name"] for each in translate(given).settings["scoring.rule"]] == ["script.soft", "script.short"]
-
-
-def test_a_reward_without_a_name_is_reported_and_the_others_are_kept(tmp_path: Path) -> None:
-    given = of_script(
-        tmp_path,
-        "from trl.rewards import accuracy_reward, think_format_reward\n"
-        "GRPOTrainer('m', [accuracy_reward, think_format_reward, lambda completions, **kwargs: [0.0]],\n"
-        "  GRPOConfig('o', reward_weights=[1.0, 0.5, 0.25], multi_objective_aggregation='normalize_then_sum'))\n",
-    )
-    result = translate(given)
-    assert [(each["as"], each["weight"]) for each in result.settings["scoring.rule"]] == [
-        ("accuracy_reward", 1.0),
-        ("think_format_reward", 0.5),
-    ]
-    weights = {"rule/accuracy_reward": 1.0, "rule/think_format_reward": 0.5}
-    assert result.settings["algorithm.advantage"]["params"] == {"weights": weights}
-    assert has(result.differs, "lambda completions, **kwargs: [0.0] is left out", "weight: 0.25")
-
-
-@pytest.mark.parametrize("rewards", ["[lambda completions: [0.0]]", "make_rewards()", "[*rewards]", "changed", "None"])
-def test_without_a_reward_a_run_is_refused_and_does_not_use_the_default_rule(tmp_path: Path, rewards: str) -> None:
-    result = translate(
-        of_script(tmp_path, f"changed = []\nchanged.append(f)\nGRPOTrainer('m', reward_funcs={rewards})\n")
-    )
-    assert result.settings["scoring.rule"] == "MODULE.FUNCTION"
-    assert has(result.differs, "no function is known", "scoring.rule=my_rewards.correct")
-    with pytest.raises(ConfigError, match="cannot be imported"):
-        load_rules(ScoringConfig(rule=result.settings["scoring.rule"]))
-
-
-def test_the_rewards_of_a_model_or_of_an_environment_leave_the_default_rule_out() -> None:
-    model = translate({"reward_funcs": "org/reward-model"}).settings
-    assert "scoring.rule" not in model
-    assert model["scoring.shaping.outcome_weight"] == 0.0
-    settings = translate({"environment_factory": Named("games.Maze")}).settings
-    assert settings["scoring.rule"] == "environment"
-    assert "scoring.shaping.environment_weight" not in settings, "the reward would count twice"
-
-
-def test_a_script_without_tools_gets_no_calculator(tmp_path: Path) -> None:
-    config, report = loaded("grpo_gsm8k.py", tmp_path)
-    assert config.actor.tools == []
-    assert has(report, "actor.tools=[]", "the calculator")
-    given = of_script(tmp_path, "def search(query): ...\nGRPOTrainer('m', tools=[search, lambda x: x])\n")
-    result = translate(given)
-    assert result.settings["actor.tools"] == []
-    assert has(result.differs, "tools=search, lambda x: x:", "actor.environment", "Tool class")
-    assert "actor.tools" not in translate({"environment_factory": Named("games.Maze")}).settings
-
-
-@pytest.mark.parametrize(
-    ("head", "foot", "effects"),
-    [
-        ("import trl.rewards\nfrom peft import LoraConfig", "", "would need peft, trl: move it into a file of its own"),
-        ("", "trainer.train()", "would start its training: move"),
-        ("import datasets", "trainer.train()", "would start its training and need datasets: move"),
-    ],
-)
-def test_a_reward_in_the_training_script_must_move(tmp_path: Path, head: str, foot: str, effects: str) -> None:
-    (tmp_path / "nix.py").write_text(
-        f"{head}\ndef score(completions): ...\ntrainer = GRPOTrainer('m', reward_funcs=score)\n{foot}\n"
-    )
-    _, remarks = read_trl(tmp_path / "nix.py", [])
-    assert has(remarks, "nix.score: importing nix.py", effects, "such as my_nix.py")
-
-
-def test_a_reward_in_a_script_without_packages_of_training_can_stay(tmp_path: Path) -> None:
-    (tmp_path / "nix.py").write_text(
-        "import re\ndef score(completions): ...\ndef main():\n  import trl\n"
-        "  trl.GRPOTrainer('m', reward_funcs=score).train()\n"
-    )
-    assert read_trl(tmp_path / "nix.py", [])[1] == []
 
 
 @pytest.mark.parametrize(("loss", "ours"), [("vespo", "gspo"), ("grpo", "gspo"), ("cispo", "cispo"), ("sapo", "sapo")])
