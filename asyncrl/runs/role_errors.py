@@ -20,7 +20,7 @@ from asyncrl.text import shortened
 
 LONGEST_ERROR = 300
 MOST_KINDS = 100
-"""The maximum number of different errors that are kept. A log may have any text."""
+"""The maximum number of different errors of a role that are kept. A log may have any text."""
 MOST_BYTES = 64 << 20
 """The number of bytes at the end of a log that are searched when the log is read for the first time."""
 RECENT_BYTES = 1 << 20
@@ -68,10 +68,12 @@ class RoleErrors:
         self._logs, self._most_bytes = run_dir / "logs", most_bytes
         self._found: dict[tuple[str, str], RoleError] = {}
         self._waits: dict[str, RoomWait] = {}
+        self._kinds: Counter[str] = Counter()
         self._read: dict[str, LineSpan] = {}
-        if from_now:
-            self.read()
-            self._found.clear()
+        for path in self._logs.glob("*.log") if from_now else ():
+            with suppress(OSError), open_lines(path) as file:
+                if file is not None:
+                    self._read[path.name] = file.whole
 
     @property
     def all(self) -> list[RoleError]:
@@ -104,7 +106,10 @@ class RoleErrors:
         """Read what was added to the logs since the last call, and return the errors of kinds that are new."""
         before = set(self._found)
         for path in sorted(self._logs.glob("*.log")):
-            if self._has_more(path):
+            # A log may go away, or belong to another user. The run goes on without it.
+            with suppress(OSError):
+                if not self._has_more(path):
+                    continue
                 with open_lines(path) as file:
                     for text, at in self._errors(path, file) if file is not None else ():
                         self._count(path.stem, text, at)
@@ -136,8 +141,10 @@ class RoleErrors:
 
     def _count(self, role: str, text: str, at: float) -> None:
         kind = role, _NUMBER.sub("#", text)
-        if kind not in self._found and len(self._found) == MOST_KINDS:
-            return
+        if kind not in self._found:
+            if self._kinds[role] == MOST_KINDS:
+                return
+            self._kinds[role] += 1
         error = self._found.setdefault(kind, RoleError(role, text))
         error.text, error.count, error.at = text, error.count + 1, at
 
