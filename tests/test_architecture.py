@@ -250,5 +250,5 @@ def test_no_part_decides_by_the_wall_clock() -> None:
             "agents/chat_api/server.py",
         ),
         *("learner/from_config.py", "launch/doctor/sharing.py", "dashboard/overview.py"),
-        *("runs/environment.py", "runs/elapsed.py", "machine/activity.py", "runs/situation.py"),
+        *("runs/environment.py", "runs/elapsed.py", "machine/activity.py", "runs/situation.py", "runs/watch.py"),
     }, "these may write down or tell people when something was, and doctor compares the clocks of hosts"

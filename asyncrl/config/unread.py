@@ -8,6 +8,9 @@ from typing import Any
 
 from asyncrl.config.schema import AlgorithmConfig, ScoringConfig
 
+READ_STEPS = ("grpo_turns", "prime", "process_grpo", "pure")
+"""The advantages that always read step scores."""
+
 
 def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> dict[str, str]:
     """Map the name of each score that changes nothing to the ways to use it or to do without it. `environment` is the
@@ -17,9 +20,10 @@ def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> dict[st
         # A part of the algorithm that the user has written may read any score.
         return {}
     found = {}
-    if not scoring.shaping.environment_weight:
+    if not scoring.shaping.environment_weight and not _reads_turns(scoring, algorithm):
         found["environment"] = (
-            "give these rewards a weight (scoring.shaping.environment_weight), name `environment` in a part of the "
+            "give these rewards a weight (scoring.shaping.environment_weight=1.0), train each turn with its own reward "
+            "(algorithm=process_grpo, or algorithm.advantage.name=grpo_turns), name `environment` in a part of the "
             "algorithm, or return no rewards"
         )
     for source, entry in _weightless_rules(scoring):
@@ -29,6 +33,14 @@ def unread_scores(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> dict[st
             "rule out"
         )
     return {name: advice for name, advice in found.items() if name not in read}
+
+
+def _reads_turns(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> bool:
+    """True if the rewards of turns are step scores that the algorithm reads."""
+    advantage = algorithm.advantage
+    return scoring.step_scorer is None and bool(
+        advantage.name in READ_STEPS or (advantage.params or {}).get("step_weight")
+    )
 
 
 def _weightless_rules(scoring: ScoringConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,14 @@ class Overviews:
         - `now`: the time of this look;
         - `waits_text`: a sentence that says which role waits for which; empty if no role waits;
         - `advice`: `None` after too few steps;
-        - `fault` of each role: what a silent or dead role does; `None` for others. Each fault gives a warning.
+        - `fault` of each role: what a silent or dead role does; `None` for others. Each fault gives a warning, and so
+          does each of the newest errors of roles.
         """
         watch = self._watches.setdefault(run.folder, RunWatch(run))
         found = {**overview(run), "now": self._clock()}
         if is_fine_tuning(run):
             # A fine-tuning has no replay and only one role, so no role waits for another.
-            return {**found, "waits_text": "", "advice": None}
+            return {**_warned(found, watch.errors()), "waits_text": "", "advice": None}
         try:
             with self._stores.alone():
                 stalls, changes = watch.look(), run.changes()
@@ -62,7 +63,8 @@ class Overviews:
             problem = f"it is unknown which role waits for which: {reason_of(error)}"
             return {**found, "problems": [*found["problems"], problem]}
         configuration = {key: with_steps(key, value, changes) for key, value in found["configuration"].items()}
-        found = {**_with_faults(found, stalls.faults), "configuration": configuration}
+        found = _warned(_with_faults(found, stalls.faults), stalls.errors)
+        found = {**found, "configuration": configuration}
         return {**found, "waits_text": stalls.text, "advice": stalls.advice}
 
 
@@ -155,6 +157,10 @@ def _with_faults(found: Mapping[str, Any], faults: Mapping[str, Wait]) -> dict[s
         name: {**role, "fault": faults[name].does if name in faults else None} for name, role in found["roles"].items()
     }
     return {**found, "roles": told, "warnings": [*map(str, faults.values()), *found["warnings"]]}
+
+
+def _warned(found: Mapping[str, Any], errors: Sequence[str]) -> dict[str, Any]:
+    return {**found, "warnings": [*(f"error of {each}" for each in errors), *found["warnings"]]}
 
 
 def _choices(settings: ViewSettings, fine_tuning: bool) -> dict[str, Any]:

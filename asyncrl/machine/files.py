@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 RETRY_S = 2.0
+DISK_IS_FULL = "the disk is full: "
+"""The beginning of the error of a process that waits for room. Views of a run find such errors in its logs."""
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ def when_there_is_room(write: Callable[[], T], stop: threading.Event, what: str,
             if error.errno not in NO_ROOM:
                 raise
             if not waited:
-                logger.error("the disk is full: %s waits for room (%s)", what, error)
+                logger.error("%s%s waits for room (%s)", DISK_IS_FULL, what, error)
             waited = True
         else:
             if waited:

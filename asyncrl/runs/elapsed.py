@@ -37,6 +37,11 @@ def earlier_s(run: Run) -> float:
     return _of_ended(run, _starts(run))
 
 
+def newest_start(run: Run) -> float:
+    """The time of the newest start of a run, in seconds since 1970; 0 if it is unknown."""
+    return max(_starts(run), default=0.0)
+
+
 def _is_after(file: Path, begin: float) -> bool:
     """True if the file was written after `begin`, the time of the newest start. Then it covers all starts."""
     return file.stat().st_mtime >= begin

@@ -74,7 +74,7 @@ class FineTuningTable:
         """The names and formatted values that are shown."""
         values, held_out = self._learner.read(), self._held_out.read()
         now = pace(self._learner.recent, self._steps)
-        works = working(self._roles.read(self._run.processes(), shards=1), now.done)
+        works = working(self._roles.read(self._run.processes(), shards=1))
         rows = [
             ("elapsed", duration(self._clock() - self._began)),
             ("step", f"{now.done}/{self._steps}"),

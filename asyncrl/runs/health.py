@@ -260,7 +260,9 @@ def reward_trend(seen: Evidence) -> Finding | None:
     begin, end = rewards[:part], rewards[-part:]
     noise = 2 * ((stdev(begin) ** 2 + stdev(end) ** 2) / part) ** 0.5
     change = Trend(fmean(begin), fmean(end), noise)
-    if change.way == "up":
+    outcomes = values_of(rows[-part:], "outcome/mean")
+    is_nearly_solved = bool(outcomes) and fmean(outcomes) >= NEARLY_ALL
+    if change.way == "up" or (not change.way and is_nearly_solved):
         return None
     said = f"{change.first:.3g} in the first third of {_steps(rows)} and {change.last:.3g} in the last"
     if change.way == "down":

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from asyncrl.runs.evidence import ACTOR_ROWS, recent_shares
-from asyncrl.runs.lines import Tail
+from asyncrl.runs.lines import Row, Tail
 from asyncrl.runs.pace import PACE_STEPS, StepPace, pace
 from asyncrl.runs.run import Run
 from asyncrl.text import duration
@@ -41,17 +41,14 @@ class RunProgress:
         limit ended, and `malformed_calls`, a share of the newest tool calls.
         """
         learner, measured, actors = self.learner.read(), self.evaluation.read(), self.actors(roles)
-        shares = recent_shares(
-            [list(tail.recent) for name, tail in self._actors.items() if name in roles and tail.recent]
-        )
+        rows = [list(tail.recent) for name, tail in self._actors.items() if name in roles and tail.recent]
         idle = [actor.get("idle", 0.0) for actor in actors]
         return {
             "step": learner["step"] + 1 if learner else 0,
             "step_seconds": pace(self.learner.recent, None).step_s,
             "reward": learner.get("reward/mean"),
             "entropy": learner.get("entropy"),
-            "truncated": shares.get("truncated"),
-            "malformed_calls": shares.get("malformed calls"),
+            **newest_shares(rows),
             "held_out_outcome": measured.get("eval/outcome"),
             "held_out_accuracy": measured.get("eval/accuracy"),
             "lag": learner.get("lag/max"),
@@ -59,6 +56,13 @@ class RunProgress:
             "rollout_tokens_per_s": sum(actor.get("tokens_per_s", 0.0) for actor in actors) if actors else None,
             "rollout_idle": sum(idle) / len(idle) if idle else None,
         }
+
+
+def newest_shares(actors: Sequence[Sequence[Row]]) -> dict[str, float | None]:
+    """The shares of the newest episodes and tool calls in the rows of each actor, by the names of
+    `RunProgress.values`. None: there are none."""
+    found = recent_shares(actors)
+    return {"truncated": found.get("truncated"), "malformed_calls": found.get("malformed calls")}
 
 
 def pace_of(values: Mapping[str, Any], steps: int) -> StepPace:

@@ -31,7 +31,7 @@ from asyncrl.replay.transaction import Transaction
 from asyncrl.runs.evidence import read_evidence
 from asyncrl.runs.health import judge
 from asyncrl.runs.live import LiveReplay
-from asyncrl.runs.progress import RunProgress
+from asyncrl.runs.progress import RunProgress, newest_shares
 from asyncrl.runs.run import Run
 
 RECENT_PLANS = 10
@@ -178,7 +178,8 @@ def describe(
     """Give the sample `now` as plain values; rates are per second since `before`. `steps` comes from the configuration.
     Keys that need explanation:
 
-    - `progress`: `RunProgress.values` and `steps`; actors' values are left out unless the run is running.
+    - `progress`: `RunProgress.values` and `steps`; unless the run is running, actors' values other than shares of their
+      newest episodes and tool calls are left out.
     - `warnings`, `remarks`: sentences about the run's health.
     - `running`: true if at least one shard answers.
     - `problem`: the reason why a shard does not answer, or how the run ended.
@@ -198,9 +199,12 @@ def describe(
         return sum(each[name] for each in live)
 
     processes = run.processes() if live else {}
-    health = judge(read_evidence(run, is_running=bool(live)))
+    evidence = read_evidence(run, is_running=bool(live))
+    health = judge(evidence)
+    # The shares of an ended run are those of its last episodes, of which a warning may speak.
+    shares = {} if live else newest_shares(evidence.actors)
     return {
-        "progress": {**progress.values(processes), "steps": steps},
+        "progress": {**progress.values(processes), **shares, "steps": steps},
         "warnings": health.warnings,
         "remarks": health.remarks,
         "store": str(run.store),

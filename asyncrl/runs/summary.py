@@ -72,6 +72,7 @@ class RunSummary:
     - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any.
     - `failures` counts failed attempts at episodes and at their scoring.
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
+    - `changes` are the keys of the configuration that changed when the run resumed, each with the step from which on.
     - `errors` are the errors in the logs of roles, each with its role and its count.
     - `elapsed_s` are the seconds for which the run has run, without pauses between its starts.
     - `shares` are the truncated share of the newest episodes, and the malformed share of the newest tool calls.
@@ -98,6 +99,7 @@ class RunSummary:
     reasons: dict[str, int]
     shares: dict[str, float]
     warnings: list[str]
+    changes: list[str]
     errors: list[str]
     elapsed_s: float
     remarks: list[str]
@@ -173,9 +175,11 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
     trajectories: dict[str, int] = {}
     failures: dict[str, int] = {}
     reasons: dict[str, int] = {}
+    changes: list[str] = []
     try:
         with run.stored() as stored:
             counts, letters = stored.counters(), stored.dead_letters()
+            changes = [f"{each.text} from step {each.step}" for each in stored.changes()]
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
         warnings.append(f"the store cannot be read: {error}")
@@ -201,6 +205,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         trajectories=trajectories,
         failures=failures,
         reasons=reasons,
+        changes=changes,
         errors=_errors(run),
         elapsed_s=round(elapsed_s(run), 1),
         shares=recent_shares(evidence.actors),
@@ -321,6 +326,7 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
                 f"learner idle {speed['learner_idle']:.0%}, rollout idle {speed['rollout_idle']:.0%}",
             )
         )
+    rows += [("changed", text) for text in summary.changes]
     rows += [("error", text) for text in summary.errors]
     rows += [("remark", text) for text in summary.remarks]
     rows += [("warning", text) for text in summary.warnings]

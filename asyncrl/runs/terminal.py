@@ -110,7 +110,7 @@ class TerminalTable:
         restarts = sum(by_role.values())
         values = self._progress.values(by_role)
         self._pace = pace_of(values, self._steps)
-        works = working(self._roles.read(self._run.processes(), self._shards), self._pace.done)
+        works = working(self._roles.read(self._run.processes(), self._shards))
         rows = [
             ("elapsed", duration(self._clock() - self._began)),
             *progress_rows(values, self._steps),

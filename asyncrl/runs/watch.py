@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,8 +16,10 @@ from typing import Any
 from asyncrl.errors import StoreError
 from asyncrl.replay.stored import StoredRun
 from asyncrl.runs.advice import advise
+from asyncrl.runs.elapsed import newest_start
 from asyncrl.runs.finding import require_store
 from asyncrl.runs.live import LiveReplay
+from asyncrl.runs.role_errors import RECENT_BYTES, RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.shares import idle_shares
@@ -34,12 +36,14 @@ class Stalls:
 
     - `waits`: the chain of waits;
     - `advice`: sentences for the user; `None` after too few steps, and while a fault stops the run;
-    - `faults`: the roles that are silent or down, by name.
+    - `faults`: the roles that are silent or down, by name;
+    - `errors`: the newest errors in the logs of roles.
     """
 
     waits: Sequence[Wait] = ()
     advice: Sequence[str] | None = None
     faults: Mapping[str, Wait] = field(default_factory=dict)
+    errors: Sequence[str] = ()
 
     @property
     def text(self) -> str:
@@ -47,17 +51,22 @@ class Stalls:
         return sentence(self.waits)
 
     def values(self) -> dict[str, Any]:
-        """The stalls as plain values: `waits` with who, what, seconds and fault of each link, `waits_text`, and
-        `advice`."""
-        return {"waits": [asdict(wait) for wait in self.waits], "waits_text": self.text, "advice": self.advice}
+        """The stalls as plain values: `waits` with who, what, seconds and fault of each link, `waits_text`, `advice`
+        and `errors`."""
+        return {
+            "waits": [asdict(wait) for wait in self.waits],
+            "waits_text": self.text,
+            "advice": self.advice,
+            "errors": self.errors,
+        }
 
 
 class StallReader:
-    """Reads the stalls of a run."""
+    """Reads the stalls of a run. `clock` gives seconds since 1970."""
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._roles = RolesReader(run)
+    def __init__(self, run: Run, clock: Callable[[], float] = time.time) -> None:
+        self._run, self._clock = run, clock
+        self._roles, self._errors = RolesReader(run, clock), RoleErrors(run.folder, most_bytes=RECENT_BYTES)
 
     def read(self, now: StatusSample | None, settings: ViewSettings | None) -> Stalls:
         """Read the stalls at the time of the sample `now`, which is None if the run has no store yet. A run that has
@@ -68,13 +77,29 @@ class StallReader:
         advice = None if seen is None else advise(seen, settings)
         supervised = self._run.is_running()
         if not supervised and (now is None or not now.live):
-            return Stalls(advice=advice)
+            return Stalls(advice=advice, errors=self.errors())
         roles = self._roles.read(self._run.processes(), settings.replay.shards) if supervised else {}
         seen_now = Situation([], roles) if now is None else situation(now, settings, roles)
+        errors = self.errors()
         waits = chain(seen_now)
+        if supervised and not (waits and waits[-1].fault):
+            waits += self._room_waits()
         # If a role is at fault, the others are idle because of it, and the advice would be wrong.
         held_up = any(wait.fault for wait in waits)
-        return Stalls(waits, None if held_up else advice, faults(seen_now))
+        return Stalls(waits, None if held_up else advice, faults(seen_now), errors)
+
+    def errors(self) -> list[str]:
+        """The newest errors in the logs of the run's roles."""
+        self._errors.read()
+        return [str(error) for error in self._errors.newest(newest_start(self._run), self._clock())]
+
+    def _room_waits(self) -> list[Wait]:
+        """The role that has waited for room on a disk for longest, as a link of a chain."""
+        found = sorted(self._errors.waits_since(newest_start(self._run)), key=lambda wait: wait.since)
+        return [
+            Wait(each.role, f"waits for room on the disk to write {each.what}", self._clock() - each.since, fault=True)
+            for each in found[:1]
+        ]
 
 
 class RunWatch:
@@ -91,6 +116,11 @@ class RunWatch:
         cannot be read."""
         with self._lock:
             return self._look()
+
+    def errors(self) -> list[str]:
+        """The newest errors in the logs of the run's roles."""
+        with self._lock:
+            return self._reader.errors()
 
     def _look(self) -> Stalls:
         settings = self.run.settings()

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+from asyncrl.algorithms.advantages.base import Advantage
+from asyncrl.algorithms.registry import parts
 from asyncrl.config.schema import AlgorithmConfig, PartConfig, ScoringConfig, ShapingConfig
-from asyncrl.config.unread import unread_scores
+from asyncrl.config.unread import READ_STEPS, unread_scores
 
 RULES = {"math": ["gsm8k", {"name": "my.form", "as": "form", "weight": 0}, {"name": "length", "weight": 0.5}]}
 
@@ -17,6 +19,9 @@ RULES = {"math": ["gsm8k", {"name": "my.form", "as": "form", "weight": 0}, {"nam
     [
         ({}, {}, {"environment"}),
         ({"shaping": ShapingConfig(environment_weight=0.5)}, {}, set()),
+        ({}, {"advantage": PartConfig("process_grpo")}, set()),
+        ({}, {"advantage": PartConfig("gae", {"step_weight": 0.5})}, set()),
+        ({"steps": "my.steps"}, {"advantage": PartConfig("process_grpo")}, {"environment"}),
         ({"rules": RULES}, {}, {"environment", "rule/form"}),
         ({"rules": {"math": [{"name": "gsm8k", "weight": 0}, "length"]}}, {}, {"environment"}),
         ({"rules": RULES}, {"advantage": PartConfig("gdpo", {"weights": {"rule/form": 1.0}})}, {"environment"}),
@@ -28,6 +33,11 @@ def test_a_score_without_a_weight_is_unread_unless_a_part_names_it(
     scoring: dict[str, Any], algorithm: dict[str, Any], expected: set[str]
 ) -> None:
     assert unread_scores(ScoringConfig(**scoring), AlgorithmConfig(**algorithm)).keys() == expected
+
+
+def test_the_advantages_that_read_the_rewards_of_turns_are_those_that_need_step_scores() -> None:
+    known = parts("advantage").items()
+    assert {name for name, part in known if issubclass(part, Advantage) and part.needs_steps} == set(READ_STEPS)
 
 
 def test_the_advice_names_the_ways_to_use_a_score_or_to_do_without_it() -> None:

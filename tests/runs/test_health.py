@@ -108,6 +108,14 @@ def test_a_policy_that_solves_everything_is_a_result_and_no_warning(rows: list[d
     assert "This is a result" in remark
 
 
+def test_a_reward_that_stands_still_near_its_best_is_not_said_to_be_too_hard() -> None:
+    def rows(outcome: float) -> list[dict[str, Any]]:
+        return [row(step, 0, 1 + step % 2, **{"outcome/mean": outcome}) for step in range(40)]
+
+    assert texts(of_rows(rows(0.93))) == {}
+    assert texts(of_rows(rows(0.8))).keys() == {"reward_still"}
+
+
 def test_a_run_without_groups_is_not_told_that_its_groups_are_equal() -> None:
     rows = [row(step, 0, 1, **LEVEL) for step in range(12)]
     assert texts(replace(of_rows(rows), group_size=1)) == {}
@@ -171,7 +179,7 @@ def test_rewards_of_an_environment_without_a_weight_are_warned_of_once_an_episod
     scorer.log(0, {"environment_mean": 0.25, "rules_mean": 0.5})
     found = texts(read_evidence(Run(folder), is_running=True))["unread"]
     assert "nothing trains on rewards of tools, environments or simulated users (0.25 on average)" in found
-    assert "give these rewards a weight (scoring.shaping.environment_weight)" in found
+    assert "give these rewards a weight (scoring.shaping.environment_weight=1.0), train each turn with its own" in found
 
 
 def test_no_rule_finds_anything_in_a_run_without_rows() -> None:

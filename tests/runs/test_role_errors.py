@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
-from asyncrl.runs.role_errors import MOST_KINDS, RoleErrors
+from asyncrl.machine.files import when_there_is_room
+from asyncrl.runs.role_errors import MOST_KINDS, RECENT_S, RoleErrors, RoomWait
 
 WHEN = "2026-11-28 20:57:58,928"
+AT = datetime(2026, 11, 28, 20, 57, 58).timestamp()
 FULL = "the disk is full: the checkpoint of step 10 waits for room ([Errno 28] No space left on device)"
 
 
@@ -45,6 +50,47 @@ def test_errors_of_an_earlier_start_are_not_those_of_this_one(logs: Path) -> Non
     assert errors.read() == []
     write(logs / "learner.log", f"{WHEN} ERROR asyncrl.machine.files: {FULL}")
     assert [error.count for error in errors.read()] == [1]
+
+
+def test_the_newest_errors_are_those_of_the_last_minutes_of_this_start(logs: Path) -> None:
+    write(logs / "actor-0.log", f"{WHEN} ERROR asyncrl.actor: no weights")
+    errors = RoleErrors(logs.parent)
+    (error,) = errors.read()
+    assert error.at == AT
+    assert errors.newest(0.0, AT + RECENT_S) == [error]
+    assert errors.newest(0.0, AT + RECENT_S + 1) == errors.newest(AT + 1, AT + 1) == []
+
+
+@pytest.mark.parametrize("end", ["is written: there is room again", "is complete, 0.1 s after its copy was begun"])
+def test_a_role_waits_for_room_until_its_log_says_that_the_file_is_written(logs: Path, end: str) -> None:
+    log, errors = logs / "learner.log", RoleErrors(logs.parent)
+    write(log, f"{WHEN} ERROR asyncrl.machine.files: {FULL}")
+    write(log, f"{WHEN} WARNING asyncrl.observe.sinks: 3 rows were not written")
+    (error,) = errors.read()
+    assert errors.waits_since(0.0) == [RoomWait("learner", "the checkpoint of step 10", AT)]
+    assert errors.newest(0.0, AT + 9 * RECENT_S) == [error]
+    assert errors.waits_since(AT + 1) == []
+    write(log, f"{WHEN} WARNING asyncrl.machine.files: the checkpoint of step 10 {end}")
+    errors.read()
+    assert errors.waits_since(0.0) == errors.newest(0.0, AT + 9 * RECENT_S) == []
+
+
+def test_a_wait_for_room_is_logged_in_the_words_that_views_look_for(
+    logs: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = iter([OSError(errno.ENOSPC, "full"), None])
+
+    def write_once() -> None:
+        if (error := next(tries)) is not None:
+            raise error
+
+    when_there_is_room(write_once, threading.Event(), "runs/x/checkpoints/step-000006", retry_s=0.0)
+    errors, lines = RoleErrors(logs.parent), []
+    for each in caplog.records:
+        write(logs / "learner.log", f"{WHEN} {each.levelname} {each.name}: {each.getMessage()}")
+        errors.read()
+        lines.append([wait.what for wait in errors.waits_since(0.0)])
+    assert lines == [["runs/x/checkpoints/step-000006"], []]
 
 
 def test_a_line_that_is_still_being_written_counts_when_it_is_whole(logs: Path) -> None:

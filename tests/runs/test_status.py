@@ -6,9 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 from asyncrl.config.locations import steps_in_newest_checkpoint
+from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.records import TrajectoryRecord
-from asyncrl.runs.status import StoreSummary, join, summarise
+from asyncrl.runs.live import LiveReplay
+from asyncrl.runs.progress import RunProgress, progress_rows
+from asyncrl.runs.run import Run
+from asyncrl.runs.status import StoreSummary, describe, join, sample, summarise
 from tests.helpers import make_trajectory
 from tests.replay.support import Core
 from tests.runs.inspect.support import make_episode, make_run, run_episodes
@@ -131,3 +135,18 @@ def test_shards_are_summed(tmp_path: Path) -> None:
     both = join([summary(core) for core in shards])
     assert (both.counters["accepted"], both.counters["version"], both.steps) == (12, 1, 0)
     assert (both.counts["states"]["labelled"], both.counts["states"]["planned"]) == (8, 4)
+
+
+def test_the_status_of_an_ended_run_has_the_shares_of_which_its_warnings_speak(tmp_path: Path) -> None:
+    make_run(tmp_path).store.close()
+    run = Run(tmp_path)
+    for name, values in {"learner": {"reward/mean": 0.5}, "actor-0": {"episodes": 200, "truncated": 200}}.items():
+        JsonLines(metrics_file(tmp_path, name)).log(0, values)
+    with run.stored() as stored:
+        now = sample(stored, LiveReplay(run, stored, give_up_s=1.0), 0.0)
+        status = describe(run, now, None, RunProgress(run), steps=8)
+    assert not status["running"]
+    assert status["warnings"][0].startswith("100% of the newest 200 episodes were truncated")
+    assert status["progress"]["truncated"] == 1.0
+    assert status["progress"]["malformed_calls"] is None
+    assert ("truncated", "100%") in progress_rows(status["progress"], 8)

@@ -31,7 +31,9 @@ log = logging.getLogger("asyncrl.train")
 CHECKPOINT_BYTES = 12
 """The bytes of a parameter in a checkpoint: the weight and the two averages of AdamW, in float32."""
 EXPORT_BYTES = 4
-GB = 1e9
+MB, GB = 1e6, 1e9
+LITTLE_ROOM = 10 * GB
+"""A disk with more room than this, without the checkpoints, has enough for the episodes of most runs."""
 SERVERS_ON_CPU = "engine.server.arguments=[--device,cpu] runs servers on the CPU"
 
 
@@ -128,25 +130,32 @@ def check_disk(
     """Compare the bytes that the run will write with the `free` bytes of its disk.
 
     `parameters` counts the policy's parameters. Checkpoints hold `saved` of them, or all of them if `saved` is None.
-    Raises ConfigError: not even one checkpoint fits. Logs a warning if not all checkpoints, the model and the episodes
-    fit.
+    Raises ConfigError: not even one checkpoint fits. Logs a warning if not all checkpoints and the model fit, or if the
+    episodes may take more than the rest of the disk and the rest is below `LITTLE_ROOM`. Most runs never come near the
+    limit of their store.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(run), learner.keep_checkpoints
     if free < checkpoint:
         raise ConfigError(
-            f"run.dir={run.dir}: {free / GB:.1f} GB are free there, and one checkpoint takes "
-            f"{checkpoint / GB:.1f} GB; make room, or choose a folder on another disk"
+            f"run.dir={run.dir}: {_size(free)} are free there, and one checkpoint takes {_size(checkpoint)}; make "
+            "room, or choose a folder on another disk"
         )
     # A new checkpoint is complete before the oldest one is deleted.
     needed = (kept + 1) * checkpoint + learner.export * parameters * EXPORT_BYTES
     stored = replay.max_store_gb * GB * replay.shards if replay.retention == "all" else 0.0
-    if free < needed + stored:
+    rest = free - needed
+    if rest < 0 or rest < min(stored, LITTLE_ROOM):
+        episodes = f", and the stored episodes up to {_size(stored)} (replay.max_store_gb)" if stored else ""
         log.warning(
-            "%s may fill its disk: %.1f GB are free, %d checkpoints and the model take about %.1f GB, and the stored "
-            "episodes up to %.1f GB",
-            *(folder, free / GB, kept + 1, needed / GB, stored / GB),
+            "%s may fill its disk: %s are free, %d checkpoints and the model take about %s%s",
+            *(folder, _size(free), kept + 1, _size(needed), episodes),
         )
+
+
+def _size(count: float) -> str:
+    """A number of bytes for people."""
+    return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.1f} MB"
 
 
 def free_bytes(folder: Path) -> int:

@@ -140,7 +140,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         _title(status),
         *_progress(status["progress"]),
         *_health(status),
-        *_stalls(status),
+        *stall_lines(status),
         Columns(blocks, padding=(1, 4)),
         _table(
             "leases",
@@ -173,9 +173,10 @@ def _health(status: Mapping[str, Any]) -> list[Text]:
     return [Text(f"{name:<9}{printable(text)}", style) for name, text, style in lines]
 
 
-def _stalls(status: Mapping[str, Any]) -> list[Text]:
-    """Lines with the chain of waits, and with the advice."""
-    waits = [("waits", status["waits_text"], "yellow")] if status["waits_text"] else []
+def stall_lines(status: Mapping[str, Any]) -> list[Text]:
+    """Lines with the newest errors of roles, with the chain of waits, and with the advice."""
+    waits = [("error", text, "red") for text in status["errors"]]
+    waits += [("waits", status["waits_text"], "yellow")] if status["waits_text"] else []
     advice = status["advice"]
     if advice is not None:
         waits += [("advice", text, "") for text in advice] or [("advice", FINE, "dim")]

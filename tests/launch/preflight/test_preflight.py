@@ -301,9 +301,27 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_and_one_that_may_fill
     check_disk(config.run, config.learner, config.replay, parameters=10**9, free=100 * 10**9)
     assert not caplog.messages
     check_disk(config.run, config.learner, config.replay, parameters=10**9, free=20 * 10**9)
-    assert "may fill its disk: 20.0 GB are free" in caplog.text
+    assert "may fill its disk: 20.0 GB are free, 3 checkpoints and the model take about 40.0 GB" in caplog.text
     with pytest.raises(ConfigError, match=r"8\.0 GB are free there, and one checkpoint takes 12\.0 GB"):
         check_disk(config.run, config.learner, config.replay, parameters=10**9, free=8 * 10**9)
+
+
+@pytest.mark.parametrize(
+    ("free", "warning"),
+    [
+        (62 * 10**9, ""),
+        (9 * 10**9, "9.0 GB are free, 3 checkpoints and the model take about 40.0 MB, and the stored episodes"),
+        (30 * 10**6, "30.0 MB are free, 3 checkpoints and the model take about 40.0 MB"),
+    ],
+)
+def test_a_small_run_is_warned_of_its_disk_only_if_little_room_is_left(
+    free: int, warning: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = TrainConfig(RunConfig(dir=str(tmp_path)))
+    config.replay.retention = "all"
+    check_disk(config.run, config.learner, config.replay, parameters=10**6, free=free)
+    assert warning in caplog.text
+    assert bool(caplog.messages) is bool(warning)
 
 
 def test_every_taken_port_is_named():

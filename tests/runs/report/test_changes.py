@@ -12,6 +12,7 @@ from asyncrl.runs.report.comparison import compare
 from asyncrl.runs.report.page import run_page
 from asyncrl.runs.report.reported import read_run
 from asyncrl.runs.run import Run
+from asyncrl.runs.summary import summarise, summary_rows
 from tests.runs.support import write_changes, write_run
 
 LOWERED = ConfigChange(4, "learner.lr", 0.5, 0.25, 1000)
@@ -49,6 +50,12 @@ def test_a_comparison_tells_a_changed_run_from_one_that_began_with_its_last_valu
     assert found.configuration == {"learner.lr": [0.125, TEXT]}
     assert found.configurations == [0, 1]
     assert "<title>changed from step 4: learner.lr 0.5 -&gt; 0.25</title>" in comparison_page(found)
+
+
+def test_the_summary_has_a_row_for_each_change(tmp_path: Path) -> None:
+    summary = summarise(Run(changed_run(tmp_path / "run")), 8, "done", "", "")
+    assert summary.changes == ["learner.lr 0.5 -> 0.25 from step 4", "learner.lr 0.25 -> 0.125 from step 6"]
+    assert ("changed", "learner.lr 0.5 -> 0.25 from step 4") in summary_rows(summary)
 
 
 def test_the_page_gets_the_changes_and_the_value_with_its_steps(tmp_path: Path) -> None:
