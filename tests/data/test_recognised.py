@@ -91,8 +91,8 @@ def test_a_text_in_verls_layout_becomes_a_message_and_other_columns_stay_ignored
         ),
         (
             {"prompt": MESSAGES},
-            r"no column .*; it has prompt; name the column of the ground truth, or any column if the reward needs none, as "
-            r'data.columns="\{prompt: prompt, ground_truth: prompt\}"',
+            r"no column .*; it has prompt; name the column of the ground truth, or any column if the reward needs "
+            r'none, as data.columns="\{prompt: prompt, ground_truth: prompt\}"',
         ),
         (
             {"prompt": "1+1?", "answer": "2", "solution": "so 2"},
@@ -104,7 +104,7 @@ def test_a_text_in_verls_layout_becomes_a_message_and_other_columns_stay_ignored
         ),
         (
             {"text": "1+1?"},
-            r'no column prompt, .*; it has text; name .* needs none, as data.columns="\{prompt: text, ground_truth: text\}"',
+            r'no column prompt, .*; it has text; name .*, as data.columns="\{prompt: text, ground_truth: text\}"',
         ),
         (
             {"x": "1+1?", "y": "2"},
