@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,7 @@ from asyncrl.config.bind import is_loopback
 from asyncrl.config.option import as_yaml
 from asyncrl.config.schema import LearnerConfig, NetworkConfig, RunConfig, TrainConfig
 from asyncrl.machine.files import write_whole
-from asyncrl.machine.ports import LOOPBACK, free_ports, is_free
+from asyncrl.machine.ports import LOOPBACK, claim, free_ports, is_free
 from asyncrl.network.keys import check_keys, make_keys
 
 log = logging.getLogger("asyncrl.train")
@@ -64,18 +65,27 @@ class RunAddresses:
         self.network.replay_port = self.network.replay_port or free_ports(self.shards)
         self.network.weights_port = self.network.weights_port or free_ports(1)
 
-    def leave_taken_ports(self) -> None:
-        """Leave both ports open if they are the default ones, only this machine can reach them, and another program
-        has one of them."""
+    @contextmanager
+    def usual_ports(self) -> Iterator[None]:
+        """Keep the default ports for this run until the block ends, if they are configured and only this machine can
+        reach them. If another program or run has one of them, leave both ports open instead."""
         network, usual = self.network, NetworkConfig()
-        if (network.replay_port, network.weights_port) != (usual.replay_port, usual.weights_port):
-            return
-        if not (is_loopback(network.replay_address) and is_loopback(network.learner_address)):
+        chosen = (network.replay_port, network.weights_port) != (usual.replay_port, usual.weights_port)
+        alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
+        if chosen or not alone or self.learner.nodes > 1:
+            yield
             return
         ports = [*range(network.replay_port, network.replay_port + self.shards), network.weights_port]
-        if self.learner.nodes == 1 and not all(is_free(LOOPBACK, port) for port in ports):
-            log.info("another program has the default ports %s, so the run takes free ones", ports)
-            network.replay_port = network.weights_port = 0
+        with ExitStack() as claims:
+            for port in ports:
+                if (own := claim(port)) is not None:
+                    claims.enter_context(own)
+                if own is None or not is_free(LOOPBACK, port):
+                    log.info("another program has the default port %d, so the run takes free ones", port)
+                    network.replay_port = network.weights_port = 0
+                    claims.close()
+                    break
+            yield
 
     def close_to_others(self) -> None:
         """Make keys for a run that other machines can reach, unless keys are configured or the run may do without

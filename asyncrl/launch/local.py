@@ -107,7 +107,7 @@ def _train(config: TrainConfig, stop: threading.Event, how_to_resume: Callable[[
         tasks = partial(run_tasks, config)
         check_files = partial(check_begun_files, run_dir, config.data, config.algorithm.sft.path, tasks)
         if config.cluster.launcher == "local":
-            RunAddresses.of(config).leave_taken_ports()
+            stack.enter_context(RunAddresses.of(config).usual_ports())
         preflight(config, partial(check_resume, values_of(config), run_dir, check_files), stop=asked)
         count_steps(config.learner, config.replay.shards, tasks())
         launcher = stack.enter_context(closing(open_launcher(config)))

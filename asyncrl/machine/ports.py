@@ -67,6 +67,20 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
+def claim(port: int) -> socket.socket | None:
+    """Claim a port among the runs of this machine, until the returned socket is closed or this process ends. Return
+    None if another run has claimed the port."""
+    # The roles of a run listen only after its checks, so a second run would find the port free meanwhile. An abstract
+    # name of a socket needs no file, and the kernel removes it with the process.
+    own = socket.socket(socket.AF_UNIX)
+    try:
+        own.bind(f"\0asyncrl port {port}")
+    except OSError:
+        own.close()
+        return None
+    return own
+
+
 def who_listens(port: int) -> str:
     """Return a clause that names the process that listens at a port of this machine. The clause is empty if no process
     listens, or if this process is not allowed to see it."""

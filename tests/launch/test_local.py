@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +13,10 @@ import pytest
 from asyncrl.config.changes import values_of
 from asyncrl.config.compose import read
 from asyncrl.config.locations import SUMMARY_FILE
-from asyncrl.config.schema import ClusterConfig, ModelConfig, RunConfig, TrainConfig
+from asyncrl.config.schema import ClusterConfig, ModelConfig, NetworkConfig, RunConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.errors import ConfigError, StoppedError
-from asyncrl.launch import local
+from asyncrl.launch import addresses, local
 from asyncrl.launch import stop as stop_command
 from asyncrl.launch.addresses import RunAddresses
 from asyncrl.launch.claim import check_resume, claim, is_finished, is_past_its_steps, make_room
@@ -24,6 +24,7 @@ from asyncrl.launch.local import role_commands, train
 from asyncrl.launch.placement.placement import place
 from asyncrl.launch.placement.pools import Host
 from asyncrl.launch.preflight.same_tasks import check_same_tasks
+from asyncrl.machine.ports import free_ports
 from asyncrl.replay.store import Store
 from asyncrl.runs.finding import require_run
 from asyncrl.types import BatchPlan
@@ -68,22 +69,38 @@ def test_open_ports_are_chosen() -> None:
     assert 0 not in (config.network.replay_port, config.network.weights_port)
 
 
-def test_default_ports_that_another_program_has_are_left_open(tmp_path: Path) -> None:
-    config = make_config()
-    config.network.replay_port, config.network.weights_port = 0, 0
-    RunAddresses.of(config).leave_taken_ports()
-    assert config.network.replay_port == 0, "they were open"
-    usual = make_config().network
+def ports_of(config: TrainConfig) -> tuple[int, int]:
+    return config.network.replay_port, config.network.weights_port
+
+
+def test_default_ports_that_another_program_or_run_has_are_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Runs of other tests may have the real default ports.
+    base = free_ports(2)
+    usual = NetworkConfig(replay_port=base, weights_port=base + 1)
+    monkeypatch.setattr(addresses, "NetworkConfig", lambda: usual)
+
+    def configured(first: int, second: int) -> TrainConfig:
+        config = make_config()
+        config.network.replay_port, config.network.weights_port = first, second
+        return config
+
+    opened, first, second = configured(0, 0), configured(base, base + 1), configured(base, base + 1)
+    chosen = configured(base, base + 2)
+    with ExitStack() as claims:
+        for each in (opened, first, second, chosen):
+            claims.enter_context(RunAddresses.of(each).usual_ports())
+        assert ports_of(opened) == (0, 0), "they were open"
+        assert ports_of(first) == (base, base + 1)
+        assert ports_of(second) == (0, 0), "the first run has claimed them, and listens only later"
+        assert ports_of(chosen) == (base, base + 2), "the user has chosen them"
     with socket.socket() as taken:
-        with suppress(OSError):  # Another process may have the port already, which is as good.
-            taken.bind(("127.0.0.1", usual.weights_port))
-        config = make_config()
-        RunAddresses.of(config).leave_taken_ports()
-        assert (config.network.replay_port, config.network.weights_port) == (0, 0)
-        config = make_config()
-        config.network.replay_port = 7000
-        RunAddresses.of(config).leave_taken_ports()
-        assert config.network.replay_port == 7000, "the user has chosen them"
+        taken.bind(("127.0.0.1", base + 1))
+        later = configured(base, base + 1)
+        with RunAddresses.of(later).usual_ports():
+            assert ports_of(later) == (0, 0)
+    again = configured(base, base + 1)
+    with RunAddresses.of(again).usual_ports():
+        assert ports_of(again) == (base, base + 1), "every claim has ended"
 
 
 def test_every_role_has_its_own_name_and_the_ranks_of_a_learner_are_one_role(tmp_path: Path) -> None:
