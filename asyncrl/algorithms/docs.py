@@ -15,7 +15,7 @@ from typing import Any
 from asyncrl.algorithms import registry
 from asyncrl.algorithms.parts import Part, card
 from asyncrl.algorithms.presets import HEAD, preset_rows
-from asyncrl.config.option import Option, options
+from asyncrl.config.option import Option
 
 TABLES = re.compile(r"(<!-- parts of (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 """The marks around the tables of one kind of parts on the page."""
@@ -52,7 +52,7 @@ def shown(value: Any) -> str:
 
 
 def _entry(part: type[Part]) -> dict[str, Any]:
-    described = [_parameter(parameter) for parameter in options(part)]
+    described = [_parameter(parameter) for parameter in part.parameters()]
     return {"kind": part.kind, "name": part.name, **card(part), "parameters": described}
 
 

@@ -9,13 +9,17 @@ on data of any age. The source of this for k3 is DeepSeek-V3.2: Pushing the Fron
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from asyncrl.algorithms.log_ratios import clamp_log
 from asyncrl.algorithms.parts import Part, param
+from asyncrl.config.option import Option
+from asyncrl.config.other_words import with_kl
+from asyncrl.errors import ConfigError
 
 D_LIMIT = 10.0
 
@@ -204,6 +208,19 @@ class NoKl(Kl):
     """
 
     name = "none"
+
+    @classmethod
+    def parameters(cls) -> Sequence[Option]:
+        return ()
+
+    @classmethod
+    def build(cls, params: Mapping[str, Any]) -> Self:
+        if params:
+            raise ConfigError(
+                f"algorithm.kl none adds no KL, so that {', '.join(params)} would have no effect: write "
+                f"{with_kl(params)}, or algorithm.kl=none for no KL"
+            )
+        return super().build(params)
 
     def form(self, d: Tensor) -> Tensor:
         return torch.zeros_like(d)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self, dataclass_transform
 
-from asyncrl.config.option import option, options
+from asyncrl.config.option import Option, option, options
 from asyncrl.errors import ConfigError
 
 param = option
@@ -41,9 +41,14 @@ class Part(ABC):
                 raise ConfigError(f"{self.setting(parameter.name)}: it must be {parameter.allowed}")
 
     @classmethod
+    def parameters(cls) -> Sequence[Option]:
+        """The parameters that a configuration may set."""
+        return options(cls)
+
+    @classmethod
     def build(cls, params: Mapping[str, Any]) -> Self:
         """The part with these parameters. Raises ConfigError: a parameter is unknown, missing or not allowed."""
-        known = {parameter.name: parameter for parameter in options(cls)}
+        known = {parameter.name: parameter for parameter in cls.parameters()}
         for name in params:
             if name not in known:
                 raise ConfigError(

@@ -146,7 +146,8 @@ class EvaluationView:
 def train(values: Mapping[str, Any] | None = None, *words: str, config_dir: str | Path | None = None) -> RunView:
     """Train to the end, as `asyncrl train` does, and return the run. A second call with the same `run.name` resumes it.
 
-    `values` have keys of docs/configuration.md, such as `{"model.path": "...", "learner.steps": 20}`; `words` are
+    `values` have keys of docs/configuration.md, such as `{"model.path": "...", "learner.steps": 20}`. A function or
+    class means its dotted path, as in `{"scoring.rule": rewards.score}`. `words` are
     written as on a command line, such as `"algorithm=dapo"`, and win over `values`. If the call is interrupted (by
     Ctrl-C, or by the kernel's stop), it stops the run cleanly, with a checkpoint, before it ends.
 

@@ -1,10 +1,12 @@
-"""Imports the objects that a configuration names by their dotted path."""
+"""Imports the objects that a configuration names by their dotted path, and finds the path of an object."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 import sys
+from pathlib import Path
 from typing import Any
 
 from asyncrl.config.keys import nearest
@@ -33,6 +35,41 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
         ) from error
     except Exception as error:
         raise _refusal(setting, error, form, path) from error
+
+
+def path_of(value: Any, key: str) -> str:
+    """The dotted path by which the processes of a run import the function or class `value`, which is given for `key`.
+
+    Raises ConfigError: they cannot import it, since it is defined in a script, a notebook or a function.
+    """
+    module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", type(value).__name__)
+    if module == "__main__" or getattr(sys.modules.get(str(module)), name, None) is not value:
+        own = name.rpartition(".")[2]
+        new = f"rewards.{own if own.isidentifier() else 'NAME'}"
+        raise ConfigError(
+            f"{key}={name}: the run's processes import it by name: move it to a file of its own, such as rewards.py, "
+            f"and pass {new}"
+        )
+    if folder := _only_of_script(str(module)):
+        raise ConfigError(
+            f"{key}={module}.{name}: the run's processes do not find its module in {folder}: start the script in that "
+            "folder, or put the folder on PYTHONPATH"
+        )
+    return f"{module}.{name}"
+
+
+def _only_of_script(module: str) -> str:
+    """The folder of the running script, if only the script itself finds `module` there. Otherwise empty."""
+    script, file = (
+        getattr(sys.modules.get("__main__"), "__file__", None),
+        getattr(sys.modules[module], "__file__", None),
+    )
+    if not script or not file or not is_own(file):
+        return ""
+    folder = Path(script).resolve().parent
+    found = {Path(each).resolve() for each in ("", *os.environ.get("PYTHONPATH", "").split(os.pathsep))}
+    inside = folder == Path(file).resolve().parents[module.count(".") + (Path(file).stem == "__init__")]
+    return str(folder) if inside and folder not in found else ""
 
 
 def _refusal(setting: str, error: Exception, form: str, path: str) -> ConfigError:

@@ -8,6 +8,9 @@ things in two systems has both keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
+
+from asyncrl.config.option import as_yaml
 
 KEYS: Mapping[str, str] = {
     # The optimizer and its schedule.
@@ -92,11 +95,11 @@ KEYS: Mapping[str, str] = {
     "tool_config_path": "actor.tools",
     "interaction_config_path": "actor.interactions",
     # The algorithm.
-    "beta": "algorithm.kl.params.weight",
-    "kl_coef": "algorithm.kl.params.weight",
-    "kl_beta": "algorithm.kl.params.weight",
-    "init_kl_coef": "algorithm.kl.params.weight",
-    "kl_loss_coef": "algorithm.kl.params.weight",
+    "beta": "algorithm.kl",
+    "kl_coef": "algorithm.kl",
+    "kl_beta": "algorithm.kl",
+    "init_kl_coef": "algorithm.kl",
+    "kl_loss_coef": "algorithm.kl",
     "use_kl_loss": "algorithm.kl",
     "use_kl_in_reward": "algorithm.kl",
     "kl_estimator": "algorithm.kl.name",
@@ -244,16 +247,36 @@ WITHOUT = {
 """A text for each word of another system that has no key here. It tells why there is no key, or how to get the same
 effect."""
 
+KL_WEIGHTS = {"beta", "kl_coef", "kl_beta", "init_kl_coef", "kl_loss_coef"}
+"""The words for the weight of the KL. It is a parameter of a form of the KL, so the hint gives a form too."""
+OF_KL = "algorithm.kl.weight"
+EXAMPLE = 0.001
+"""A weight for a hint, if the given value is no number."""
+
 _SAME = {"top_k": "top_p", "min_p": "top_p", "presence_penalty": "repetition_penalty"}
 """Words that have the same text as another word."""
 
 
-def hint(key: str) -> str:
-    """The end of the message that refuses `key`. It names our key for this word of another system, or tells why there
-    is none. It is empty for any other word."""
+def hint(key: str, value: Any = None) -> str:
+    """The end of the message that refuses `key` with this value. It names our key for this word of another system, or
+    tells why there is none. It is empty for any other word."""
     word = key.rpartition(".")[2].lower().replace("-", "_")
+    if word in KL_WEIGHTS or key == OF_KL:
+        return f"; did you mean {_kl_of(value)}?"
     if reason := WITHOUT.get(_SAME.get(word, word)):
         return f": {reason}"
     if (ours := KEYS.get(word)) is None:
         return ""
     return f"; did you mean {ours}?" + (f" {REMARKS[ours]}" if ours in REMARKS else "")
+
+
+def _kl_of(weight: Any) -> str:
+    if weight == 0:
+        return "algorithm.kl=none"
+    is_number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    return with_kl({"weight": weight if is_number else EXAMPLE})
+
+
+def with_kl(params: Mapping[str, Any]) -> str:
+    """The word of the command line, quoted for a shell, that adds a KL with these parameters to the loss."""
+    return f'algorithm.kl="{as_yaml({"name": "k3", "params": {**params}})}"'

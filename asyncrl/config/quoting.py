@@ -6,6 +6,8 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 
+from asyncrl.config.imports import path_of
+
 NAME = re.compile(r"--[\w-]+")
 """An item that Hydra reads without quotes."""
 IN_DOUBLE_QUOTES = re.compile(r'[^"$`\\!\n]*')
@@ -22,20 +24,23 @@ def quoted(value: object) -> str:
 
 
 def as_word(key: str, value: object) -> str:
-    """A value of Python as the word `KEY=VALUE` of the command line. Mappings and lists may nest."""
-    return f"{key}={_nested(value)}"
+    """A value of Python as the word `KEY=VALUE` of the command line. Mappings and lists may nest.
+
+    A function or a class becomes its dotted path. Raises ConfigError: the processes of a run cannot import it.
+    """
+    return f"{key}={_nested(value, key)}"
 
 
-def _nested(value: object) -> str:
+def _nested(value: object, key: str) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, int | float):
         return str(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{name}: {_nested(each)}" for name, each in value.items()) + "}"
+        return "{" + ", ".join(f"{name}: {_nested(each, key)}" for name, each in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_nested, value)) + "]"
-    return quoted(value)
+        return "[" + ", ".join(_nested(each, key) for each in value) + "]"
+    return quoted(path_of(value, key) if callable(value) else value)
 
 
 def list_word(key: str, items: Sequence[str]) -> str:

@@ -43,7 +43,7 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
         first = next(each for each in OPTIONS if each.startswith(f"{key}."))
         return {key: f"{said}: set one of the keys below it, such as {first}"}
     if option is None:
-        return {key: f"{said}: there is no such key{_hint(key)}"}
+        return {key: f"{said}: there is no such key{_hint(key, value)}"}
     try:
         full = _in_full(option, value) if key in OPTIONS else value
         OmegaConf.update(config, key, full, merge=not is_dataclass(full), force_add=True)
@@ -54,13 +54,13 @@ def set_value(config: DictConfig, key: str, value: Any) -> dict[str, str]:
     return {}
 
 
-def _hint(key: str) -> str:
+def _hint(key: str, value: Any) -> str:
     """A text with the key that was meant: a key with almost the same spelling, or else our key for a word of another
     system."""
     known = [*OPTIONS, *SECTIONS, *GROUPS]
     if difflib.get_close_matches(key, known, 1, MISSPELT):
         return did_you_mean(key, known)
-    return other_words.hint(key) or did_you_mean(key, known)
+    return other_words.hint(key, value) or did_you_mean(key, known)
 
 
 def _in_full(option: Option, value: Any) -> Any:

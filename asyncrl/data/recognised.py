@@ -6,7 +6,7 @@ All other columns become fields of `extra_info`, so that reward functions get th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -17,6 +17,10 @@ from asyncrl.errors import DataError
 
 PROMPTS = ("question", "problem")
 TRUTHS = ("answer", "solution")
+FULL_TRUTHS = (TRUTH, *TRUTHS, "reward_model.ground_truth")
+LIKELY_PROMPTS = ("messages", "conversations", "instruction", "query", "input", "text")
+LIKELY_TRUTHS = ("label", "target", "output", "response", "completion")
+"""Columns that are used only if the configuration names them. A refusal proposes the first of them that a file has."""
 OF_VERL = ("prompt", "data_source", "reward_model", "extra_info", "tools", "environment")
 """The columns of verl's layout. They do not become fields of `extra_info`."""
 
@@ -36,14 +40,20 @@ def recognised(
     """
     if layout.columns or "reward_model" not in wanted:
         return layout
-    prompt = _one(place, "prompt", names, PROMPTS)
-    if prompt is None:
+    prompts = _found("prompt", names, PROMPTS)
+    truths = _found(TRUTH, names, TRUTHS)
+    if len(prompts) > 1:
+        raise _either(place, "prompt", prompts, names)
+    if not prompts:
         return layout
+    (prompt,) = prompts
     if "reward_model" in names:
         return replace(layout, columns={"prompt": prompt}) if has_text(prompt) else layout
-    truth = _one(place, TRUTH, names, TRUTHS)
-    if truth is None:
+    if len(truths) > 1:
+        raise _either(place, TRUTH, truths, names)
+    if not truths:
         return layout
+    (truth,) = truths
     further = {each: each for each in names if each not in (*OF_VERL, *wanted, TRUTH) and "." not in each}
     return replace(layout, columns={"prompt": prompt, TRUTH: truth, **further})
 
@@ -57,23 +67,41 @@ def of_schema(layout: RowLayout, place: str, schema: pa.Schema, wanted: Collecti
 
 
 def lacking(place: str, missing: Iterable[str], names: Iterable[str], layout: RowLayout) -> DataError:
-    """The error for a file without required columns."""
-    given = [*missing]
-    other = {"prompt", "reward_model"} & {*given} and not layout.columns
-    line = "; name the columns to use, as data.columns={prompt: COLUMN, ground_truth: COLUMN}" if other else ""
-    return DataError(f"{place} has no column {', '.join(given)}; it has {', '.join(sorted(names))}{line}")
+    """The error for a file without required columns. It has the line to write, as far as the names tell it."""
+    given, known = [*missing], sorted(names)
+    said = f"{place} has no column {', '.join(given)}; it has {', '.join(known)}"
+    if not {"prompt", "reward_model"} & {*given} or layout.columns:
+        return DataError(said)
+    prompt, truth = _guess(known, ("prompt", *PROMPTS, *LIKELY_PROMPTS)), _guess(known, (*FULL_TRUTHS, *LIKELY_TRUTHS))
+    if prompt is None:
+        return DataError(
+            f"{said}; name the columns of the prompt and of the ground truth in data.columns (docs/data.md)"
+        )
+    if truth is None:
+        what = "the column of the ground truth, or any column if the reward needs none"
+        return DataError(f"{said}; name {what}, as {_columns(prompt, prompt)}")
+    return DataError(f"{said}; name the columns, as {_columns(prompt, truth)}")
 
 
-def _one(place: str, field: str, names: Collection[str], others: Collection[str]) -> str | None:
-    """The column of a field. It is the one with the field's name, or else the one whose name is in `others`; None if
-    there is none."""
-    found = [field] if field in names else [each for each in others if each in names]
-    if len(found) < 2:
-        return found[0] if found else None
-    other = f"ground_truth: {TRUTHS[0]}" if field == "prompt" else "prompt: COLUMN"
-    first = f"{field}: {found[0]}"
-    line = f"{first}, {other}" if field == "prompt" else f"{other}, {first}"
-    raise DataError(
+def _guess(names: Collection[str], likely: Iterable[str]) -> str | None:
+    return next((each for each in likely if each.partition(".")[0] in names), None)
+
+
+def _found(field: str, names: Collection[str], others: Collection[str]) -> list[str]:
+    """The columns that may be a field: the one with the field's name, or else those whose names are in `others`."""
+    return [field] if field in names else [each for each in others if each in names]
+
+
+def _either(place: str, field: str, found: Sequence[str], names: Collection[str]) -> DataError:
+    """The error for a file with two columns that may be the same field. Its line names the first of them."""
+    prompt, truth = _guess(names, ("prompt", *PROMPTS)), _guess(names, FULL_TRUTHS)
+    line = _columns(prompt or found[0], truth or prompt or found[0])
+    return DataError(
         f"{place} has the columns {' and '.join(found)}, and either may be the {field.replace('_', ' ')}; it has "
-        f"{', '.join(sorted(names))}: name one, as data.columns={{{line}}}"
+        f"{', '.join(sorted(names))}: name one, as {line}"
     )
+
+
+def _columns(prompt: str, truth: str) -> str:
+    """The word of the command line that names both columns, quoted for a shell."""
+    return f'data.columns="{{prompt: {prompt}, ground_truth: {truth}}}"'

@@ -42,9 +42,11 @@ class FilterLimit:
         self._limit = limit
         self._reasons: Counter[str] = Counter()
         self._outcome = self._right = 0.0
+        self._has_accepted = False
 
     def accepted(self) -> None:
         """Note that the filters accepted a group."""
+        self._has_accepted = True
         self._reasons.clear()
         self._outcome = self._right = 0.0
 
@@ -62,7 +64,11 @@ class FilterLimit:
 
     @property
     def is_solved(self) -> bool:
-        """True if the filters refuse groups because the policy solves the tasks."""
+        """True if the filters refuse groups because the policy solves the tasks now, and not since the start."""
+        return self._has_accepted and self._are_right
+
+    @property
+    def _are_right(self) -> bool:
         return self._right >= SOLVED * self.count and self._reasons.keys() <= OF_SOLVED
 
     def text(self) -> str:
@@ -71,10 +77,14 @@ class FilterLimit:
         if self.count < self._held_after:
             return ""
         refused = f"replay.filter refused the last {self.count} groups, so that nothing can be trained"
+        right = f"{self._right / self.count:.0%} of the groups were right in every member"
         if self.is_solved:
+            result = "This is a result; harder tasks would teach more"
+            return f"{refused}: the policy solves these tasks, since {right}. {result}"
+        if self._are_right:
             return (
-                f"{refused}: the policy solves these tasks, since {self._right / self.count:.0%} of the groups were "
-                "right in every member. This is a result; harder tasks would teach more"
+                f"{refused}: {right}, and the filters accepted none before. The policy can solve the tasks already, or "
+                "the scoring rule calls every answer right: try the rule with a wrong answer, or use harder tasks"
             )
         (reason, most), *_ = self._reasons.most_common(1)
         where = "" if most == self.count else f" in {most} of them"

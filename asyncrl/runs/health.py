@@ -119,7 +119,7 @@ def learns_nothing(seen: Evidence) -> Finding | None:
     rewards = {row.get(f"reward/{end}") for row in rows for end in ("min", "max")}
     is_one = len(rewards) == 1 and None not in rewards
     if (is_one or (level and all(row.get("grad_norm") == 0 for row in rows))) and _are_solved(rows):
-        return Finding("solved", _solved(steps), is_good=True)
+        return _solved(seen, rows)
     if is_one:
         look = f"`asyncrl inspect step {seen.folder} {rows[-1]['step']}` shows some of the episodes"
         return Finding(
@@ -138,10 +138,20 @@ def learns_nothing(seen: Evidence) -> Finding | None:
     return Finding("empty", f"{steps} learned nothing (updates_empty): {why}")
 
 
-def _solved(steps: str) -> str:
-    return (
-        f"the policy solves the tasks of {steps}: nearly every episode is right, so that they teach nothing more. "
-        "This is a result; harder tasks would teach more"
+def _solved(seen: Evidence, rows: Sequence[Row]) -> Finding:
+    """Says that the tasks of the newest `rows` are solved. This is a warning if they were so from the first step on."""
+    if seen.first and _are_solved([*seen.first, *seen.spread]):
+        return Finding(
+            "solved",
+            "nearly every episode has been right since the first step, so that nothing is learned: the model can solve "
+            "the tasks already, or the scoring rule calls every answer right. Look at some of the episodes "
+            f"(`asyncrl inspect step {seen.folder} {rows[-1]['step']}`), and try the rule with a wrong answer",
+        )
+    return Finding(
+        "solved",
+        f"the policy solves the tasks of {_steps(rows)}: nearly every episode is right, so that they teach nothing "
+        "more. This is a result; harder tasks would teach more",
+        is_good=True,
     )
 
 
@@ -154,7 +164,7 @@ def equal_groups(seen: Evidence) -> Finding | None:
     if learns_nothing(seen) is not None:
         return None
     if _are_solved(rows):
-        return Finding("solved", _solved(_steps(rows)), is_good=True)
+        return _solved(seen, rows)
     return Finding(
         "equal",
         f"in {fmean(shares):.0%} of the groups of {_steps(rows)} all rewards were equal (groups/zero_variance), so "
@@ -182,11 +192,12 @@ def failing_episodes(seen: Evidence) -> Finding | None:
     if episodes < FEWEST_EPISODES or failed <= MAX_FAILED_SHARE * episodes:
         return None
     newest = f"; newest failure: {seen.newest_failure}" if seen.newest_failure else ""
+    of_all = f"{failed / episodes:.0%} of the episodes ({failed:.0f} of {episodes:.0f})"
+    rest = "The run trains only on the rest, a biased sample" if failed < episodes else "Nothing is left to train on"
     return Finding(
         "failing",
-        f"{failed / episodes:.0%} of the episodes ({failed} of {episodes}) failed or could not be scored. The run "
-        f"trains only on the rest, a biased sample{newest}. `asyncrl inspect dead-letters {seen.folder}` lists the "
-        "failures; actor.max_failure_share can end such a run",
+        f"{of_all} failed or could not be scored. {rest}{newest}. `asyncrl inspect dead-letters {seen.folder}` lists "
+        "the failures; actor.max_failure_share can end such a run",
     )
 
 

@@ -54,6 +54,10 @@ def test_a_part_of_the_users_own_is_named_by_its_path():
         ({"advantage": ("gdpo", {"weights": {}})}, r"gdpo: weights={}: name a score"),
         ({"advantage": "gdpo"}, r"algorithm.advantage gdpo needs weights: weight of each score"),
         ({"kl": ("k3", {"horizon": 1.5})}, r"horizon=1.5: it must be a whole number in \[1, inf\)"),
+        (
+            {"kl": ("none", {"weight": 0.04})},
+            r'so that weight would have no effect: write algorithm.kl="{name: k3, params: {weight: 0.04}}", or',
+        ),
         ({"correction": [("truncate", {"level": "word"})]}, r"level='word': it must be one of token, turn, turn_"),
         ({"correction": [("mask", {"low": 2.0, "high": 1.0})]}, r"mask: low=2.0: it must be below high=1.0"),
         ({"correction": [("reject", {})]}, r"algorithm.correction reject needs high: largest divergence"),

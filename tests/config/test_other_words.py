@@ -36,7 +36,8 @@ def test_no_word_is_a_key_of_ours_with_another_meaning() -> None:
     [
         ("learning_rate", "; did you mean learner.lr?"),
         ("num_generations", "; did you mean learner.group_size?"),
-        ("beta", "; did you mean algorithm.kl.params.weight?"),
+        ("beta", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),
+        ("algorithm.kl.weight", '; did you mean algorithm.kl="{name: k3, params: {weight: 1}}"?'),
         ("actor_rollout_ref.rollout.n", "; did you mean learner.group_size?"),
         ("trainer.save_freq", "; did you mean learner.checkpoint_every?"),
         ("learner.learning_rate", "; did you mean learner.lr?"),

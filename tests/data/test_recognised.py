@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from asyncrl.data.layout import RowLayout
 from asyncrl.data.reading import TaskFile
@@ -81,22 +83,42 @@ def test_a_text_in_verls_layout_becomes_a_message_and_other_columns_stay_ignored
         (
             {"problem": "1+1?", "answer": "2", "solution": "so 2"},
             r"columns answer and solution, and either may be the ground truth; it has answer, problem, solution: "
-            r"name one, as data.columns=\{prompt: COLUMN, ground_truth: answer\}",
+            r'name one, as data.columns="\{prompt: problem, ground_truth: answer\}"',
         ),
         (
-            {"problem": "1+1?", "question": "?", "answer": "2"},
-            r"columns question and problem.*data.columns=\{prompt: question, ground_truth: answer\}",
+            {"problem": "?", "question": "1+1?", "answer": "2"},
+            r'columns question and problem.*data.columns="\{prompt: question, ground_truth: answer\}"',
         ),
         (
             {"prompt": MESSAGES},
-            r"no column .*; it has prompt; name the columns to use, as data.columns=",
+            r"no column .*; it has prompt; name the column of the ground truth, or any column if the reward needs "
+            r'none, as data.columns="\{prompt: prompt, ground_truth: prompt\}"',
         ),
-        ({"text": "1+1?"}, r"no column prompt, .*; it has text; name the columns"),
+        (
+            {"prompt": "1+1?", "answer": "2", "solution": "so 2"},
+            r'name one, as data.columns="\{prompt: prompt, ground_truth: answer\}"',
+        ),
+        (
+            {"messages": MESSAGES, "answer": "2"},
+            r'no column prompt, .*; name the columns, as data.columns="\{prompt: messages, ground_truth: answer\}"',
+        ),
+        (
+            {"text": "1+1?"},
+            r'no column prompt, .*; it has text; name .*, as data.columns="\{prompt: text, ground_truth: text\}"',
+        ),
+        (
+            {"x": "1+1?", "y": "2"},
+            r"no column prompt, .*; it has x, y; name the columns of the prompt and of the ground",
+        ),
     ],
 )
 def test_unclear_names_are_refused_with_the_line_to_write(tmp_path: Path, write: Write, row: Row, reason: str) -> None:
-    with pytest.raises(DataError, match=reason):
-        TaskFile(write(tmp_path, [row]))
+    file = write(tmp_path, [row])
+    with pytest.raises(DataError, match=reason) as refused:
+        TaskFile(file)
+    if line := re.search(r"data.columns=\"({.*})\"", str(refused.value)):
+        (task,) = TaskFile(file, layout=RowLayout(yaml.safe_load(line[1])))
+        assert [dict(each) for each in task.messages] == MESSAGES
 
 
 @FORMS

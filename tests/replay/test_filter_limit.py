@@ -40,6 +40,7 @@ def test_filters_hold_a_run_once_they_have_refused_the_groups_of_two_batches_in_
 
 def test_a_policy_that_solves_every_task_is_said_to_be_a_result() -> None:
     limit = FilterLimit(batch_groups=2, limit=None)
+    limit.accepted()
     refuse(limit, 99, 1.0)
     refuse(limit, 1, 0.0)
     assert limit.is_solved
@@ -47,6 +48,14 @@ def test_a_policy_that_solves_every_task_is_said_to_be_a_result() -> None:
     limit.check()
     refuse(limit, 1, 1.0, "too_long")
     assert not limit.is_solved
+
+
+def test_groups_that_were_right_from_the_start_on_are_no_result() -> None:
+    limit = FilterLimit(batch_groups=2, limit=None)
+    refuse(limit, 100, 1.0)
+    assert not limit.is_solved
+    assert "100% of the groups were right in every member, and the filters accepted none before" in limit.text()
+    assert "try the rule with a wrong answer" in limit.text()
 
 
 def test_a_replay_whose_filter_refuses_all_says_so_and_ends_the_run(tmp_path: Path) -> None:

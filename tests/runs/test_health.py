@@ -39,6 +39,7 @@ def counted(**values: float) -> dict[str, Any]:
 
 EMPTY = {"grad_norm": 0.0}
 LEVEL = {"groups/zero_variance": 1.0}
+RIGHT = {"outcome/mean": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -96,8 +97,8 @@ def test_a_warning_says_what_is_wrong_in_which_steps_and_what_to_look_at(
 @pytest.mark.parametrize(
     "rows",
     [
-        [row(step, 1, 1, **EMPTY, **LEVEL, **{"outcome/mean": 1.0}) for step in range(3)],
-        [row(step, 0, 1, **{"groups/zero_variance": 0.95, "outcome/mean": 0.99}) for step in range(12)],
+        [row(0, 0, 1, **{"outcome/mean": 0.5}), *(row(step, 1, 1, **RIGHT, **EMPTY, **LEVEL) for step in range(1, 4))],
+        [row(step, 0, 1, **{"groups/zero_variance": 0.95, "outcome/mean": min(step, 0.99)}) for step in range(12)],
     ],
 )
 def test_a_policy_that_solves_everything_is_a_result_and_no_warning(rows: list[dict[str, Any]]) -> None:
@@ -114,6 +115,25 @@ def test_a_reward_that_stands_still_near_its_best_is_not_said_to_be_too_hard() -
 
     assert texts(of_rows(rows(0.93))) == {}
     assert texts(of_rows(rows(0.8))).keys() == {"reward_still"}
+
+
+def test_a_reward_that_is_right_from_the_first_step_on_is_no_result() -> None:
+    rows = [row(step, 1, 1, **RIGHT, **EMPTY, **LEVEL) for step in range(1, 4)]
+    health = judge(of_rows(rows, is_running=True))
+    assert health.remarks == []
+    (warning,) = health.warnings
+    assert warning.startswith("nearly every episode has been right since the first step")
+    assert "`asyncrl inspect step runs/x 3`), and try the rule with a wrong answer" in warning
+
+
+@pytest.mark.parametrize(
+    ("failures", "rest"),
+    [(122, "Nothing is left to train on"), (61, "The run trains only on the rest, a biased sample")],
+)
+def test_failing_episodes_say_if_any_are_left(failures: int, rest: str) -> None:
+    seen = of_rows([], counts={"failures": failures, "accepted": 122 - failures}, newest_failure="no scorer")
+    said = f"({failures} of 122) failed or could not be scored. {rest}; newest failure: no scorer."
+    assert said in texts(seen)["failing"]
 
 
 def test_a_run_without_groups_is_not_told_that_its_groups_are_equal() -> None:

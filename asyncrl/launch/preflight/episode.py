@@ -246,8 +246,8 @@ class EpisodeJudge:
     def __call__(self, task: Task, place: str, trajectory: Trajectory, tokenizer: Any) -> None:
         """Judge the episode with its own answer, and with another answer.
 
-        Raises ConfigError: the rules fail for both; TimeoutError: they took over TRIAL_S. If they fail for only one of
-        the two answers, a warning says so.
+        Raises ConfigError: the rules fail for both; TimeoutError: they took over TRIAL_S. A warning says if they fail
+        for only one of the two answers, or do not give the ground truth the higher score.
         """
         from asyncrl.scoring.answers import rule_input
 
@@ -256,7 +256,8 @@ class EpisodeJudge:
         wrong = replace(given, answer=WORDS, full_answer=WORDS, response=WORDS, turn_texts=turns)
         inputs = {given.answer: given}
         inputs.setdefault(WORDS, wrong)
-        failures = {text: reason for text, each in inputs.items() if (reason := self._fault(each))}
+        results = {text: self._result(each) for text, each in inputs.items()}
+        failures = {text: each for text, each in results.items() if isinstance(each, str)}
         what = f"scoring.rule: {', '.join(map(_with_place, self._own(task)))}"
         if len(failures) == len(inputs):
             raise ConfigError(
@@ -270,17 +271,37 @@ class EpisodeJudge:
                 *(what, place, _shown(text), reason),
             )
 
-    def _fault(self, given: RuleInput) -> str:
+        if (doubt := _doubt(*results.items())) and task.truth_text:
+            log.warning("%s: with %s, %s", what, place, doubt)
+
+    def _result(self, given: RuleInput) -> float | str:
+        """The reward, or the reason of the rules' failure."""
         self._verifier = self._verifier or self._open_verifier()
         try:
-            self._verifier.submit(given).result(TRIAL_S)
+            return self._verifier.submit(given).result(TRIAL_S).total
         except ScoringError as error:
             return str(error)
-        return ""
 
     def close(self) -> None:
         if self._verifier is not None:
             self._verifier.close()
+
+
+def _doubt(right: tuple[str, float | str], *others: tuple[str, float | str]) -> str:
+    """A sentence if the ground truth has no higher reward than another answer. Each answer has its reward, or the
+    reason of a failure."""
+    truth, reward = right
+    for text, other in others:
+        if isinstance(reward, str) or isinstance(other, str) or reward > other:
+            continue
+        said = f"for the ground truth {_shown(truth)} the reward is {reward:g}, and for {_shown(text)} it is"
+        if reward < other:
+            return f"{said} higher, {other:g}: mend the rule if it should reward right answers"
+        return (
+            f"{said} {other:g} too: a rule that scores all answers alike teaches nothing. This is no mistake if a "
+            "right answer needs more than the ground truth, such as \\boxed{}, or if the rule judges something else"
+        )
+    return ""
 
 
 def _with_place(name: str) -> str:

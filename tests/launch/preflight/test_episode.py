@@ -102,6 +102,18 @@ def wordy(task: Task, answer: str, trajectory: Trajectory) -> str:
     return "good"
 
 
+def generous(task: Task, answer: str, trajectory: Trajectory) -> float:
+    return 1.0
+
+
+def inverted(task: Task, answer: str, trajectory: Trajectory) -> float:
+    return float(answer != task.truth_text)
+
+
+def right(task: Task, answer: str, trajectory: Trajectory) -> float:
+    return float(answer == task.truth_text)
+
+
 async def ask(task: Task, base_url: str, api_key: str) -> float:
     return 0.0
 
@@ -200,6 +212,25 @@ def test_a_rule_that_fails_only_for_a_wrong_answer_starts_with_a_warning(
     check(config)
     [warned] = [each.getMessage() for each in caplog.records if each.name == "asyncrl.train"]
     assert "for the answer 'I do not know.' the rule raised ValueError" in warned
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("generous", "the reward is 1, and for 'I do not know.' it is 1 too: a rule that scores all answers alike"),
+        ("inverted", "the reward is 0, and for 'I do not know.' it is higher, 1: mend the rule"),
+        ("right", ""),
+    ],
+)
+def test_a_rule_that_does_not_prefer_the_ground_truth_starts_with_a_warning(
+    rule: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.rule = own(rule)
+    check(config)
+    warned = [each.getMessage() for each in caplog.records if each.name == "asyncrl.train"]
+    assert len(warned) == bool(said)
+    assert all(said in each and "for the ground truth" in each for each in warned)
 
 
 def test_an_agent_is_not_played_and_a_debug_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
