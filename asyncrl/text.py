@@ -80,6 +80,11 @@ def shortened(text: str, max_chars: int) -> str:
     return line if len(line) <= max_chars else f"{line[: max_chars - 3]}..."
 
 
+def printable(text: str) -> str:
+    """Text without effect on a terminal: a policy, a tool or a worker may have written escape sequences."""
+    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
+
+
 def reason_of(error: BaseException) -> str:
     """The type and message of an exception, and the line of the user's code that raised it, with secrets masked. Never
     raises."""

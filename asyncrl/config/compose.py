@@ -7,6 +7,7 @@ experiment), the words of the command line. One error lists all mistakes, a line
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -71,6 +72,10 @@ def composed(words: Sequence[str], folder: Path | None = None) -> DictConfig:
     return config
 
 
+_HYDRA = threading.Lock()
+"""Hydra keeps its state in the process, so that one thread at a time can compose."""
+
+
 def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, dict[str, str]]:
     """Compose all usable words. Also return a mapping from the key of each unusable word to an error line.
 
@@ -79,7 +84,7 @@ def _composed(words: Sequence[str], folder: Path | None) -> tuple[DictConfig, di
     wrong: dict[str, str] = {}
     chosen: dict[str, str | None] = {}
     settings: list[tuple[str, Any]] = []
-    with GroupFiles(folder) as files:
+    with _HYDRA, GroupFiles(folder) as files:
         for word in words:
             key = word.lstrip("+").partition("=")[0]
             try:

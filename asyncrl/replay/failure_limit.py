@@ -10,7 +10,8 @@ Episodes and scorings have separate limits. A run ends in two cases:
 * By the share of failures: during the last WINDOW_S, the failed share of the newest WINDOW episodes (or scorings) was
   never below `max_share`. Without `max_share` the limit is HOPELESS_SHARE, of at least FEWEST_HOPELESS, until the run
   has once been healthy, with fewer than HEALTHY_SHARE failed. So a broken tool ends a run in which a few episodes
-  succeed because they never call it, but a later outage does not.
+  succeed because they never call it, but a later outage does not. For this limit an episode or scoring that has been
+  running longer than any failed one counts as a success, since the successes may be the slow ones.
 """
 
 from __future__ import annotations
@@ -95,11 +96,21 @@ class FailureLimit:
             return len(self._window) >= FEWEST_IN_WINDOW and share >= self._max_share
         return len(self._window) >= FEWEST_HOPELESS and share >= HOPELESS_SHARE and not self._was_healthy
 
+    def _may_recover(self) -> bool:
+        """True if the limit is HOPELESS_SHARE, and the failed share is below it with the long ones as successes."""
+        return self._max_share is None and sum(self._window) < HOPELESS_SHARE * (len(self._window) + self._long())
+
+    def _long(self) -> int:
+        """The number of tickets or trajectories that have been running longer than any failed one."""
+        now = self._clock()
+        return sum(now - began > self._longest_failed_s for began in self._running.values())
+
     def verdict(self) -> str:
         """The reason why the run must end, as text. Empty while the run may continue."""
         if self._none_ends_well():
             return f"none of the first {self._failures} {self._kind} ended well; the newest failure is {self._newest}"
-        if self._over_since is not None and self._clock() - self._over_since >= WINDOW_S:
+        is_over = self._over_since is not None and self._clock() - self._over_since >= WINDOW_S
+        if is_over and not self._may_recover():
             reached = (
                 f"they have never been fewer than {HEALTHY_SHARE:.0%}"
                 if self._max_share is None
@@ -115,10 +126,9 @@ class FailureLimit:
     def _none_ends_well(self) -> bool:
         if self._one_ended_well or self._failures < FEWEST:
             return False
-        now = self._clock()
-        if now - self._first_failure < (START_S if self._several_groups else SINGLE_GROUP_S):
+        if self._clock() - self._first_failure < (START_S if self._several_groups else SINGLE_GROUP_S):
             return False
-        return all(now - began <= self._longest_failed_s for began in self._running.values())
+        return not self._long()
 
 
 def check_all(limits: Mapping[str, FailureLimit], run: str) -> None:

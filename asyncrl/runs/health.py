@@ -197,7 +197,7 @@ def refusing_filter(seen: Evidence) -> Finding | None:
     if seen.solved:
         return Finding("filter", seen.solved, is_good=True)
     filtered, accepted = seen.counts.get("filtered", 0), seen.counts.get("accepted", 0)
-    if filtered < FEWEST_REFUSED or filtered < MAX_REFUSED * accepted:
+    if not accepted or filtered < FEWEST_REFUSED or filtered < MAX_REFUSED * accepted:
         return None
     return Finding(
         "filter",

@@ -270,12 +270,14 @@ def decoded(decoder: msgspec.json.Decoder[T], line: bytes) -> T | None:
 
 
 class Tail:
-    """The newest values in a growing file, and its `recent` newest rows. Each byte is read once.
+    """The newest values in a growing file, and its `recent` newest rows. Each byte is read once. With `only_numbers`
+    rows are as `measured` gives them.
 
     A learner that resumes replaces its file, which is then read from the beginning."""
 
-    def __init__(self, path: Path, recent: int = 1) -> None:
+    def __init__(self, path: Path, recent: int = 1, only_numbers: bool = False) -> None:
         self._path = path
+        self._only_numbers = only_numbers
         self._file_id = self._position = 0
         self.values: Row = {}
         self.recent: deque[Row] = deque(maxlen=recent)
@@ -285,7 +287,8 @@ class Tail:
         with open_lines(self._path) as file:
             if file is not None:
                 span = file.since(self._file_id, self._position)
-                for row in file.rows(span):
+                rows = file.rows(span)
+                for row in measured(rows) if self._only_numbers else rows:
                     self.recent.append(row)
                     self.values.update(row)
                 self._file_id, self._position = span.file, span.end

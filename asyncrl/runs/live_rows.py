@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from asyncrl.runs.pace import StepPace
-from asyncrl.text import duration, shortened
+from asyncrl.text import duration, printable, shortened
 
 REFRESH_S = 0.5
 LINE_S = 10.0
@@ -57,12 +57,12 @@ class LiveRows:
         if self._console.is_terminal:
             self._live.update(Group(_bar(pace), _table(rows)), refresh=True)
         else:
-            line = "  ".join(f"{name} {escape(shortened(value, LONGEST_VALUE))}" for name, value in rows)
+            line = "  ".join(f"{name} {escape(printable(shortened(value, LONGEST_VALUE)))}" for name, value in rows)
             self._console.print(line, soft_wrap=True, highlight=False)
 
     def tell(self, text: str, style: str = "yellow") -> None:
         """Print a text that stays, above the table or between the lines."""
-        self._console.print(text, style=style, soft_wrap=True, markup=False, highlight=False)
+        self._console.print(printable(text), style=style, soft_wrap=True, markup=False, highlight=False)
 
 
 def _bar(pace: StepPace) -> Table:
@@ -77,5 +77,5 @@ def _bar(pace: StepPace) -> Table:
 def _table(rows: Rows) -> Table:
     table = Table(show_header=False, box=None)
     for name, value in rows:
-        table.add_row(f"[dim]{name}", escape(value))
+        table.add_row(f"[dim]{name}", escape(printable(value)))
     return table

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+
+from asyncrl.runs.lines import Row
+from asyncrl.runs.trends import values_of
 
 PACE_STEPS = 20
 """The number of the newest steps whose mean time is the pace of the run."""
@@ -32,9 +34,9 @@ class StepPace:
         return max(0, self.planned - self.done) * self.step_s
 
 
-def pace(newest: Iterable[Mapping[str, Any]], planned: int | None) -> StepPace:
+def pace(newest: Iterable[Row], planned: int | None) -> StepPace:
     """The pace of a run. `newest` are the learner's newest rows, the oldest first, at least `PACE_STEPS` of them if
     there are so many."""
     rows = list(newest)[-PACE_STEPS:]
-    seconds = [float(row["seconds/step"]) for row in rows if "seconds/step" in row]
+    seconds = values_of(rows, "seconds/step")
     return StepPace(rows[-1]["step"] + 1 if rows else 0, planned, fmean(seconds) if seconds else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from asyncrl.text import shortened
 
 LONGEST_ERROR = 300
 MOST_KINDS = 100
-"""The maximum number of different errors that are kept. A log may have any text."""
+"""The maximum number of different errors of a role that are kept. A log may have any text."""
 MOST_BYTES = 64 << 20
 """The number of bytes at the end of a log that are searched when the log is read for the first time."""
 _ERROR = re.compile(rb"\d{4}-\d\d-\d\d [\d:,]+ (?:ERROR|CRITICAL) [\w.-]+: (.*)")
@@ -43,10 +44,12 @@ class RoleErrors:
     def __init__(self, run_dir: Path, from_now: bool = False) -> None:
         self._logs = run_dir / "logs"
         self._found: dict[tuple[str, str], RoleError] = {}
+        self._kinds: Counter[str] = Counter()
         self._read: dict[str, LineSpan] = {}
-        if from_now:
-            self.read()
-            self._found.clear()
+        for path in self._logs.glob("*.log") if from_now else ():
+            with suppress(OSError), open_lines(path) as file:
+                if file is not None:
+                    self._read[path.name] = file.whole
 
     @property
     def all(self) -> list[RoleError]:
@@ -64,7 +67,10 @@ class RoleErrors:
         """Read what was added to the logs since the last call, and return the errors of kinds that are new."""
         before = set(self._found)
         for path in sorted(self._logs.glob("*.log")):
-            if self._has_more(path):
+            # A log may go away, or belong to another user. The run goes on without it.
+            with suppress(OSError):
+                if not self._has_more(path):
+                    continue
                 with open_lines(path) as file:
                     for text in self._errors(path.name, file) if file is not None else ():
                         self._count(path.stem, text)
@@ -85,7 +91,9 @@ class RoleErrors:
 
     def _count(self, role: str, text: str) -> None:
         kind = role, _NUMBER.sub("#", text)
-        if kind not in self._found and len(self._found) == MOST_KINDS:
-            return
+        if kind not in self._found:
+            if self._kinds[role] == MOST_KINDS:
+                return
+            self._kinds[role] += 1
         error = self._found.setdefault(kind, RoleError(role, text))
         error.text, error.count = text, error.count + 1

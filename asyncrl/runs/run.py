@@ -186,8 +186,12 @@ class Run:
         return next(iter(newest_rows(metrics_file(self.folder, role), 1)), {})
 
     def tail(self, role: str, recent: int = 1) -> Tail:
-        """A reader of all values that a role has written and will write. It keeps the newest `recent` rows."""
-        return Tail(metrics_file(self.folder, role), recent)
+        """A reader of all numbers that a role has written and will write. It keeps the newest `recent` rows."""
+        return Tail(metrics_file(self.folder, role), recent, only_numbers=True)
+
+    def raw_tail(self, role: str) -> Tail:
+        """A reader of all values that a role has written and will write, also texts."""
+        return Tail(metrics_file(self.folder, role))
 
     def open_rows(self, role: str) -> AbstractContextManager[LineFile | None]:
         """Open the file of a role, to read parts of it; `None` if the role has no file."""

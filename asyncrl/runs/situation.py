@@ -154,7 +154,7 @@ class RolesReader:
         )
 
     def _row(self, file: str, now: float) -> dict[str, Any]:
-        tail = self._tails.setdefault(file, self._run.tail(file))
+        tail = self._tails.setdefault(file, self._run.raw_tail(file))
         tail.read()
         newest = tail.recent[-1] if tail.recent else {}
         return newest if now - newest.get("time", 0.0) <= ROW_S else {}

@@ -33,8 +33,8 @@ from asyncrl.runs.lines import decoded, finite
 from asyncrl.runs.role_errors import RoleErrors
 from asyncrl.runs.run import Run
 from asyncrl.runs.shares import totals, waited_for
-from asyncrl.runs.trends import averaged_steps
-from asyncrl.text import duration, json_text
+from asyncrl.runs.trends import averaged_steps, values_of
+from asyncrl.text import duration, json_text, printable
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +151,7 @@ class _Steps:
     def change(self, name: str, averaged: int) -> Change | None:
         """The means of a value over the first and over the last steps."""
         first, last = (
-            [value for row in rows if (value := getattr(row, name)) is not None] for rows in (self.first, self.last)
+            values_of([{name: getattr(row, name)} for row in rows], name) for rows in (self.first, self.last)
         )
         return mean_change(first, last, averaged)
 
@@ -286,7 +286,7 @@ def resume_command(run: Run) -> str:
 
 def as_text(rows: Iterable[tuple[str, str]]) -> str:
     """Facts with their names for people, one per line."""
-    return "".join(f"  {name:<19}{text}\n" for name, text in rows)
+    return "".join(f"  {name:<19}{printable(text)}\n" for name, text in rows)
 
 
 def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from rich.console import Console
 from asyncrl.runs.elapsed import earlier_s
 from asyncrl.runs.evidence import read_evidence
 from asyncrl.runs.health import judge
+from asyncrl.runs.lines import finite
 from asyncrl.runs.live_rows import LINE_S, REFRESH_S, LiveRows
 from asyncrl.runs.pace import StepPace
 from asyncrl.runs.progress import RunProgress, number, pace_of, progress_rows
@@ -50,7 +51,7 @@ class TerminalTable:
     ) -> None:
         self._progress = RunProgress(run, from_now=True)
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
-        self._replays = [run.tail(name) for name in replays]
+        self._replays = [run.raw_tail(name) for name in replays]
         self._run, self._shards, self._roles = run, shards, RolesReader(run)
         self._folder = str(run.folder)
         self._judged: tuple[tuple[str, str], ...] = ()
@@ -63,7 +64,7 @@ class TerminalTable:
         self._clock = clock
         self._began = clock() - earlier_s(run)
         self._pace = StepPace(0, steps, None)
-        self._failures: deque[tuple[float, int]] = deque()
+        self._failures: deque[tuple[float, float]] = deque()
         self._standstill = Standstill(waits, clock)
 
     def __enter__(self) -> TerminalTable:
@@ -123,13 +124,13 @@ class TerminalTable:
             longest_s = max(actor.get("push_pause_max_s", 0.0) for actor in actors)
             rows.append(("stop of a push", f"{1000 * mean_s:.0f} ms, at most {1000 * longest_s:.0f}"))
         if failed := measured.get("eval/failed"):
-            rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured['eval/count'])}"))
+            rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured.get('eval/count', 0))}"))
         if errors := self._errors.by_role():
             rows.append(("errors", ", ".join(f"{count} of {name}" for name, count in errors.items())))
         if restarts:
             rows.append(("restarts", str(restarts)))
         replays = [tail.read() for tail in self._replays]
-        if any(values.get("store_bytes", 0) > values.get("high_water_bytes", math.inf) for values in replays):
+        if any(_count(values, "store_bytes") > _count(values, "high_water_bytes", math.inf) for values in replays):
             rows.append(("store", STORE_IS_FULL))
         rows += [
             ("filter", str(text)) for values in replays if (text := values.get("refusing") or values.get("solved"))
@@ -151,7 +152,7 @@ class TerminalTable:
         failures."""
         now = self._clock()
         counted = ("failures", "scoring_failures")
-        self._failures.append((now, sum(int(values.get(name, 0)) for values in replays for name in counted)))
+        self._failures.append((now, sum(_count(values, name) for values in replays for name in counted)))
         while len(self._failures) > 2 and self._failures[1][0] <= now - RATE_S:
             self._failures.popleft()
         (since, before), (_, count) = self._failures[0], self._failures[-1]
@@ -162,3 +163,9 @@ class TerminalTable:
             ("newest failure", str(values["newest_failure"])) for values in replays if values.get("newest_failure")
         ]
         return [("failed/s", number((count - before) / max(now - since, REFRESH_S))), *(slowed or newest)]
+
+
+def _count(values: Mapping[str, Any], name: str, unknown: float = 0) -> float:
+    """A counter of a replay, whose row may have any content; `unknown` if it has no such number."""
+    found = finite(values.get(name))
+    return unknown if found is None else found

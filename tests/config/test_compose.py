@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -266,3 +267,13 @@ def test_a_file_of_the_folder_is_proposed_for_a_wrong_path_and_for_its_name(
     (folder / "first.yaml").write_text("run: {name: first}")
     assert refused(["experiment=./frist.yaml"], folder)[0].endswith("frist.yaml; did you mean first.yaml?")
     assert refused(["experiment=first"], folder)[0].endswith("for the file first.yaml write experiment=./first.yaml")
+
+
+def test_several_threads_read_configurations(required: list[str], folder: Path) -> None:
+    def steps(number: int) -> int | None:
+        file = folder / f"{number}.yaml"
+        file.write_text(f"learner: {{steps: {number}}}")
+        return read([*required, f"experiment={file}"]).learner.steps
+
+    with ThreadPoolExecutor(3) as threads:
+        assert [*threads.map(steps, (1, 2, 3))] == [1, 2, 3]

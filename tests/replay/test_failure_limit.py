@@ -103,6 +103,24 @@ def test_a_tool_that_nearly_always_fails_ends_a_run_though_a_few_episodes_never_
     )
 
 
+def test_fast_failures_do_not_end_a_run_whose_other_episodes_are_slow() -> None:
+    run = Run()
+    slow = [f"slow {number}" for number in range(80)]
+    for name in slow:
+        run.limit.began(name)
+    run.fail(120, seconds=0.01)
+    run.now += WINDOW_S
+    assert run.limit.verdict() == ""
+    for name in slow[:10]:
+        run.limit.succeeded(name)
+    assert run.limit.verdict() == ""
+    for name in slow[10:]:
+        run.limit.failed(name, "g", "KeyError")
+    run.now += WINDOW_S
+    assert "ended well" not in run.limit.verdict()
+    assert "of the last 200 episodes failed" in run.limit.verdict()
+
+
 def test_a_share_of_failures_ends_a_run_only_if_it_lasts() -> None:
     run = Run(max_share=0.7)
     run.succeed(WINDOW, seconds=0.1)

@@ -60,4 +60,13 @@ def test_a_line_that_is_still_being_written_counts_when_it_is_whole(logs: Path) 
 def test_a_log_of_many_different_errors_takes_a_bounded_amount_of_memory(logs: Path) -> None:
     words = ("".join(chr(97 + int(digit)) for digit in str(number)) for number in range(3 * MOST_KINDS))
     write(logs / "actor-0.log", "\n".join(f"{WHEN} ERROR asyncrl.actor: {word}" for word in words))
-    assert len(RoleErrors(logs.parent).read()) == MOST_KINDS
+    write(logs / "learner.log", f"{WHEN} ERROR asyncrl.machine.files: {FULL}")
+    found = RoleErrors(logs.parent).read()
+    assert [error.role for error in found] == ["actor-0"] * MOST_KINDS + ["learner"]
+
+
+def test_a_log_that_cannot_be_read_is_left_out(logs: Path) -> None:
+    errors = RoleErrors(logs.parent, from_now=True)
+    (logs / "actor-0.log").symlink_to(logs / "nowhere")
+    write(logs / "learner.log", f"{WHEN} ERROR asyncrl.machine.files: {FULL}")
+    assert [error.role for error in errors.read()] == ["learner"]

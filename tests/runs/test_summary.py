@@ -8,6 +8,7 @@ from pathlib import Path
 
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
+from asyncrl.replay.protocol import FailEpisode
 from asyncrl.runs.run import Run
 from asyncrl.runs.summary import SUMMARY_FILE, summarise, write_summary
 from tests.replay.support import Core, make_settings
@@ -138,3 +139,13 @@ def test_it_has_each_error_of_a_role_with_its_count(tmp_path: Path) -> None:
     assert "error              learner: the disk is full: step 3 waits for room (3 times)\n" in text
     errors = json.loads((tmp_path / SUMMARY_FILE).read_text())["errors"]
     assert errors == ["learner: the disk is full: step 3 waits for room (3 times)"]
+
+
+def test_the_text_of_a_summary_has_no_effect_on_a_terminal(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5])
+    core = Core(tmp_path / "replay", make_settings())
+    core.ask(FailEpisode(core.tickets(1)[0].id, "\x1b]0;title\x07\x1b[2J"))
+    core.store.close()
+    text = write_summary(Run(tmp_path), 8, "failed", "", RESUME)
+    assert "\x1b" not in text
+    assert "\ufffd]0;title" in text

@@ -1,4 +1,4 @@
-"""What the table of a run on its terminal shows."""
+"""The table of a run on its terminal shows the newest values, and says why the run waits or fails."""
 
 from __future__ import annotations
 
@@ -204,6 +204,37 @@ def test_an_error_of_a_role_is_printed_once_and_counted(tmp_path: Path, capsys: 
     assert "errors 2 of learner" in shown[1]
     assert ["error of learner" in each for each in shown] == [True, False, False]
     assert "earlier start" not in "".join(shown)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_nothing_that_a_role_wrote_has_an_effect_on_the_terminal(tmp_path: Path, terminal: bool) -> None:
+    written, reason = StringIO(), "\x1b]0;title\x07\x1b[2J [red]reversed\u202e"
+    table = TerminalTable(
+        Run(tmp_path), 100, 1, dict, console=Console(file=written, force_terminal=terminal, width=200)
+    )
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "actor-0.log").write_text(f"2026-11-28 20:57:58,928 ERROR asyncrl.actor: {reason}\n")
+    JsonLines(metrics_file(tmp_path, "replay")).log(0, {"failing": reason, "refusing": reason})
+    with table:
+        table.update()
+    shown = written.getvalue()
+    assert shown.count("[red]reversed") >= 3
+    assert not {part for part in ("\x1b]", "\x07", "\x1b[2J\ufffd", "\x1b[2J [", "\u202e") if part in shown}
+
+
+def test_damaged_rows_do_not_end_the_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    for role in ("learner", "evaluation", "actor-0", "replay"):
+        rows = [
+            {"time": 1.0, "seconds/step": 2.0},
+            {"step": None, "time": 2.0},
+            {"step": 3, "time": 3.0, "reward/mean": "high", "seconds/step": None, "eval/failed": 2, "idle": []},
+            {"step": 4, "time": 4.0, "seconds/step": 1e308, "entropy": float("nan"), "tokens_per_s": {}},
+            {"step": 5, "time": 5.0, "failures": "many", "store_bytes": None, "seconds/step": 1e308},
+        ]
+        metrics_file(tmp_path, role).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    rows = dict(TerminalTable(Run(tmp_path), 100, 1, lambda: {"actor-0": 0}).rows())
+    assert (rows["step"], rows["reward"], rows["held-out failed"]) == ("6/100", "-", "2 of 2")
 
 
 def write_doing(folder: Path, **phases: str) -> None:

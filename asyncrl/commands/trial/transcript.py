@@ -11,8 +11,8 @@ from rich.rule import Rule
 from rich.text import Text
 
 from asyncrl.observe.shown_text import NAME_CHARS
-from asyncrl.runs.inspect.table import printable
 from asyncrl.scoring.rules.base import RuleScores
+from asyncrl.text import printable
 from asyncrl.types import Task, Trajectory
 
 STYLES: Mapping[str, str] = {"assistant": "green", "tool": "cyan", "user": "bold", "system": "dim"}

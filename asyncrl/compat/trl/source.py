@@ -80,6 +80,8 @@ def read_trl(file: Path | None, words: Sequence[str]) -> tuple[dict[str, Any], l
             given, remarks = _of_file(file)
         except (*FAILURES, SyntaxError, RecursionError) as error:
             raise ConfigError(f"{file}: it cannot be read: {reason(error)}") from error
+        except MemoryError as error:  # Python's parser raises it for deep nesting.
+            raise ConfigError(f"{file}: it cannot be read: its expressions are nested too deeply") from error
     for word in words:
         key, sign, text = word.removeprefix("--").partition("=")
         if not sign or not key:
@@ -109,7 +111,7 @@ def _of_script(script: Script, file: Path) -> tuple[dict[str, Any], list[str]]:
     remarks: list[str] = []
     if len(configs) > 1 or len(trainers) > 1:
         remarks.append("the script makes several configurations or trainers: the last of each is translated")
-    pairs = [*_arguments(trainers[-1], TRAINER)] if trainers else []
+    pairs: list[tuple[str, ast.AST]] = [*_arguments(trainers[-1], TRAINER)] if trainers else []
     if configs:
         pairs += [*_arguments(configs[-1], ("output_dir",)), *script.attributes_of(configs[-1])]
     for name, node in pairs:
@@ -117,8 +119,10 @@ def _of_script(script: Script, file: Path) -> tuple[dict[str, Any], list[str]]:
             continue
         try:
             value = dict(script.value(node)) if name == "**" else {name: script.value(node)}
-        except (UnknownValueError, ValueError, TypeError) as error:
-            remarks.append(f"{name}: only the running script knows this value ({error}); give {name}=VALUE")
+        except (UnknownValueError, ValueError, TypeError, OverflowError) as error:
+            given.pop(name, None)
+            wanted = "KEY=VALUE for each of its keys" if name == "**" else f"{name}=VALUE"
+            remarks.append(f"{name}: only the running script knows this value ({error}); give {wanted}")
             continue
         given |= value
     return {**_adapters(given), **{key: value for key, value in given.items() if key != "args"}}, [

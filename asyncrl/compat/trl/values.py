@@ -25,6 +25,11 @@ _SUMS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _OF_ROWS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas")
 _TRIVIAL = ("with_format", "shuffle")
 """Methods of a data set that change no row. The run shuffles the rows itself."""
+_CHANGING = ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
+"""Methods that change a list or a dictionary."""
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+_PARTED = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
 
 
 class UnknownValueError(ValueError):
@@ -56,6 +61,23 @@ class MadeOf:
     keywords: Mapping[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """A function, or a part that Python may skip or repeat, such as a branch of `if`."""
+
+    is_scope: bool
+
+
+@dataclass(frozen=True)
+class _Binding:
+    """A name gets or changes its value in a line within `places`, the outermost first. `value` is None if only the
+    running script knows it."""
+
+    line: int
+    value: ast.expr | None
+    places: tuple[_Place, ...]
+
+
 class Script:
     """The values in the source `text` of a script, whose functions have the module's name `module`.
 
@@ -67,19 +89,21 @@ class Script:
         self._module = module
         self._steps = 0
         self._imports: dict[str, str] = {}
-        self._assigned: dict[str, list[tuple[int, ast.expr]]] = {}
+        self._bindings: dict[str, list[_Binding]] = {}
+        self._places: dict[ast.AST, tuple[_Place, ...]] = {}
         self._defined: set[str] = set()
-        for node in ast.walk(self.tree):
-            self._note(node)
+        for node, places in _with_places(self.tree):
+            self._places[node] = places
+            self._note(node, places)
 
-    def value(self, node: ast.expr) -> Any:
+    def value(self, node: ast.AST) -> Any:
         """The value of an expression. Raises UnknownValueError: only the running script knows it."""
         self._steps += 1
         if self._steps > MAX_STEPS:
             raise UnknownValueError(f"the script's values take more than {MAX_STEPS} steps")
         match node:
             case ast.Constant(value=bool() | int() | float() | str() | None as constant):
-                return constant
+                return self._limited(constant)
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return [self.value(each) for each in items]
             case ast.Dict(keys=keys, values=values) if None not in keys:
@@ -94,7 +118,10 @@ class Script:
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _SUMS:
                 return self._sum(type(op), self.value(left), self.value(right))
             case ast.JoinedStr(values=parts):
-                return self._text("".join(str(self._plain(part)) for part in parts))
+                text = ""
+                for part in parts:
+                    text = self._text(text + str(self._plain(part)))
+                return text
             case ast.FormattedValue(value=inner, format_spec=None):
                 return self.value(inner)
             case ast.Subscript(value=owner, slice=index):
@@ -108,14 +135,17 @@ class Script:
         found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
         yield from sorted((node for node in found if last_name(node.func) == name), key=lambda node: node.lineno)
 
-    def attributes_of(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-        """The attributes that the script sets on the object that `call` makes, as in `config.beta = 0.1`."""
-        names = {name for name, values in self._assigned.items() if any(value is call for _, value in values)}
-        for node in ast.walk(self.tree):
-            match node:
-                case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=name), attr=attribute)], value=value):
-                    if name in names:
-                        yield attribute, value
+    def attributes_of(self, call: ast.Call) -> Iterator[tuple[str, ast.AST]]:
+        """The attributes that the script sets on the object that `call` makes, as in `config.beta = 0.1`.
+
+        Each has its value, or a statement without a value if only the running script knows the value.
+        """
+        names = {name for name, found in self._bindings.items() if any(each.value is call for each in found)}
+        for node in self._places:
+            for name, attribute, value in _set_attributes(node):
+                if name in names:
+                    is_sure = _is_within(self._places[node], self._places[call])
+                    yield attribute, value if is_sure else node
 
     def trains_when_imported(self) -> bool:
         """True if an import of the script calls `.train()`."""
@@ -126,7 +156,10 @@ class Script:
             for inner in ast.walk(node)
         )
 
-    def _note(self, node: ast.AST) -> None:
+    def _note(self, node: ast.AST, places: tuple[_Place, ...]) -> None:
+        for name, value in _bound(node):
+            line = getattr(node, "lineno", 0)
+            self._bindings.setdefault(name, []).append(_Binding(line, value, places))
         match node:
             case ast.Import(names=names):
                 self._imports |= {
@@ -136,21 +169,20 @@ class Script:
                 }
             case ast.ImportFrom(module=str() as module, names=names, level=0):
                 self._imports |= {each.asname or each.name: f"{module}.{each.name}" for each in names}
-            case ast.Assign(targets=[ast.Name(id=name)], value=value):
-                self._assigned.setdefault(name, []).append((node.lineno, value))
-            case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-                self._assigned.setdefault(name, []).append((node.lineno, value))
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 self._defined.add(name)
 
     def _of_name(self, name: str, node: ast.expr) -> Any:
-        before = [value for line, value in self._assigned.get(name, ()) if line < node.lineno]
-        if before:
+        if (last := self._last_binding(name, node)) is not None:
+            if last.value is None:
+                raise UnknownValueError(f"{name}, which line {last.line} sets")
+            if not _is_within(last.places, self._places[node]):
+                raise UnknownValueError(f"{name}, which line {last.line} may set")
             try:
-                return self.value(before[-1])
+                return self.value(last.value)
             except UnknownValueError:
                 # A module can give what only a call knows, such as a function that another function returns.
-                if isinstance(before[-1], ast.Call) and last_name(before[-1].func)[:1].islower():
+                if isinstance(last.value, ast.Call) and last_name(last.value.func)[:1].islower():
                     return Named(f"{self._module}.{name}", True)
                 raise
         if name in self._defined:
@@ -158,6 +190,16 @@ class Script:
         if name in self._imports:
             return Named(self._imports[name])
         raise UnknownValueError(name)
+
+    def _last_binding(self, name: str, node: ast.expr) -> _Binding | None:
+        """The last one before `node`, without those in other functions."""
+        seen = self._places[node]
+        before = [
+            each
+            for each in self._bindings.get(name, ())
+            if each.line < node.lineno and all(place in seen for place in each.places if place.is_scope)
+        ]
+        return max(before, key=lambda each: each.line, default=None)
 
     def _of_attribute(self, owner: Any, name: str) -> Any:
         if isinstance(owner, Named):
@@ -177,9 +219,12 @@ class Script:
         if not (texts or lists or numbers) or (numbers and right == 0 and op not in (ast.Add, ast.Sub, ast.Mult)):
             raise UnknownValueError("a sum of other values than numbers or texts")
         made = _SUMS[op](left, right)
-        if numbers and abs(made) > MAX_NUMBER:
+        return self._text(made) if texts else self._limited(made)
+
+    def _limited(self, value: Any) -> Any:
+        if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
             raise UnknownValueError("a number that is too large")
-        return self._text(made) if texts else made
+        return value
 
     def _text(self, text: str) -> str:
         if len(text) > MAX_CHARACTERS:
@@ -259,3 +304,76 @@ def split_of(rows: ScriptRows, split: str) -> ScriptRows:
 def last_name(node: ast.expr) -> str:
     """The last name of a dotted name, such as `GRPOConfig` of `trl.GRPOConfig`; empty for other expressions."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _with_places(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[_Place, ...]]]:
+    """Every node with the places that it is in. The names in simple assignments are left out."""
+    waiting: list[tuple[ast.AST, tuple[_Place, ...]]] = [(tree, ())]
+    for node, places in waiting:
+        yield node, places
+        inside = (*places, _Place(True)) if isinstance(node, _SCOPES) else places
+        for name, field in ast.iter_fields(node):
+            if name in ("target", "targets") and [*_assigned(node)]:
+                continue
+            of_field = (*inside, _Place(False)) if _may_be_skipped(node, name) else inside
+            inner = field if isinstance(field, list) else [field]
+            waiting += [(each, of_field) for each in inner if isinstance(each, ast.AST)]
+
+
+def _may_be_skipped(node: ast.AST, field: str) -> bool:
+    """True if Python may skip or repeat the statements in a field. A script runs as the main program."""
+    if field not in ("body", "orelse") or not isinstance(node, _PARTED):
+        return False
+    return not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and _base(node.test.left) == "__name__")
+
+
+def _is_within(places: tuple[_Place, ...], seen: tuple[_Place, ...]) -> bool:
+    return all(place in seen for place in places)
+
+
+def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
+    """The name and the value of a simple assignment."""
+    match node:
+        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+            yield name, value
+        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
+            yield name, value
+
+
+def _bound(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
+    """The names that a node binds or whose objects it changes, each with its value. None: only the running script knows
+    it."""
+    yield from _assigned(node)
+    match node:
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
+            yield name, None
+        case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
+            yield _base(owner), None
+        case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method in _CHANGING:
+            yield _base(owner), None
+
+
+def _base(node: ast.AST) -> str:
+    """The first name of an expression such as `options["a"].b`; empty for other expressions."""
+    while isinstance(node, ast.Subscript | ast.Attribute):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _set_attributes(node: ast.AST) -> Iterator[tuple[str, str, ast.AST]]:
+    """The attributes that a node sets: the object's name, the attribute, and its value, or the node without a value."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                inner = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+                for each in inner:
+                    if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name):
+                        yield each.value.id, each.attr, value if each is target else node
+        case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id=name), attr=attribute), value=ast.expr() as value):
+            yield name, attribute, value
+        case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=attribute)):
+            yield name, attribute, node
+        case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=name), ast.Constant(value=str() as key), value]):
+            yield name, key, value
+        case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=name), *_]):
+            yield name, "**", node

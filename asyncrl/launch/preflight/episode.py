@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, chdir, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -138,7 +138,8 @@ def check_episodes(actor: ActorConfig, files: Sequence[TaskFile], stage: TrialSt
                 log.debug("no further episode is played before the start: %g s have passed", TRIAL_S)
                 return
             if own.any or judge.judges(task):
-                with notice(f"an episode that tries your own code still runs with {file.place(row)}"):
+                # The user's code may change the working directory, to which the run's own paths are relative.
+                with notice(f"an episode that tries your own code still runs with {file.place(row)}"), chdir("."):
                     _check(_Trial(task, file.place(row), actor, own), stage, judge)
 
 

@@ -23,7 +23,7 @@ from asyncrl.observe.kept.episode import KeptEpisode
 from asyncrl.observe.shown_text import shown_text
 from asyncrl.replay.stored import StoredTrajectory
 from asyncrl.runs.decoding import Decode
-from asyncrl.runs.inspect.table import printable
+from asyncrl.text import printable
 from asyncrl.types import DEMONSTRATED, Labels, Trajectory, Turn, runs_of
 
 SAMPLED, GIVEN = "green", "dim"

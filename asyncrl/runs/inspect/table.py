@@ -19,6 +19,7 @@ from asyncrl.runs.advice import FINE
 from asyncrl.runs.failures import group_failures
 from asyncrl.runs.inspect.episodes import EpisodeRow, StepRow
 from asyncrl.runs.progress import progress_rows
+from asyncrl.text import printable
 
 WORKERS_SHOWN = 16
 SHOWN_CHARACTERS = 300
@@ -26,11 +27,6 @@ NEWEST_IDS = 3
 MIB = 1 << 20
 REASONS = {"dead_letters": "dead letters", "evicted": "evicted", "filtered": "filtered groups"}
 """Counts by reason, and their titles. A table of zeros is not shown."""
-
-
-def printable(text: str) -> str:
-    """Text without effect on a terminal: a policy, a tool or a worker may have written escape sequences."""
-    return "".join(each if each.isprintable() or each in "\n\t" else "\N{REPLACEMENT CHARACTER}" for each in text)
 
 
 def describe_dead_letters(letters: Iterable[tuple[str, DeadLetter]]) -> list[dict[str, Any]]:
@@ -159,7 +155,7 @@ def status_table(status: Mapping[str, Any]) -> RenderableType:
         Text(_oldest_ticket(status["oldest_ticket"])),
         Text(_disk(status["disk"])),
         *(Text(_reader(each), "yellow") for each in status["readers"]),
-        *(Text(f"failing         {each}", "yellow") for each in status["failing"]),
+        *(Text(printable(f"failing         {each}"), "yellow") for each in status["failing"]),
     )
 
 

@@ -22,7 +22,7 @@ from asyncrl.scoring.rules.confined import Confinement
 from asyncrl.scoring.rules.trl import BATCH, TrlFunction, fits
 from asyncrl.scoring.rules.verl import as_config, verl_function, verl_manager
 from asyncrl.scoring.rules.votes import READERS, read_plainly, vote
-from asyncrl.types import Reason, Task
+from asyncrl.types import LARGEST_FLOAT32, Reason, Task
 
 BUILT_IN = (
     "code",
@@ -153,8 +153,8 @@ def _rule(entry: Any, key: str, tokenizer: LoadTokenizer | None, sandbox: Sandbo
             "and `kind` where needed"
         )
     name, weight, alias, kind = entry["name"], entry.get("weight", 1.0), entry.get("as"), entry.get("kind")
-    if isinstance(weight, bool) or not isinstance(weight, int | float):
-        raise ConfigError(f"{key}: the weight of {name} is {weight!r}; it must be a number")
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not abs(weight) <= LARGEST_FLOAT32:
+        raise ConfigError(f"{key}: the weight of {name} is {weight!r:.100}; it must be a finite number")
     if kind not in (None, *KINDS):
         raise ConfigError(f"{key}: the kind of {name} is {kind!r}; use one of {', '.join(KINDS)}")
     if alias is not None and (not isinstance(alias, str) or not alias or "/" in alias):

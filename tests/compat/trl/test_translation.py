@@ -212,6 +212,62 @@ def test_a_script_is_not_run_and_its_values_are_limited(tmp_path: Path) -> None:
         read_trl(tmp_path / "missing.py", [])
 
 
+@pytest.mark.parametrize(
+    ("before", "call", "after"),
+    [
+        ("n = 10", "max_steps=n", ""),
+        ("n = 3", "max_steps=1", "config.max_steps = other = 10"),
+        ("n = 3", "max_steps=1", "config.max_steps: int = 10"),
+        ("n = 3", "max_steps=1", "setattr(config, 'max_steps', 10)"),
+        ("n = 10\ndef other(n):\n    n = 3\nm = [n for n in (1, 2)]", "max_steps=n", ""),
+        ("if __name__ == '__main__':\n    n = 10\n    m = n", "max_steps=10", ""),
+    ],
+)
+def test_a_value_of_a_script_is_its_last_one(tmp_path: Path, before: str, call: str, after: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(f"{before}\nconfig = GRPOConfig({call})\n{after}\n")
+    assert read_trl(file, []) == ({"max_steps": 10}, [])
+
+
+@pytest.mark.parametrize(
+    ("before", "call", "after"),
+    [
+        ("n = 3\nn *= 2", "max_steps=n", ""),
+        ("n = 3\nn, m = 6, 7", "max_steps=n", ""),
+        ("n = 3\nfor n in (6, 7): pass", "max_steps=n", ""),
+        ("import sys\nif sys.argv:\n    n = 3\nelse:\n    n = 6", "max_steps=n", ""),
+        ("n = 3", "max_steps=n", "config.max_steps += 1"),
+        ("n = 3", "max_steps=n", "if n:\n    config.max_steps = 4"),
+        ("n = 3", "max_steps=n / 2 * 0x" + "f" * 1000, ""),
+        ("n = 'x' * 2", "max_steps=n", ""),
+    ],
+)
+def test_a_value_that_only_the_running_script_knows_is_not_guessed(
+    tmp_path: Path, before: str, call: str, after: str
+) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(f"{before}\nconfig = GRPOConfig({call})\n{after}\n")
+    given, [remark] = read_trl(file, [])
+    assert given == {}
+    assert remark.startswith("max_steps: only the running script knows this value (")
+
+
+@pytest.mark.parametrize("change", ["k['beta'] = 1", "k.update(beta=1)", "del k['max_steps']"])
+def test_options_that_a_script_changes_are_not_guessed(tmp_path: Path, change: str) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(f"k = dict(max_steps=3)\n{change}\nconfig = GRPOConfig(**k)\n")
+    given, [remark] = read_trl(file, [])
+    assert given == {}
+    assert remark.endswith("(k, which line 2 sets); give KEY=VALUE for each of its keys")
+
+
+def test_a_script_of_deep_nesting_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "script.py"
+    file.write_text(f"GRPOConfig(beta={'-' * 100_000}1)")
+    with pytest.raises(ConfigError, match="cannot be read: its expressions are nested too deeply"):
+        read_trl(file, [])
+
+
 def test_rewards_that_other_functions_make_have_the_name_of_their_variable(tmp_path: Path) -> None:
     given = of_script(
         tmp_path,

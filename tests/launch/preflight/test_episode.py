@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -45,6 +46,12 @@ class Careful(Lookup):
         if arguments["word"] not in self.words:
             raise ToolRefusal("there is no such word")
         return self.words[arguments["word"]]
+
+
+class Wandering(Lookup):
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        os.chdir("/")
+        return "the root"
 
 
 class Misspelt:
@@ -145,6 +152,12 @@ def test_a_tool_that_fails_does_not_start_and_its_line_and_the_call_are_named(tm
     assert 'made-up arguments {"word": "1"}' in said
     config.actor.tools = [own("Careful")]
     check(config)
+
+
+def test_a_tool_that_changes_the_working_directory_does_not_move_the_run(tmp_path: Path):
+    config, before = config_of(tmp_path, "hermes3", ["user"], [own("Wandering")]), Path.cwd()
+    check(config)
+    assert Path.cwd() == before
 
 
 def test_an_environment_whose_code_is_wrong_does_not_start_but_one_that_refuses_a_move_does(tmp_path: Path):

@@ -16,7 +16,7 @@ from rich.text import Text
 from asyncrl.replay.records import DeadLetter
 from asyncrl.replay.stored import StoredRun, StoredTrajectory
 from asyncrl.runs.inspect import episode
-from asyncrl.runs.inspect.table import printable
+from asyncrl.text import printable
 from asyncrl.types import Reason, Role, Turn
 from tests.helpers import make_trajectory
 from tests.runs.inspect.support import make_run, printed, run_episodes

@@ -173,6 +173,7 @@ def test_a_rule_that_cannot_be_used_is_refused_with_the_fix(rewards, name, fix):
         ([{"name": "gsm8k", "wieght": 1}], "each rule is a name, or"),
         ([{"weight": 1.0}], "each rule is a name, or"),
         ([{"name": "gsm8k", "weight": "much"}], "the weight of gsm8k is 'much'"),
+        ([{"name": "gsm8k", "weight": float("nan")}], "weight of gsm8k is nan; it must be a finite number"),
         (["gsm8k", "gsm8k"], "two rules with the same name.*with `as`"),
         ([{"name": "gsm8k", "as": "a/b"}], "without a slash"),
         ([{"name": "gsm8k", "kind": "verll"}], "use one of own, verl"),
