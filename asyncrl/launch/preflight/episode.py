@@ -160,7 +160,7 @@ def _check(trial: _Trial, stage: TrialStage, judge: EpisodeJudge) -> None:
 
 
 class _Trial:
-    """An episode of `task` under a script. For messages, `place` is its row, and `called_last` is what it called last."""
+    """An episode of `task` under a script. For messages, `place` is its row, and `called_last` is its latest call."""
 
     def __init__(self, task: Task, place: str, actor: ActorConfig, own: OwnCode) -> None:
         self.task, self.place = task, place

@@ -173,6 +173,11 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
     assert (config.run.name, config.learner.group_size, config.observe.sinks) == ("qwen3b-16", 16, ["console"])
     assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/tools.md")
+    assert not has(report, "actor.tools is empty")
+    (tmp_path / "tools.yaml").write_text('tools: [{class_name: "verl.tools.gsm8k_tool.Gsm8kTool"}]')
+    config, report = loaded("multi_turn.yaml", tmp_path, [tools.replace(str(HERE), str(tmp_path))])
+    assert config.actor.tools == []
+    assert has(report, "actor.tools is empty", "every call of a tool fails")
 
 
 @pytest.mark.slow
