@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from omegaconf import DictConfig, OmegaConf
 
-from asyncrl.algorithms.from_config import composition_of
 from asyncrl.compat.rows import Row, Setting
 from asyncrl.config.compose import read
 from asyncrl.config.keys import OPTIONS, did_you_mean
@@ -148,6 +147,8 @@ def experiment_text(translated: Translated, out: Path | None) -> str:
 
 def refused(text: str) -> Iterator[str]:
     """The errors in the text of an experiment file, one per line. Missing data files are no error."""
+    from asyncrl.algorithms.from_config import composition_of  # Imported late: it loads torch, which takes seconds.
+
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "experiment.yaml"
         file.write_text(text)

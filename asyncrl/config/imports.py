@@ -28,7 +28,8 @@ def imported(path: str, setting: str, form: str = "module.function") -> Any:
             raise _refusal(setting, error, form, path) from error
         raise ConfigError(
             f"{setting} cannot be imported: it needs the module {error.name}, which is not found; install it in the "
-            "environment of asyncrl, or put its folder on PYTHONPATH"
+            f"environment of asyncrl, put its folder on PYTHONPATH, or move {attribute} into a file of its own "
+            "without that import"
         ) from error
     except Exception as error:
         raise _refusal(setting, error, form, path) from error

@@ -187,9 +187,9 @@ KEYS: Mapping[str, str] = {
     "eval_interval": "learner.eval_every",
     "test_freq": "learner.eval_every",
     "n_samples_per_eval_prompt": "learner.eval_attempts",
-    "output_dir": "run.dir",
-    "default_local_dir": "run.dir",
-    "save_path": "run.dir",
+    "output_dir": "run.dir and run.name",
+    "default_local_dir": "run.dir and run.name",
+    "save_path": "run.dir and run.name",
     "run_name": "run.name",
     "experiment_name": "run.name",
     "report_to": "observe.sinks",
@@ -223,6 +223,12 @@ KEYS: Mapping[str, str] = {
 }
 """Our key or keys for each word of another system, in the form that a message shows."""
 
+REMARKS: Mapping[str, str] = {
+    "learner.batch_size": "It counts all episodes of a step, on all GPUs together",
+    "run.dir and run.name": "The first is the folder of all runs, and the second names one run in it",
+}
+"""A difference from other systems, for our key or keys as `KEYS` has them."""
+
 WITHOUT = {
     "top_p": "the correction needs the log-probs of the whole distribution, so actors sample from all of it",
     "repetition_penalty": "the correction needs the log-probs of the policy itself, which a penalty would change",
@@ -248,5 +254,6 @@ def hint(key: str) -> str:
     word = key.rpartition(".")[2].lower().replace("-", "_")
     if reason := WITHOUT.get(_SAME.get(word, word)):
         return f": {reason}"
-    ours = KEYS.get(word)
-    return f"; did you mean {ours}?" if ours else ""
+    if (ours := KEYS.get(word)) is None:
+        return ""
+    return f"; did you mean {ours}?" + (f" {REMARKS[ours]}" if ours in REMARKS else "")

@@ -16,7 +16,8 @@ def test_a_package_that_a_users_file_needs_is_named_and_not_the_users_folder(
     (tmp_path / "needs_a_package.py").write_text("import package_that_is_not_there.part\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"rule=needs_a_package\.score .* module package_that_is_not_there, .* install"
+        ConfigError,
+        match=r"rule=needs_a_package\.score .* module package_that_is_not_there, .* install .* move score into a file",
     ):
         imported("needs_a_package.score", "rule=needs_a_package.score")
 

@@ -8,7 +8,7 @@ import pytest
 
 from asyncrl.config.compose import read
 from asyncrl.config.keys import OPTIONS, SECTIONS, option_of
-from asyncrl.config.other_words import KEYS, WITHOUT, hint
+from asyncrl.config.other_words import KEYS, REMARKS, WITHOUT, hint
 from asyncrl.errors import ConfigError
 
 
@@ -19,6 +19,7 @@ def refusal(word: str) -> str:
 
 
 def test_every_word_names_keys_that_exist() -> None:
+    assert REMARKS.keys() <= set(KEYS.values())
     for ours in KEYS.values():
         for key in re.split(" or | and ", ours):
             assert key in SECTIONS or option_of(key) or option_of(key.removesuffix(f".{key.rpartition('.')[2]}")), key
@@ -43,6 +44,15 @@ def test_no_word_is_a_key_of_ours_with_another_meaning() -> None:
         ("clip_ratio", "; did you mean algorithm.loss.params.clip_low and algorithm.loss.params.clip_high?"),
         ("top_p", ": the correction needs the log-probs of the whole distribution, so actors sample from all of it"),
         ("learner.beta", "; did you mean learner.betas?"),
+        (
+            "per_device_train_batch_size",
+            "; did you mean learner.batch_size? It counts all episodes of a step, on all GPUs together",
+        ),
+        (
+            "output_dir",
+            "; did you mean run.dir and run.name? The first is the folder of all runs, and the second names one run in "
+            "it",
+        ),
         ("something_new", ""),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 from asyncrl.compat.rows import Row, Setting, made, none, same, used
 from asyncrl.compat.trl.reward_rows import functions, rule_name
 from asyncrl.compat.trl.source import TrlConfig
+from asyncrl.compat.trl.values import Unread
 
 MODES = {
     "token_truncate": ("truncate", "token"),
@@ -18,6 +19,8 @@ MODES = {
 """Maps each mode of importance sampling in TRL to our correction and its level."""
 MEANS_OF_SEQUENCES = ("grpo", "sapo", "luspo")
 CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
+BY_TOKEN = ("cispo", "sapo")
+"""Losses that have a ratio for each token, and none for a sequence."""
 
 
 def part(name: str, **params: Any) -> dict[str, Any]:
@@ -27,9 +30,14 @@ def part(name: str, **params: Any) -> dict[str, Any]:
 
 def _advantage(source: TrlConfig) -> Iterator[Setting | str]:
     if source["multi_objective_aggregation"] == "normalize_then_sum":
-        names = [f"rule/{rule_name(each)}" for each in functions(source)]
-        weights = source["reward_weights"] or [1.0] * len(names)
-        yield "algorithm.advantage", part("gdpo", weights=dict(zip(names, weights, strict=True)))
+        given = functions(source)
+        weights = source["reward_weights"] or [1.0] * len(given)
+        by_name = {
+            f"rule/{rule_name(each)}": weight
+            for each, weight in zip(given, weights, strict=True)
+            if not isinstance(each, Unread)
+        }
+        yield "algorithm.advantage", part("gdpo", weights=by_name)
         yield (
             "multi_objective_aggregation=normalize_then_sum: every function must give a number for every episode: one "
             "for which a function returns None cannot be compared"
@@ -48,6 +56,11 @@ def _clips(source: TrlConfig) -> dict[str, float]:
     return {"clip_low": source["epsilon"], "clip_high": high}
 
 
+def _by_sequence(source: TrlConfig) -> bool:
+    """True if the loss has one ratio for each sequence."""
+    return source["importance_sampling_level"] == "sequence" and source["loss_type"] not in BY_TOKEN
+
+
 def _loss(source: TrlConfig) -> Iterator[Setting | str]:
     kind = source["loss_type"]
     if kind == "cispo":
@@ -58,14 +71,18 @@ def _loss(source: TrlConfig) -> Iterator[Setting | str]:
             "algorithm.loss",
             part("sapo", tau_pos=source["sapo_temperature_pos"], tau_neg=source["sapo_temperature_neg"]),
         )
-    elif kind in CLIPPED and source["importance_sampling_level"] == "sequence":
+    elif _by_sequence(source):
         yield "algorithm.loss", part("gspo", **_clips(source))
     else:
         yield "algorithm.loss", part("ppo", **_clips(source), dual_clip=source["delta"])
     if kind == "luspo":
         yield "loss_type=luspo: the loss of a sequence is not multiplied by its length here"
-    elif kind not in (*CLIPPED, "cispo", "sapo"):
-        yield f"loss_type={kind}: asyncrl lacks this loss and uses ppo (docs/algorithms.md lists all)"
+    elif kind not in (*CLIPPED, *BY_TOKEN):
+        instead = "gspo" if _by_sequence(source) else "ppo"
+        yield f"loss_type={kind}: asyncrl lacks this loss and uses {instead} (docs/algorithms.md lists all)"
+    level = source["importance_sampling_level"]
+    if level not in ("token", "sequence") or (level == "sequence" and kind in BY_TOKEN):
+        yield f"importance_sampling_level={level}: left out, so that each token has its own ratio"
 
 
 def _aggregation(source: TrlConfig) -> Iterator[Setting | str]:
@@ -85,7 +102,7 @@ def _kl(source: TrlConfig) -> Iterator[Setting | str]:
 
 
 def _correction(source: TrlConfig) -> Iterator[Setting | str]:
-    by_sequence = source["importance_sampling_level"] == "sequence" and source["loss_type"] in CLIPPED
+    by_sequence = _by_sequence(source)
     corrects = source["use_vllm"] and source["vllm_importance_sampling_correction"]
     if corrects:
         name, level = MODES.get(source["vllm_importance_sampling_mode"], ("truncate", "token"))
@@ -126,14 +143,14 @@ ROWS: tuple[Row, ...] = (
         "`algorithm.loss`, `algorithm.aggregation`",
         "dapo",
         "`grpo`, `bnpo`, `dapo` and `dr_grpo` become `ppo` with the aggregation of the same method; `cispo` and `sapo` "
-        "keep their names. A loss that asyncrl lacks becomes `ppo`, and the report names it.",
+        "keep their names. A loss that asyncrl lacks becomes `ppo` or `gspo`, and the report names it.",
         _loss,
     ),
     made(
         "importance_sampling_level",
         "`algorithm.loss`, `algorithm.aggregation`",
         "token",
-        "`sequence` becomes the loss `gspo`.",
+        "`sequence` becomes the loss `gspo`, except with `cispo` and `sapo`, whose ratios belong to tokens.",
         _aggregation,
     ),
     used(

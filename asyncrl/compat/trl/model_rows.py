@@ -117,11 +117,10 @@ def _rows(source: TrlConfig, key: str, ours: str, split: str) -> Iterator[Settin
         yield f"{key}: its rows are not known; set {ours} to files or to hub:OWNER/NAME?split={split}"
     elif not rows.source or rows.changes:
         made_by = f"changes rows by .{'(), .'.join(rows.changes)}()" if rows.changes else "makes the rows itself"
-        yield (
-            f"{key}: the script {made_by}: write them once, by {key}.to_parquet('{ours[5:]}.parquet'), and set "
-            f"{ours}={ours[5:]}.parquet"
-        )
-        yield ours, [f"{ours[5:]}.parquet"]
+        file = f"{ours[5:]}.parquet"
+        write = f"{rows.expression or key}.to_parquet('{file}')"
+        yield f"{key}: the script {made_by}: write them once, by {write}, and set {ours}={file}"
+        yield ours, [file]
     else:
         found = split_of(rows, split)
         # A file of the hub's name needs quotes within the experiment file only on a command line.

@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncrl.compat.rows import Row, Setting, made, none, used
 from asyncrl.compat.trl.source import TrlConfig
-from asyncrl.compat.trl.values import Named
+from asyncrl.compat.trl.values import Named, Unread
 
 THOUGHTS = r"^<think>(?!.*<think>).*?</think>.*$"
 SHIPPED: Mapping[str, Mapping[str, Any]] = {
@@ -22,6 +22,8 @@ SHIPPED: Mapping[str, Mapping[str, Any]] = {
 """The rule of asyncrl for each reward function that TRL ships."""
 OVERLONG = "get_soft_overlong_punishment"
 MODEL = "reward_model_name_or_path"
+PLACEHOLDER = "MODULE.FUNCTION"
+"""The value of `scoring.rule` if no rule is known. A run refuses it, and does not use the default rule instead."""
 
 
 def functions(source: TrlConfig) -> list[Any]:
@@ -31,7 +33,9 @@ def functions(source: TrlConfig) -> list[Any]:
 
 
 def rule_name(given: Any) -> str:
-    """The name under which the function reports its score."""
+    """The name under which the function reports its score. A function that cannot be read has its source text."""
+    if isinstance(given, Unread):
+        return given.text
     return str(given.path if isinstance(given, Named) else given).rpartition(".")[2]
 
 
@@ -42,6 +46,7 @@ def _rules(source: TrlConfig) -> Iterator[Setting | str]:
         yield f"reward_weights={weights}: there are {len(given)} reward functions, so every weight is 1"
         weights = [1.0] * len(given)
     rules: list[dict[str, Any]] = []
+    models: list[str] = [source[MODEL]] if source[MODEL] else []
     for each, weight in zip(given, weights, strict=True):
         name = rule_name(each)
         path = each.path if isinstance(each, Named) else each if isinstance(each, str) else ""
@@ -50,15 +55,36 @@ def _rules(source: TrlConfig) -> Iterator[Setting | str]:
         elif name in SHIPPED and (path == name or path.startswith("trl.rewards")):
             rules.append({**SHIPPED[name], "weight": weight})
         elif isinstance(each, str) and ("/" in each or "." not in each):
+            models.append(each)
             yield from _model(each)
         elif path:
             rules.append({"name": path, "weight": weight})
         else:
-            yield "reward_funcs: one has no name; write it as a function in a module, and add it to scoring.rule"
+            yield (
+                f"reward_funcs: {name} is left out: write it as a function in a module, and add "
+                f"{{name: {PLACEHOLDER}, weight: {weight}}} to scoring.rule"
+            )
     if rules:
         yield "scoring.rule", rules[0]["name"] if rules == [{"name": rules[0]["name"], "weight": 1.0}] else rules
-    elif not given and not source[MODEL]:
-        yield "reward_funcs are not given: set scoring.rule"
+        if source["environment_factory"] is not None:
+            yield "scoring.shaping.environment_weight", 1.0
+    else:
+        yield from _without_rules(source, bool(models))
+
+
+def _without_rules(source: TrlConfig, has_model: bool) -> Iterator[Setting | str]:
+    """The settings that keep the default rule out of the reward."""
+    if source["environment_factory"] is not None:
+        yield "scoring.rule", "environment"
+    elif has_model:
+        yield "scoring.rule", "environment"
+        yield "scoring.rule=environment: it gives 0 in a run without environments, so that the reward is the model's"
+    else:
+        yield "scoring.rule", PLACEHOLDER
+        yield (
+            f"reward_funcs: no function is known, and a run refuses scoring.rule={PLACEHOLDER}: write your function's "
+            "dotted path there, such as scoring.rule=my_rewards.correct, or a built-in rule (docs/scoring.md)"
+        )
 
 
 def _model(path: str) -> Iterator[Setting | str]:
@@ -75,10 +101,8 @@ def _environment(source: TrlConfig) -> Iterator[Setting | str]:
     given = source["environment_factory"]
     if isinstance(given, Named):
         yield "actor.environment", given.path
-        yield "scoring.shaping.environment_weight", 1.0
     elif isinstance(given, Mapping):
         yield "actor.environments", {name: each.path for name, each in given.items() if isinstance(each, Named)}
-        yield "scoring.shaping.environment_weight", 1.0
     elif given is not None:
         yield "environment_factory: no class is named; set actor.environment to the dotted path of a class"
 
@@ -90,9 +114,23 @@ def _turns(source: TrlConfig) -> Iterator[Setting | str]:
 
 
 def _tools(source: TrlConfig) -> Iterator[Setting | str]:
-    if source["tools"]:
-        names = ", ".join(rule_name(each) for each in source["tools"])
-        yield f"tools={names}: make them methods of a class, and name the class in actor.environment"
+    has_environment = source["environment_factory"] is not None
+    if not has_environment:  # The methods of an environment replace actor.tools.
+        yield "actor.tools", []
+    if source["tools"] and has_environment:
+        yield f"tools={_names(source['tools'])}: make them methods of the environment"
+    elif source["tools"]:
+        yield (
+            f"tools={_names(source['tools'])}: asyncrl takes no plain functions, so actor.tools is empty: make them "
+            "methods of a class, and name it in actor.environment (docs/environments.md), or write a Tool class for "
+            "each, and name these in actor.tools (docs/tools.md)"
+        )
+    elif not has_environment:
+        yield "no tools are given: actor.tools=[] leaves out asyncrl's default, the calculator"
+
+
+def _names(given: Any) -> str:
+    return ", ".join(map(rule_name, given if isinstance(given, list) else [given]))
 
 
 ROWS: tuple[Row, ...] = (
@@ -101,7 +139,9 @@ ROWS: tuple[Row, ...] = (
         "`scoring.rule`",
         None,
         "The functions as they are, by dotted path ([Reward functions](#reward-functions)). `accuracy_reward` becomes "
-        "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`.",
+        "the rule `math`, and `think_format_reward` the rule `format`. A model becomes `scoring.outcome_model`. "
+        "The report names each function without a name. If no function is left, `scoring.rule` is `MODULE.FUNCTION`, "
+        "which a run refuses. The rewards of a model or an environment alone use the rule `environment`.",
         _rules,
     ),
     used("reward_weights", "`scoring.rule`", None, "The `weight` of each function; null means 1."),
@@ -117,7 +157,8 @@ ROWS: tuple[Row, ...] = (
         "tools",
         "`actor.tools`",
         None,
-        "Make the functions methods of a class, which `actor.environment` names. The report lists them.",
+        "Empty, since asyncrl takes no plain functions. Make them methods of a class, which `actor.environment` names, "
+        "or write a [Tool](tools.md#writing-a-tool) for each. The report lists them.",
         _tools,
     ),
     made(

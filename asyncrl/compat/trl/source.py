@@ -9,14 +9,16 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from asyncrl.compat.trl.values import MadeOf, Named, Script, UnknownValueError
+from asyncrl.compat.trl.values import MadeOf, Named, Script, ScriptRows, UnknownValueError
 from asyncrl.compat.yaml_files import read_small, read_yaml
 from asyncrl.config.group_files import FAILURES, reason
+from asyncrl.config.keys import near_path
 from asyncrl.errors import ConfigError
 
 TRAINER = (
@@ -44,6 +46,11 @@ LORA = {
     "use_dora": "use_dora",
 }
 """The arguments of peft's LoraConfig, each with the word of TRL's command line."""
+LISTS = ("reward_funcs", "tools")
+"""Arguments whose readable items are translated even if other items cannot be read."""
+TRAINERS = frozenset(("accelerate", "bitsandbytes", "datasets", "deepspeed", "peft", "trl", "unsloth", "vllm"))
+"""Packages of training scripts that the environment of asyncrl may lack."""
+LONGEST_EXPRESSION = 60
 LORA_DEFAULTS = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
 
 
@@ -76,6 +83,8 @@ def read_trl(file: Path | None, words: Sequence[str]) -> tuple[dict[str, Any], l
     given: dict[str, Any] = {}
     remarks: list[str] = []
     if file is not None:
+        if not file.exists():
+            raise ConfigError(f"{file}: there is no such file{near_path(str(file))}")
         try:
             given, remarks = _of_file(file)
         except (*FAILURES, SyntaxError, RecursionError) as error:
@@ -118,7 +127,7 @@ def _of_script(script: Script, file: Path) -> tuple[dict[str, Any], list[str]]:
         if name == "args" and configs:
             continue
         try:
-            value = dict(script.value(node)) if name == "**" else {name: script.value(node)}
+            value = dict(script.value(node)) if name == "**" else {name: _value(script, name, node)}
         except (UnknownValueError, ValueError, TypeError, OverflowError) as error:
             given.pop(name, None)
             wanted = "KEY=VALUE for each of its keys" if name == "**" else f"{name}=VALUE"
@@ -129,6 +138,13 @@ def _of_script(script: Script, file: Path) -> tuple[dict[str, Any], list[str]]:
         *remarks,
         *_to_import(script, file, given),
     ]
+
+
+def _value(script: Script, name: str, node: ast.AST) -> Any:
+    value = script.items(node) if name in LISTS else script.value(node)
+    if isinstance(value, ScriptRows) and len(expression := ast.unparse(node)) <= LONGEST_EXPRESSION:
+        return replace(value, expression=expression)
+    return value
 
 
 def _arguments(call: ast.Call, positions: Sequence[str]) -> Iterator[tuple[str, ast.expr]]:
@@ -147,11 +163,15 @@ def _adapters(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _to_import(script: Script, file: Path, given: Mapping[str, Any]) -> Iterator[str]:
-    """A remark if a run would start the script's own training when it imports the script's functions."""
-    values = [each for value in given.values() for each in (value if isinstance(value, list) else [value])]
+    """A remark if a run that imports the script's functions would start its training, or need packages of TRL."""
+    named = [value for key, value in given.items() if key != "tools"]  # A run imports no plain functions as tools.
+    values = [each for value in named for each in (value if isinstance(value, list) else [value])]
     here = sorted({each.path for each in values if isinstance(each, Named) and each.defined_here})
-    if here and script.trains_when_imported():
+    effects = ["start its training"] if script.trains_when_imported() else []
+    effects += [f"need {', '.join(needed)}"] if (needed := sorted(script.imported_packages() & TRAINERS)) else []
+    if here and effects:
         yield (
-            f"{', '.join(here)}: importing {file.name} would start its training; put the functions into a file of "
-            f"their own, or the training under if __name__ == '__main__':"
+            f"{', '.join(here)}: importing {file.name} would {' and '.join(effects)}: move "
+            f"{'it into a file of its' if len(here) == 1 else 'them into a file of their'} own, such as "
+            f"my_{file.name}, and write this module's name in the experiment file"
         )

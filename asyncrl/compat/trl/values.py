@@ -45,12 +45,23 @@ class Named:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """An item of a list whose value only the running script knows. `text` is its source."""
+
+    text: str
+
+
+@dataclass(frozen=True)
 class ScriptRows:
-    """A data set as `data.train` names it; empty if the script makes it. `changes` are the methods that change rows."""
+    """A data set as `data.train` names it; empty if the script makes it. `changes` are the methods that change rows.
+
+    `expression` is the script's own text for the data set, such as the name of a variable.
+    """
 
     source: str
     splits: bool = False
     changes: tuple[str, ...] = ()
+    expression: str = ""
 
 
 @dataclass(frozen=True)
@@ -130,6 +141,20 @@ class Script:
                 return self._call(node)
         raise UnknownValueError(ast.unparse(node)[:80])
 
+    def items(self, node: ast.AST) -> Any:
+        """The value of an expression; in a list, an item that only the running script knows is `Unread`.
+
+        Raises UnknownValueError: the expression is no list, and only the running script knows its value.
+        """
+        match node:
+            case ast.Name(id=name) if (last := self._last_binding(name, node)) is not None:
+                known = _is_within(last.places, self._places[node])
+                if isinstance(last.value, ast.List | ast.Tuple) and known:
+                    return self.items(last.value)
+            case ast.List(elts=items) | ast.Tuple(elts=items):
+                return [self._item_of_list(each) for each in items]
+        return self.value(node)
+
     def calls(self, name: str) -> Iterator[ast.Call]:
         """The calls of the class `name`, in order."""
         found = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
@@ -146,6 +171,12 @@ class Script:
                 if name in names:
                     is_sure = _is_within(self._places[node], self._places[call])
                     yield attribute, value if is_sure else node
+
+    def imported_packages(self) -> set[str]:
+        """The packages that an import of the script imports first."""
+        names = [each.name for node in self.tree.body if isinstance(node, ast.Import) for each in node.names]
+        names += [node.module or "" for node in self.tree.body if isinstance(node, ast.ImportFrom) and not node.level]
+        return {name.partition(".")[0] for name in names}
 
     def trains_when_imported(self) -> bool:
         """True if an import of the script calls `.train()`."""
@@ -172,6 +203,12 @@ class Script:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 self._defined.add(name)
 
+    def _item_of_list(self, node: ast.expr) -> Any:
+        try:
+            return self.value(node)
+        except (UnknownValueError, ValueError, TypeError, OverflowError):
+            return Unread(ast.unparse(node)[:80])
+
     def _of_name(self, name: str, node: ast.expr) -> Any:
         if (last := self._last_binding(name, node)) is not None:
             if last.value is None:
@@ -182,7 +219,9 @@ class Script:
                 return self.value(last.value)
             except UnknownValueError:
                 # A module can give what only a call knows, such as a function that another function returns.
-                if isinstance(last.value, ast.Call) and last_name(last.value.func)[:1].islower():
+                if isinstance(last.value, ast.Lambda) or (
+                    isinstance(last.value, ast.Call) and last_name(last.value.func)[:1].islower()
+                ):
                     return Named(f"{self._module}.{name}", True)
                 raise
         if name in self._defined:

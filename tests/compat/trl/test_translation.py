@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import subprocess
+import sys
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,20 +12,20 @@ from typing import Any
 import pytest
 import yaml
 
-from asyncrl.compat.trl.command import main, translate, translated
+from asyncrl.compat.trl.command import main, translate
 from asyncrl.compat.trl.page import page
 from asyncrl.compat.trl.source import read_trl
 from asyncrl.compat.trl.table import BY_KEY, ROWS
 from asyncrl.config.compose import read
 from asyncrl.config.keys import SECTIONS, option_of
 from asyncrl.config.other_words import KEYS, WITHOUT
-from asyncrl.config.schema import ScoringConfig, TrainConfig
+from asyncrl.config.schema import ScoringConfig
 from asyncrl.errors import ConfigError
 from asyncrl.scoring.answers import rule_input
 from asyncrl.scoring.rules.registry import load_rules
+from tests.compat.trl.scripts import HERE, has, loaded, of_script
 from tests.scoring.fakes import CharTokenizer, answered
 
-HERE = Path(__file__).parent
 PAGE = Path(__file__).parents[3] / "docs" / "trl.md"
 GRPO_CONFIG = """
 model_init_kwargs trust_remote_code router_aux_loss_coef disable_dropout cast_lm_head_to_fp32 remove_unused_columns
@@ -50,25 +51,6 @@ quantization_config peft_config tools rollout_func environment_factory
 
 
 PLAIN = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": None}
-
-
-def loaded(name: str, tmp_path: Path, words: Sequence[str] = ()) -> tuple[TrainConfig, list[str]]:
-    """The translation of an example as asyncrl's own configuration, and its report."""
-    file = tmp_path / "mine.yaml"
-    text, report = translated(HERE / name, list(words), file)
-    assert not has(report, "Fix before a start")
-    file.write_text(text)
-    return read([f"experiment={file}"], names_missing_data=False), report
-
-
-def has(report: Sequence[str], *parts: str) -> bool:
-    """True if one line has all of these parts."""
-    return any(all(part in line for part in parts) for line in report)
-
-
-def of_script(tmp_path: Path, text: str) -> dict[str, Any]:
-    (tmp_path / "script.py").write_text(text)
-    return read_trl(tmp_path / "script.py", [])[0]
 
 
 def test_a_script_of_the_quick_start(tmp_path: Path) -> None:
@@ -123,7 +105,7 @@ def test_a_script_of_an_agent_with_vllm(tmp_path: Path) -> None:
     assert not has(report, "output_dir"), "a word gives the value that only the script knew"
     assert not has(report, "would start its training")
     for parts in (
-        ("train_dataset: the script changes rows by .map()", "to_parquet('train.parquet')"),
+        ("train_dataset: the script changes rows by .map()", "by train.to_parquet('train.parquet')"),
         ("vllm_server_base_url=http://10.0.0.7:8000",),
         ("deepspeed=zero3.json",),
         ("push_to_hub=true",),
@@ -208,8 +190,8 @@ def test_a_script_is_not_run_and_its_values_are_limited(tmp_path: Path) -> None:
         of_script(tmp_path, "print(1)")
     with pytest.raises(ConfigError, match="cannot be read"):
         of_script(tmp_path, "GRPOConfig(")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        read_trl(tmp_path / "missing.py", [])
+    with pytest.raises(ConfigError, match=r"bomc\.py: there is no such file; did you mean .*bomb\.py"):
+        read_trl(tmp_path / "bomc.py", [])
 
 
 @pytest.mark.parametrize(
@@ -268,16 +250,23 @@ def test_a_script_of_deep_nesting_is_refused(tmp_path: Path) -> None:
         read_trl(file, [])
 
 
-def test_rewards_that_other_functions_make_have_the_name_of_their_variable(tmp_path: Path) -> None:
-    given = of_script(
-        tmp_path,
-        "from trl.rewards import get_soft_overlong_punishment\nsoft = make(80)\n"
-        "GRPOTrainer('m', [soft, lambda completions, **kwargs: [0.0]])\n",
-    )
-    assert given["model"] == "m"
-    assert "reward_funcs" not in given, "a lambda has no name"
-    given = of_script(tmp_path, "soft = make(80)\nGRPOTrainer('m', reward_funcs=[soft])\n")
-    assert translate(given).settings["scoring.rule"] == "script.soft"
+@pytest.mark.parametrize(("loss", "ours"), [("vespo", "gspo"), ("grpo", "gspo"), ("cispo", "cispo"), ("sapo", "sapo")])
+def test_ratios_of_sequences_are_translated_or_reported(loss: str, ours: str) -> None:
+    result = translate({"loss_type": loss, "importance_sampling_level": "sequence"})
+    assert result.settings["algorithm.loss"]["name"] == ours
+    assert has(result.differs, "importance_sampling_level=sequence: left out") == (ours != "gspo")
+    assert has(result.differs, "loss_type=vespo", "uses gspo") == (loss == "vespo")
+    [correction] = result.settings["algorithm.correction"]
+    assert correction["params"]["level"] == ("geometric" if ours == "gspo" else "token")
+    assert has(translate({"importance_sampling_level": "word"}).differs, "importance_sampling_level=word: left out")
+
+
+@pytest.mark.slow
+def test_a_file_that_does_not_exist_is_refused_before_torch_is_imported(tmp_path: Path) -> None:
+    loading = "import sys; import asyncrl.compat.trl.command; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", loading], check=True, cwd=Path(__file__).parents[3])
+    with pytest.raises(ConfigError, match=r"nix\.py: there is no such file$"):
+        main([str(tmp_path / "nix.py")])
 
 
 def test_the_command_writes_the_file_with_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
