@@ -424,9 +424,7 @@ def test_a_row_with_arguments_for_a_tool_that_is_not_on_offer_is_a_warning(
     config = config_of(tmp_path, "hermes3", ["user"], [])
     preflight(config)
     assert "actor.tools offers no tools, but" in caplog.text
-    assert (
-        "tasks.parquet: row 0 has tools_kwargs for weather: calls of a tool that is not on offer fail" in caplog.text
-    )
+    assert "tasks.parquet: row 0 has tools_kwargs for weather: calls of a tool that is not on offer fail" in caplog.text
     caplog.clear()
     config.actor.tools = [f"{__name__}.Weather"]
     preflight(config)
