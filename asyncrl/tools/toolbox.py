@@ -21,7 +21,7 @@ from asyncrl.errors import ToolError
 from asyncrl.network.throttle import ErrorLogger
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.plain import copied
-from asyncrl.text import reason_of
+from asyncrl.text import own_line, reason_of
 from asyncrl.tools.base import StateLostError, Tool, ToolRefusal
 from asyncrl.tools.contained import contained
 from asyncrl.tools.finishing import finish
@@ -124,12 +124,14 @@ class Toolbox:
 
     async def _release_all(self, tools: Mapping[str, Tool]) -> None:
         for name, tool in tools.items():
+            limit = asyncio.timeout(self._limits.timeout_s)
             try:
-                async with asyncio.timeout(self._limits.timeout_s):
+                async with limit:
                     await contained(tool.release)
             except Exception as error:
+                reason = _reason(error, limit, self._limits.timeout_s)
                 self._error_logger.exception(
-                    f"tool {name} failed to release; the episode keeps its outcome: {reason_of(error)}", error
+                    f"tool {name} failed to release; the episode keeps its outcome: {reason}", error
                 )
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
@@ -235,8 +237,9 @@ class OpenTools:
         """
         limit_s = None if self._tools[name].limits_itself else self._limits.timeout_s
         for attempt in range(1, self._limits.retries + 2):
+            limit = asyncio.timeout(limit_s)
             try:
-                async with asyncio.timeout(limit_s):
+                async with limit:
                     return await contained(lambda: method(*copied(arguments), **copied(kwargs)))
             except ToolRefusal:
                 raise
@@ -245,6 +248,15 @@ class OpenTools:
                 raise ToolError(f"tool {name} failed to {what}: {error}") from error
             except Exception as error:
                 self._counts.failures += 1
-                reason = reason_of(error)
+                reason = _reason(error, limit, limit_s)
                 self._error_logger.exception(f"tool {name} failed to {what}, attempt {attempt}: {reason}", error)
         raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
+
+
+def _reason(error: Exception, limit: asyncio.Timeout, limit_s: float | None) -> str:
+    """The reason for a failure, with the key of the limit if the tool took too long."""
+    if not (isinstance(error, TimeoutError) and limit.expired()):
+        return reason_of(error)
+    # The cause was raised at the line of the tool that was interrupted.
+    line = own_line(error.__cause__) if error.__cause__ else ""
+    return f"TimeoutError: it took longer than actor.tool_timeout_s={limit_s:g} s{f' ({line})' if line else ''}"

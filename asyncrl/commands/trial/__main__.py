@@ -45,6 +45,7 @@ from asyncrl.engine.from_config import open_server
 from asyncrl.engine.scripted import VERSION, ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
+from asyncrl.launch.preflight.models import missing_model
 from asyncrl.modelling.end_tokens import end_tokens
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.observe.shown_text import shown_text
@@ -114,6 +115,7 @@ def try_out(request: TrialRequest, transcript: Transcript) -> bool:
         raise ConfigError(f"{request.tasks}: the file does not exist; see docs/data.md")
     with TemporaryDirectory(prefix="asyncrl-try-") as folder:
         config = request.read(Path(folder))
+        _check_model(config.model)
         make_tasks(config, config.data.train)
         tasks = run_tasks(config).all(config.data.train)
         if not 0 <= request.index < len(tasks):
@@ -146,6 +148,13 @@ def _tools(actor: ActorConfig, task: Task) -> list[str]:
     if task.tools:
         return [tool.get("function", tool)["name"] for tool in task.tools]
     return list(Offer(actor).functions(task))
+
+
+def _check_model(model: ModelConfig) -> None:
+    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: an engine that runs
+    elsewhere needs only its tokenizer."""
+    if model.path != NO_MODEL and not Path(model.path).is_dir() and (reason := missing_model(model)):
+        raise ConfigError(f"model.path={model.path}: {reason}")
 
 
 def _tokenizer(model: ModelConfig) -> Any:

@@ -147,18 +147,24 @@ def _check(trial: _Trial, stage: TrialStage, judge: EpisodeJudge) -> None:
     try:
         trajectory = asyncio.run(trial.play(stage))
         if judge.judges(trial.task):
+            trial.called_last = "the rule"
             judge(trial.task, trial.place, trajectory, stage.tokenizer())
     except TimeoutError:
-        log.info("the episode that tries your own code took over %g s, so it is left out of the checks", TRIAL_S)
+        log.info(
+            "with %s, the episode that tries your own code took over %g s, so it is left out of the checks; %s was "
+            "called last and may be slow",
+            *(trial.place, TRIAL_S, trial.called_last),
+        )
     except NOT_OF_THE_USER as error:
         log.debug("no episode of %s was played before the start: %s", trial.place, error)
 
 
 class _Trial:
-    """An episode of `task` under a script. `place` is its row as messages name it."""
+    """An episode of `task` under a script. For messages, `place` is its row, and `called_last` is its latest call."""
 
     def __init__(self, task: Task, place: str, actor: ActorConfig, own: OwnCode) -> None:
         self.task, self.place = task, place
+        self.called_last = "your own code"
         self._actor, self._own = actor, own
         self._last: Mapping[str, Any] = {}
 
@@ -196,6 +202,8 @@ class _Trial:
 
     def _saw(self, messages: Sequence[Mapping[str, Any]]) -> None:
         self._last = messages[-1] if messages else {}
+        if calls := self._last.get("tool_calls"):
+            self.called_last = f"the tool {calls[0]['function']['name']}"
 
     def _refusal(self, error: Exception) -> str:
         key = "actor.environment" if self._own.environments else "actor.tools"

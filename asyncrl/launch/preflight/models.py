@@ -22,7 +22,7 @@ WEIGHTS = ("*.safetensors", "*.bin")
 
 def check_existence(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig, scoring: ScoringConfig) -> None:
     """Raises ConfigError, with one line for each model that a role will load and that does not exist."""
-    found = [(key, each.path, _missing_model(each)) for key, each in _trained(model, critic, implicit)]
+    found = [(key, each.path, missing_model(each)) for key, each in _trained(model, critic, implicit)]
     found += [(key, path, _missing(path)) for key, path in _scorers(scoring)]
     if lines := [f"{key}={path}: {problem}" for key, path, problem in found if problem]:
         raise ConfigError("\n".join(lines))
@@ -122,8 +122,8 @@ def _scorers(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
             yield f"{key}.path", model.path
 
 
-def _missing_model(model: ModelConfig) -> str | None:
-    """The reason why a model cannot be found; `None` if it can. A model at a URL is copied to this host."""
+def missing_model(model: ModelConfig) -> str | None:
+    """The reason why `model.path` names no model; `None` if it names one. A model at a URL is copied to this host."""
     if not is_url(model.path):
         return _missing(model.path, model.revision)
     try:

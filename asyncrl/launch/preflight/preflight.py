@@ -227,6 +227,7 @@ def _check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> 
         check_command(actor.agent_command)
     if not actor.played_by:
         _check_creation(actor, files)
+        _warn_of_missing_tools(actor, files)
         _check_users(actor, files, trains)
 
 
@@ -310,6 +311,25 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
                     "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
                     f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/tools.md)"
                 ) from error
+
+
+def _warn_of_missing_tools(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
+    """Warn if a row has arguments for tools that the run does not offer."""
+    from asyncrl.tools.offered import Offer
+
+    if actor.has_environments:
+        return
+    offered = Offer(actor).always
+    for file in files:
+        for row, task in file.by_roles().items():
+            named = [name for name, kwargs in task.tools_kwargs.items() if kwargs is not None and name not in offered]
+            if named:
+                log.warning(
+                    "actor.tools offers %s, but %s has tools_kwargs for %s: calls of a tool that is not on offer fail. "
+                    "Add it to actor.tools (docs/tools.md), unless episodes should do without it",
+                    *(", ".join(offered) or "no tools", file.place(row), ", ".join(named)),
+                )
+                return
 
 
 def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:

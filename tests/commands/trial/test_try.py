@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 from rich.console import Console
 
 from asyncrl.commands.trial.transcript import Transcript
@@ -127,6 +128,8 @@ def test_what_goes_wrong_in_an_episode_is_shown_with_the_turns_before_it(
         (("--index", 9), r"--index=9: .*tasks\.jsonl has tasks 0 to 1"),
         (("--answers", "nowhere.jsonl"), r"--answers=nowhere.jsonl cannot be read"),
         ((), r"model\.path: name a model .*--answers FILE"),
+        (("model.path=./modl",), r"model\.path=\./modl: there is no such folder"),
+        (("model.path=modl",), r"model\.path=modl: there is no such folder, .*HF_HUB_OFFLINE=1 forbids"),
         (("actor.environment=my_environments.Chess",), r"Chess"),
         (("scoring.rule=my_rewards.nowhere",), r"scoring\.rule=my_rewards\.nowhere cannot be imported"),
     ],
@@ -138,6 +141,7 @@ def test_what_cannot_be_tried_is_refused_with_the_reason(
     words: tuple[object, ...],
     reason: str,
 ) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     given = words if not words or "--answers" in words else ("--answers", script(guess / "a.jsonl", "x"), *words)
     status, shown, errors = run(monkeypatch, capsys, guess / "tasks.jsonl", *given)
     assert status == 2

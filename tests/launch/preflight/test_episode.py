@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from asyncrl.chat.from_config import open_chat
 from asyncrl.config.schema import ScoringConfig, TrainConfig
 from asyncrl.data.reading import TaskFile
 from asyncrl.errors import ConfigError, ScoringError
-from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage, check_episodes
+from asyncrl.launch.preflight.episode import TRIAL_S, EpisodeJudge, TrialStage, check_episodes
 from asyncrl.launch.preflight.made_up import made_up_arguments
 from asyncrl.launch.preflight.preflight import preflight
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -52,6 +53,15 @@ class Wandering(Lookup):
     async def execute(self, arguments: Mapping[str, Any]) -> str:
         os.chdir("/")
         return "the root"
+
+
+class Slow(Lookup):
+    limits: ClassVar[dict[float, asyncio.Timeout]] = {}
+
+    async def execute(self, arguments: Mapping[str, Any]) -> str:
+        self.limits[TRIAL_S].reschedule(0)
+        await asyncio.Event().wait()
+        return ""
 
 
 class Misspelt:
@@ -118,6 +128,10 @@ async def ask(task: Task, base_url: str, api_key: str) -> float:
     return 0.0
 
 
+def slow(task: Task, answer: str, trajectory: Trajectory) -> float:
+    raise TimeoutError
+
+
 class InThisProcess:
     """Judges like a Verifier, without its processes."""
 
@@ -129,6 +143,8 @@ class InThisProcess:
         try:
             future.set_result(self._rules.score(given))
         except ScoringError as error:
+            future.set_exception(error)
+        except TimeoutError as error:
             future.set_exception(error)
         except Exception as error:  # noqa: BLE001 - a rule may raise anything
             future.set_exception(ScoringError(f"the rule raised {reason_of(error)}"))
@@ -231,6 +247,30 @@ def test_a_rule_that_does_not_prefer_the_ground_truth_starts_with_a_warning(
     warned = [each.getMessage() for each in caplog.records if each.name == "asyncrl.train"]
     assert len(warned) == bool(said)
     assert all(said in each and "for the ground truth" in each for each in warned)
+
+
+def test_an_episode_that_takes_too_long_is_left_out_with_its_row_and_what_was_called_last(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    limited = asyncio.timeout
+
+    def timeout(delay: float) -> asyncio.Timeout:
+        Slow.limits[delay] = limited(delay)
+        return Slow.limits[delay]
+
+    caplog.set_level(logging.INFO, "asyncrl.train")
+    config = config_of(tmp_path, "hermes3", ["user"], [own("Slow")])
+    config.actor.tool_timeout_s = 600.0
+    with monkeypatch.context() as patched:
+        patched.setattr(asyncio, "timeout", timeout)
+        check(config)
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.rule = own("slow")
+    check(config)
+    tool, rule = (each.getMessage() for each in caplog.records if each.name == "asyncrl.train")
+    assert "took over 10 s, so it is left out of the checks; the tool lookup was called last and may be slow" in tool
+    assert "the rule was called last" in rule
+    assert "row 0" in tool
 
 
 def test_an_agent_is_not_played_and_a_debug_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):

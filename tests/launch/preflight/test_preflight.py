@@ -436,6 +436,19 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     assert Weather.released == 4
 
 
+def test_a_row_with_arguments_for_a_tool_that_is_not_on_offer_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    config = config_of(tmp_path, "hermes3", ["user"], [])
+    preflight(config)
+    assert "actor.tools offers no tools, but" in caplog.text
+    assert "tasks.parquet: row 0 has tools_kwargs for weather: calls of a tool that is not on offer fail" in caplog.text
+    caplog.clear()
+    config.actor.tools = [f"{__name__}.Weather"]
+    preflight(config)
+    assert "tools_kwargs" not in caplog.text
+
+
 def config_with_users(folder: Path, users: Mapping[str, str], *named: Mapping[str, Any]) -> TrainConfig:
     """Tasks of which each has one of the `interaction_kwargs`; empty ones name no user."""
     config = config_of(folder, "hermes3", ["user"], [])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -24,6 +25,13 @@ MAX_STEPS = 50
 """The longest chain of references."""
 
 
+@dataclass(frozen=True)
+class UnknownValue:
+    """A value that only a running script knows. `text` is how the script writes it."""
+
+    text: str
+
+
 class References:
     """The references in `root`, a configuration of plain values."""
 
@@ -36,8 +44,11 @@ class References:
     def resolved(self, value: Any, key: str) -> Any:
         """The value at `key`, with its references resolved.
 
-        Raises ValueError: a reference names an unknown key, refers to itself, or gives too many values.
+        Raises ValueError: a reference names an unknown key, refers to itself, or gives too many values; or the value is
+        unknown.
         """
+        if isinstance(value, UnknownValue):
+            raise ValueError(f"only the running script knows this value: {value.text:.200}")
         if isinstance(value, Mapping):
             return {name: self.resolved(inner, f"{key}.{name}") for name, inner in value.items()}
         if isinstance(value, list):

@@ -118,7 +118,10 @@ def _tools(path: str | None) -> Iterator[Setting | str]:
             "(docs/tools.md)"
         )
         return
-    yield "actor.tools", list(dict.fromkeys(TOOLS[name] for each in classes if (name := _last(each)) in TOOLS))
+    names = list(dict.fromkeys(TOOLS[name] for each in classes if (name := _last(each)) in TOOLS))
+    yield "actor.tools", names
+    if not names:
+        yield "actor.tools is empty: until you add tools to it, every call of a tool fails"
     for each in classes:
         ours = TOOLS.get(_last(each))
         yield (

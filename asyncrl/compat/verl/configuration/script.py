@@ -1,7 +1,8 @@
 """Reads the `key=value` words of a shell script, such as verl's examples. The script is never run.
 
-`NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}` and `$((SUM))` are expanded. Every word with a
-dotted key counts, also within an array. Other words are skipped, and loops and conditions have no effect.
+`NAME=VALUE` sets variables; `$NAME`, `${NAME}`, `${NAME:-DEFAULT}`, `${NAME:?TEXT}` and `$((SUM))` are expanded. Every
+word with a dotted key counts, also within an array. Other words are skipped, and loops and conditions have no effect.
+The output of a command and a variable without a value are unknown.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import operator
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
 KEY_WORD = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=|~[A-Za-z_]\w*(\.\w+)+$")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then", "do", "else")
 ARRAY = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
-VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)[-=]([^{}]*))?\}|\$([A-Za-z_]\w*)")
+VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)(?:[-=]([^{}]*)|\?[^{}]*))?\}|\$([A-Za-z_]\w*)")
 SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\\]+)", re.MULTILINE)
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
@@ -24,8 +26,11 @@ OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
 LONGEST = 1 << 16
 """The maximum number of characters to which the variables of one command may expand. A longer result is a mistake or an
 attack."""
-SPACE, DOLLAR = "\x1f", "\x1e"
-"""Characters that replace a quoted space and a quoted dollar sign while words are split and variables expanded."""
+SPACE, DOLLAR, UNEXPANDED = "\x1f", "\x1e", "\x1d"
+"""Characters that replace a quoted space, a quoted dollar sign, and a dollar sign in the value of a variable that could
+not be expanded. They are used while words are split and variables expanded."""
+UNKNOWN = re.compile(rf"[${UNEXPANDED}][\w({{@*#?!-]")
+"""The beginning of a part of a word that was not expanded."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -35,18 +40,26 @@ BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-def script_words(text: str, environment: Mapping[str, str]) -> list[str]:
-    """The words of a script that set keys. A variable without a value stays unexpanded."""
-    variables = dict(environment)
-    words: list[str] = []
+class ScriptWord(NamedTuple):
+    """A word that sets a key. `is_known` is false if only the running script knows its value."""
+
+    text: str
+    is_known: bool
+
+
+def script_words(text: str, environment: Mapping[str, str]) -> list[ScriptWord]:
+    """The words of a script that set keys. Parts that only the running script knows stay unexpanded."""
+    variables = {name: value.replace("$", DOLLAR) for name, value in environment.items()}
+    words: list[ScriptWord] = []
     for line in text.replace("\r\n", "\n").replace("\\\n", " ").splitlines():
         for command in _commands(line):
             try:
                 parts = shlex.split(_expanded(ARRAY.sub("", command, count=1), variables))
             except ValueError:  # A quotation over several lines, which sets no key.
                 continue
-            parts = [part.replace(SPACE, " ").replace(DOLLAR, "$") for part in parts]
-            words += _without_assignments(parts, variables)
+            for word in _without_assignments(parts, variables):
+                shown = word.replace(SPACE, " ").replace(DOLLAR, "$").replace(UNEXPANDED, "$")
+                words.append(ScriptWord(shown, not UNKNOWN.search(word)))
     return words
 
 
@@ -70,8 +83,9 @@ def _without_assignments(parts: list[str], variables: dict[str, str]) -> Iterato
 
 
 def _commands(line: str) -> Iterator[str]:
-    """The commands of a line, without its comment. Quoted spaces and dollar signs become SPACE and DOLLAR."""
-    command, quote, depth, escaped = "", "", 0, False
+    """The commands of a line, without its comment. Quoted spaces and dollar signs become SPACE and DOLLAR. A command in
+    backticks becomes `$(COMMAND)`."""
+    command, quote, depth, escaped, ticked = "", "", 0, False, False
     for place, letter in enumerate(line):
         before = line[place - 1 : place]
         if escaped:
@@ -84,6 +98,10 @@ def _commands(line: str) -> Iterator[str]:
         elif letter in ";&|" and not quote and not depth:
             yield _balanced(command)
             command = ""
+        elif letter == "`":
+            ticked = not ticked
+            depth = depth + 1 if ticked else max(depth - 1, 0)
+            command += "$(" if ticked else ")"
         else:
             escaped = letter == "\\"
             if letter in "'\"" and quote in ("", letter) and not (letter == "'" and depth):
@@ -109,7 +127,7 @@ def _expanded(text: str, variables: dict[str, str]) -> str:
         if default is not None and (found is None or (match[2] and not found)):
             text = default.strip("\"'")
         else:
-            text = match[0] if found is None else found.replace("$", DOLLAR)
+            text = match[0] if found is None else found.replace("$", UNEXPANDED)
         room -= len(text)
         return text if room > 0 else match[0]
 

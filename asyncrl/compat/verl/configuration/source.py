@@ -10,14 +10,14 @@ from typing import Any
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from asyncrl.compat.verl.configuration.references import MISSING, References
+from asyncrl.compat.verl.configuration.references import MISSING, References, UnknownValue
 from asyncrl.compat.verl.configuration.script import script_words
 from asyncrl.compat.yaml_files import MAX_VALUES, read_small, read_yaml
 from asyncrl.config.group_files import FAILURES, reason
 from asyncrl.errors import ConfigError
 
 Section = dict[str, Any]
-"""Keys with plain values; references are unresolved."""
+"""Keys with plain values. References are unresolved. A value that only a running script knows is an UnknownValue."""
 
 
 class VerlConfig:
@@ -59,15 +59,26 @@ class VerlConfig:
     def _leaves(self, section: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
         for name, written in section.items():
             key = f"{prefix}{name}"
+            default = self._defaults.get(key)
             try:
                 value = written if isinstance(written, Mapping) else self._references.resolved(written, key)
+                _check_number(value, default)
             except (ValueError, RecursionError, yaml.YAMLError) as error:
-                self.remarks.append(f"{key}: its value cannot be read ({error}), and is left out: give {key}=VALUE")
+                remark = f"{key}: its value cannot be read ({error}), and is left out: give {key}=VALUE"
+                self.remarks.append(remark if default is None else f"{remark}, or verl's default {default} counts")
                 continue
             if isinstance(value, Mapping) and value:
                 yield from self._leaves(value, f"{key}.")
             else:
                 yield key, None if value == MISSING else value
+
+
+def _check_number(value: Any, default: Any) -> None:
+    """Raises ValueError: verl's default is a number, and the value is a text."""
+    if isinstance(value, str) and value != MISSING and type(default) in (int, float):
+        # A threshold may have a lower and an upper value: 0.5_5.0.
+        for part in value.split("_"):
+            float(part)
 
 
 def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str, str]) -> Section:
@@ -78,7 +89,8 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
     given: Any = {}
     try:
         if file is not None and file.suffix == ".sh":
-            words = [*script_words(read_small(file), environment), *words]
+            for word, is_known in script_words(read_small(file), environment):
+                _apply(given, word, is_known)
         elif file is not None:
             given = read_yaml(file)
     except FAILURES as error:
@@ -90,7 +102,7 @@ def read_verl(file: Path | None, words: Sequence[str], environment: Mapping[str,
     return given
 
 
-def _apply(given: Section, word: str) -> None:
+def _apply(given: Section, word: str, is_known: bool = True) -> None:
     if word.startswith("~"):
         section, _, name = word[1:].partition("=")[0].rpartition(".")
         node = written_at(given, section) if section else given
@@ -101,7 +113,7 @@ def _apply(given: Section, word: str) -> None:
     if not sign or not key:
         raise ConfigError(f"{word}: write KEY=VALUE")
     try:
-        value = OverridesParser.create().parse_override(word).value()
+        value = OverridesParser.create().parse_override(word).value() if is_known else UnknownValue(text)
     except FAILURES:
         value = text  # A path with special characters, for example.
     set_key(given, key, value)

@@ -173,6 +173,11 @@ def test_several_turns_with_tools_on_sglang(tmp_path: Path) -> None:
     assert (config.actor.tools, config.actor.tool_call_format) == (["python"], "hermes")
     assert (config.run.name, config.learner.group_size, config.observe.sinks) == ("qwen3b-16", 16, ["console"])
     assert has(report, "verl.tools.gsm8k_tool.Gsm8kTool", "docs/tools.md")
+    assert not has(report, "actor.tools is empty")
+    (tmp_path / "tools.yaml").write_text('tools: [{class_name: "verl.tools.gsm8k_tool.Gsm8kTool"}]')
+    config, report = loaded("multi_turn.yaml", tmp_path, [tools.replace(str(HERE), str(tmp_path))])
+    assert config.actor.tools == []
+    assert has(report, "actor.tools is empty", "every call of a tool fails")
 
 
 @pytest.mark.slow
@@ -328,7 +333,7 @@ def test_a_value_that_asyncrl_does_not_have_is_replaced_and_named() -> None:
 
 def test_a_value_of_a_wrong_kind_is_named_and_the_rest_is_translated() -> None:
     result = from_words("data.train_batch_size=many", "data.shuffle=false")
-    assert has(result.differs, "data.train_batch_size=many", "is left out")
+    assert has(result.differs, "data.train_batch_size: its value cannot be read", "'many'", "is left out")
     assert result.settings["data.shuffle"] is False
 
 
@@ -456,7 +461,37 @@ def test_a_script_is_read_with_its_variables_arrays_and_sums() -> None:
         e.f="${NAME}/y" g=1 \\
         ~h.i $UNSET
     """
-    assert script_words(text, {"HOME": "/home/me"}) == ["a.b=8", "+c.d=[1, 2]", "e.f=/home/me/x/y", "~h.i"]
+    words = ["a.b=8", "+c.d=[1, 2]", "e.f=/home/me/x/y", "~h.i"]
+    assert script_words(text, {"HOME": "/home/me"}) == [(word, True) for word in words]
+
+
+def test_a_value_that_only_the_running_script_knows_is_reported_and_left_out(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "N=`nproc`\n"
+        "run trainer.project_name=$(basename $PWD) actor_rollout_ref.rollout.n=`nproc` "
+        "data.train_batch_size=$((N * 4)) "
+        'data.train_files="$(ls data/*.parquet)" data.val_files=[$UNSET/test.parquet] trainer.experiment_name=at-$N '
+        "actor_rollout_ref.model.path=${MODEL:?give a model} critic.model.path=${OTHER:?} "
+        "data.max_prompt_length=\\`x\\` trainer.total_epochs='`y`' trainer.test_freq=cost$"
+    )
+    given = read_verl(script, [], {"PWD": "/work", "OTHER": "other"})
+    assert (given["critic"]["model"]["path"], given["data"]["max_prompt_length"]) == ("other", "`x`")
+    assert (given["trainer"]["total_epochs"], given["trainer"]["test_freq"]) == ("`y`", "cost$")
+    result = translate(given)
+    for key, written in {
+        "trainer.project_name": "$(basename /work)",
+        "trainer.experiment_name": "at-$(nproc)",
+        "actor_rollout_ref.rollout.n": "$(nproc)",
+        "data.train_batch_size": "$((N * 4))",
+        "data.train_files": "$(ls data/*.parquet)",
+        "data.val_files": "[$UNSET/test.parquet]",
+        "actor_rollout_ref.model.path": "${MODEL:?give a model}",
+    }.items():
+        reason = f"{key}: its value cannot be read (only the running script knows this value: {written})"
+        assert has(result.differs, reason, f"left out: give {key}=VALUE")
+    assert has(result.differs, "give data.train_batch_size=VALUE, or verl's default 1024 counts")
+    assert not any("$" in str(value) for value in result.settings.values())
 
 
 WITH_SPACES = ["a.b=x-$(date +%s)", "a.c=9", "a.d=-3", "a.e=$((2 ** 3))"]
@@ -481,14 +516,14 @@ WITH_SPACES = ["a.b=x-$(date +%s)", "a.c=9", "a.d=-3", "a.e=$((2 ** 3))"]
     ],
 )
 def test_a_script_is_read_as_a_shell_would(text: str, words: list[str]) -> None:
-    assert script_words(text, {}) == words
+    assert [word for word, _ in script_words(text, {})] == words
 
 
 @pytest.mark.slow
 def test_variables_that_hold_each_other_many_times_take_no_memory() -> None:
     doubled = "".join(f"A{number}=$A{number - 1}$A{number - 1}\n" for number in range(1, 60))
     (word,) = script_words(f"A0=x\n{doubled}run a.b=$A59", {})
-    assert len(word) < 1_000_000
+    assert len(word.text) < 1_000_000
 
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:
