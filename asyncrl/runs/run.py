@@ -96,7 +96,12 @@ class Run:
             return yaml.safe_dump(masked(self._written()), sort_keys=False, allow_unicode=True)
 
     def _written(self) -> Any:
-        return yaml.load(self.config_file.read_text(), _LOADER)
+        text = self.config_file.read_text()
+        try:
+            return yaml.load(text, _LOADER)
+        except yaml.YAMLError:
+            # The loader in C refuses half of a surrogate pair, which a name may have.
+            return yaml.safe_load(text)
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
