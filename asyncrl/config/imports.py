@@ -45,10 +45,10 @@ def path_of(value: Any, key: str) -> str:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", type(value).__name__)
     if module == "__main__" or getattr(sys.modules.get(str(module)), name, None) is not value:
         own = name.rpartition(".")[2]
-        new = f"rewards.{own if own.isidentifier() else 'NAME'}"
+        new = f"my_rewards.{own if own.isidentifier() else 'NAME'}"
         raise ConfigError(
-            f"{key}={name}: the run's processes import it by name: move it to a file of its own, such as rewards.py, "
-            f"and pass {new}"
+            f"{key}={name}: the run's processes import it by name: move it to a file of its own, such as "
+            f"my_rewards.py, and pass {new}"
         )
     if folder := _only_of_script(str(module)):
         raise ConfigError(

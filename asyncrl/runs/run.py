@@ -107,7 +107,7 @@ class Run:
     def _readable(self) -> Iterator[None]:
         try:
             yield
-        except (OSError, yaml.YAMLError, UnicodeDecodeError, TypeError, ValueError) as error:
+        except (OSError, yaml.YAMLError, UnicodeDecodeError, RecursionError, TypeError, ValueError) as error:
             raise ConfigError(f"{self.config_file} cannot be read: {error}") from error
 
     # The state and the end.
