@@ -48,7 +48,9 @@ def test_code_that_other_processes_cannot_import_is_refused_with_where_to_put_it
     monkeypatch.setattr(sys.modules["__main__"], "of_script", of_script, raising=False)
     named = {local: "local", of_script: "of_script", (lambda: 0.0): "NAME", Lookup().method: "method"}
     for value, name in named.items():
-        with pytest.raises(ConfigError, match=rf"import it by name: .* such as my_rewards.py, and pass my_rewards.{name}$"):
+        with pytest.raises(
+            ConfigError, match=rf"import it by name: .* such as my_rewards.py, and pass my_rewards.{name}$"
+        ):
             as_word("scoring.rule", [value])
 
 
