@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from asyncrl.compat.trl.bindings import Binding, Place, bound, is_within, set_attributes, with_places
+
 MAX_STEPS = 20_000
 MAX_CHARACTERS = 1 << 16
 MAX_NUMBER = 1e18
@@ -25,11 +27,6 @@ _SUMS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 _OF_ROWS = ("load_dataset", "load_from_disk", "from_list", "from_dict", "from_generator", "from_pandas")
 _TRIVIAL = ("with_format", "shuffle")
 """Methods of a data set that change no row. The run shuffles the rows itself."""
-_CHANGING = ("append", "clear", "extend", "insert", "pop", "popitem", "remove", "setdefault", "update")
-"""Methods that change a list or a dictionary."""
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
-_PARTED = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
 
 
 class UnknownValueError(ValueError):
@@ -72,23 +69,6 @@ class MadeOf:
     keywords: Mapping[str, Any]
 
 
-@dataclass(frozen=True, eq=False)
-class _Place:
-    """A function, or a part that Python may skip or repeat, such as a branch of `if`."""
-
-    is_scope: bool
-
-
-@dataclass(frozen=True)
-class _Binding:
-    """A name gets or changes its value in a line within `places`, the outermost first. `value` is None if only the
-    running script knows it."""
-
-    line: int
-    value: ast.expr | None
-    places: tuple[_Place, ...]
-
-
 class Script:
     """The values in the source `text` of a script, whose functions have the module's name `module`.
 
@@ -100,10 +80,10 @@ class Script:
         self._module = module
         self._steps = 0
         self._imports: dict[str, str] = {}
-        self._bindings: dict[str, list[_Binding]] = {}
-        self._places: dict[ast.AST, tuple[_Place, ...]] = {}
+        self._bindings: dict[str, list[Binding]] = {}
+        self._places: dict[ast.AST, tuple[Place, ...]] = {}
         self._defined: set[str] = set()
-        for node, places in _with_places(self.tree):
+        for node, places in with_places(self.tree):
             self._places[node] = places
             self._note(node, places)
 
@@ -148,7 +128,7 @@ class Script:
         """
         match node:
             case ast.Name(id=name) if (last := self._last_binding(name, node)) is not None:
-                known = _is_within(last.places, self._places[node])
+                known = is_within(last.places, self._places[node])
                 if isinstance(last.value, ast.List | ast.Tuple) and known:
                     return self.items(last.value)
             case ast.List(elts=items) | ast.Tuple(elts=items):
@@ -167,9 +147,9 @@ class Script:
         """
         names = {name for name, found in self._bindings.items() if any(each.value is call for each in found)}
         for node in self._places:
-            for name, attribute, value in _set_attributes(node):
+            for name, attribute, value in set_attributes(node):
                 if name in names:
-                    is_sure = _is_within(self._places[node], self._places[call])
+                    is_sure = is_within(self._places[node], self._places[call])
                     yield attribute, value if is_sure else node
 
     def imported_packages(self) -> set[str]:
@@ -187,10 +167,10 @@ class Script:
             for inner in ast.walk(node)
         )
 
-    def _note(self, node: ast.AST, places: tuple[_Place, ...]) -> None:
-        for name, value in _bound(node):
+    def _note(self, node: ast.AST, places: tuple[Place, ...]) -> None:
+        for name, value in bound(node):
             line = getattr(node, "lineno", 0)
-            self._bindings.setdefault(name, []).append(_Binding(line, value, places))
+            self._bindings.setdefault(name, []).append(Binding(line, value, places))
         match node:
             case ast.Import(names=names):
                 self._imports |= {
@@ -213,7 +193,7 @@ class Script:
         if (last := self._last_binding(name, node)) is not None:
             if last.value is None:
                 raise UnknownValueError(f"{name}, which line {last.line} sets")
-            if not _is_within(last.places, self._places[node]):
+            if not is_within(last.places, self._places[node]):
                 raise UnknownValueError(f"{name}, which line {last.line} may set")
             try:
                 return self.value(last.value)
@@ -230,7 +210,7 @@ class Script:
             return Named(self._imports[name])
         raise UnknownValueError(name)
 
-    def _last_binding(self, name: str, node: ast.expr) -> _Binding | None:
+    def _last_binding(self, name: str, node: ast.expr) -> Binding | None:
         """The last one before `node`, without those in other functions."""
         seen = self._places[node]
         before = [
@@ -343,76 +323,3 @@ def split_of(rows: ScriptRows, split: str) -> ScriptRows:
 def last_name(node: ast.expr) -> str:
     """The last name of a dotted name, such as `GRPOConfig` of `trl.GRPOConfig`; empty for other expressions."""
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _with_places(tree: ast.AST) -> Iterator[tuple[ast.AST, tuple[_Place, ...]]]:
-    """Every node with the places that it is in. The names in simple assignments are left out."""
-    waiting: list[tuple[ast.AST, tuple[_Place, ...]]] = [(tree, ())]
-    for node, places in waiting:
-        yield node, places
-        inside = (*places, _Place(True)) if isinstance(node, _SCOPES) else places
-        for name, field in ast.iter_fields(node):
-            if name in ("target", "targets") and [*_assigned(node)]:
-                continue
-            of_field = (*inside, _Place(False)) if _may_be_skipped(node, name) else inside
-            inner = field if isinstance(field, list) else [field]
-            waiting += [(each, of_field) for each in inner if isinstance(each, ast.AST)]
-
-
-def _may_be_skipped(node: ast.AST, field: str) -> bool:
-    """True if Python may skip or repeat the statements in a field. A script runs as the main program."""
-    if field not in ("body", "orelse") or not isinstance(node, _PARTED):
-        return False
-    return not (isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and _base(node.test.left) == "__name__")
-
-
-def _is_within(places: tuple[_Place, ...], seen: tuple[_Place, ...]) -> bool:
-    return all(place in seen for place in places)
-
-
-def _assigned(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """The name and the value of a simple assignment."""
-    match node:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
-            yield name, value
-        case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
-            yield name, value
-
-
-def _bound(node: ast.AST) -> Iterator[tuple[str, ast.expr | None]]:
-    """The names that a node binds or whose objects it changes, each with its value. None: only the running script knows
-    it."""
-    yield from _assigned(node)
-    match node:
-        case ast.Name(id=name, ctx=ast.Store() | ast.Del()) | ast.arg(arg=name):
-            yield name, None
-        case ast.Subscript(value=owner, ctx=ast.Store() | ast.Del()):
-            yield _base(owner), None
-        case ast.Call(func=ast.Attribute(value=owner, attr=method)) if method in _CHANGING:
-            yield _base(owner), None
-
-
-def _base(node: ast.AST) -> str:
-    """The first name of an expression such as `options["a"].b`; empty for other expressions."""
-    while isinstance(node, ast.Subscript | ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _set_attributes(node: ast.AST) -> Iterator[tuple[str, str, ast.AST]]:
-    """The attributes that a node sets: the object's name, the attribute, and its value, or the node without a value."""
-    match node:
-        case ast.Assign(targets=targets, value=value):
-            for target in targets:
-                inner = target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
-                for each in inner:
-                    if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Name):
-                        yield each.value.id, each.attr, value if each is target else node
-        case ast.AnnAssign(target=ast.Attribute(value=ast.Name(id=name), attr=attribute), value=ast.expr() as value):
-            yield name, attribute, value
-        case ast.AugAssign(target=ast.Attribute(value=ast.Name(id=name), attr=attribute)):
-            yield name, attribute, node
-        case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=name), ast.Constant(value=str() as key), value]):
-            yield name, key, value
-        case ast.Call(func=ast.Name(id="setattr"), args=[ast.Name(id=name), *_]):
-            yield name, "**", node
