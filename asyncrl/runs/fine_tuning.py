@@ -65,8 +65,8 @@ class FineTuningTable:
     def update(self) -> None:
         """Show the newest values, if it is time."""
         if self._view.is_due():
-            for found in self._errors.read():
-                self._view.tell(f"error of {found}; see {self._run.folder}/logs/{found.role}.log")
+            for text in self._errors.new_texts():
+                self._view.tell(text)
             rows = self.rows()
             self._view.show(pace(self._learner.recent, self._steps), rows)
 
@@ -86,8 +86,7 @@ class FineTuningTable:
             ("lr", number(values.get("lr"))),
             ("trained tokens/s", number(values.get("tokens_per_s"))),
         ]
-        if errors := self._errors.by_role():
-            rows.append(("errors", ", ".join(f"{count} of {name}" for name, count in errors.items())))
+        rows += self._errors.rows()
         if restarts := sum(self._restarts().values()):
             rows.append(("restarts", str(restarts)))
         return rows

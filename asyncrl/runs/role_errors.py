@@ -87,6 +87,15 @@ class RoleErrors:
             counts[error.role] += error.count
         return dict(counts)
 
+    def rows(self) -> list[tuple[str, str]]:
+        """The row of the console with the number of errors of each role; no row without errors."""
+        counts = ", ".join(f"{count} of {name}" for name, count in self.by_role().items())
+        return [("errors", counts)] if counts else []
+
+    def new_texts(self) -> list[str]:
+        """Read the logs, and return a line for the console for each error of a new kind."""
+        return [f"error of {found}; see {self._logs / found.role}.log" for found in self.read()]
+
     def waits_since(self, begin: float) -> list[RoomWait]:
         """The roles that wait for room on a disk. `begin` is the start of the run: an earlier wait has ended."""
         return [wait for wait in self._waits.values() if wait.since >= begin]

@@ -53,7 +53,6 @@ class TerminalTable:
         replays = ["replay"] if shards == 1 else [f"replay-{shard}" for shard in range(shards)]
         self._replays = [run.raw_tail(name) for name in replays]
         self._run, self._shards, self._roles = run, shards, RolesReader(run)
-        self._folder = str(run.folder)
         self._judged: tuple[tuple[str, str], ...] = ()
         self._told: set[str] = set()
         self._next_health = 0.0
@@ -87,8 +86,8 @@ class TerminalTable:
 
     def _tell_errors(self) -> None:
         """Print each error of a role when it comes for the first time."""
-        for found in self._errors.read():
-            self._view.tell(f"error of {found}; see {self._folder}/logs/{found.role}.log")
+        for text in self._errors.new_texts():
+            self._view.tell(text)
 
     def _tell_health(self) -> None:
         """Print each finding when it begins to hold, above the table or between the lines."""
@@ -125,8 +124,7 @@ class TerminalTable:
             rows.append(("stop of a push", f"{1000 * mean_s:.0f} ms, at most {1000 * longest_s:.0f}"))
         if failed := measured.get("eval/failed"):
             rows.append(("held-out failed", f"{number(failed)} of {number(failed + measured.get('eval/count', 0))}"))
-        if errors := self._errors.by_role():
-            rows.append(("errors", ", ".join(f"{count} of {name}" for name, count in errors.items())))
+        rows += self._errors.rows()
         if restarts:
             rows.append(("restarts", str(restarts)))
         replays = [tail.read() for tail in self._replays]
