@@ -31,7 +31,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from asyncrl.config.schema import LearnerConfig, ModelConfig
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.loading import StoredModel, open_model, read_model
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import Policy

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import PartConfig, TrainConfig
 from asyncrl.errors import InvariantError, StoppedError, WeightsError
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.from_config import run_settings
 from asyncrl.learner.model.canary import canary_of
 from asyncrl.learner.model.policy import load_policy

@@ -32,8 +32,9 @@ from asyncrl.config.changes import ConfigChange
 from asyncrl.config.schema import LearnerConfig, LoraConfig, ModelConfig, TrainConfig
 from asyncrl.errors import CheckpointError, StoppedError
 from asyncrl.learner.batch.packing import PackedSequences
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
 from asyncrl.learner.checkpoint.gathering import gather, plan_gather
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.loading import open_model
 from asyncrl.learner.model.optimizer import Exchange, Trainable
 from asyncrl.learner.model.policy import Policy
