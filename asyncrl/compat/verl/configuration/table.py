@@ -11,6 +11,7 @@ from asyncrl.compat.verl.configuration import (
     correction_rows,
     data_rows,
     loss_rows,
+    model_rows,
     reward_rows,
     rollout_rows,
     trainer_rows,
@@ -18,6 +19,7 @@ from asyncrl.compat.verl.configuration import (
 
 TABLE: tuple[Row, ...] = (
     *data_rows.ROWS,
+    *model_rows.ROWS,
     *actor_rows.ROWS,
     *rollout_rows.ROWS,
     *advantage_rows.ROWS,
