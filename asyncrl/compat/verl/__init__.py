@@ -3,6 +3,7 @@
 asyncrl's trajectories can be converted to verl's layout and back. docs/verl.md lists the differences.
 """
 
+from asyncrl.compat.verl.from_batch import to_labels, to_trajectories
 from asyncrl.compat.verl.interactions import BaseInteraction
 from asyncrl.compat.verl.loading import VerlInteraction, VerlManager, load_reward_manager
 from asyncrl.compat.verl.names import provide_verl
@@ -19,7 +20,7 @@ from asyncrl.compat.verl.reward_managers import (
 )
 from asyncrl.compat.verl.rewarding import AbstractRewardManager, RewardManager, default_compute_score
 from asyncrl.compat.verl.tensors import TensorBatch
-from asyncrl.compat.verl.trajectories import from_trajectories, to_labels, to_trajectories
+from asyncrl.compat.verl.to_batch import from_trajectories
 
 __all__ = [
     "AbstractRewardManager",
