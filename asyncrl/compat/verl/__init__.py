@@ -11,7 +11,7 @@ from asyncrl.compat.verl.packed import add_tokens, to_episodes, to_tokens
 from asyncrl.compat.verl.padding import compute_position_id_with_mask, pad_dataproto_to_divisor, unpad_dataproto
 from asyncrl.compat.verl.parquet import read_parquet, write_parquet
 from asyncrl.compat.verl.process_rewards import QwenPRMRewardManager, SkyworkPRMRewardManager
-from asyncrl.compat.verl.protocol import DataProto, DataProtoItem
+from asyncrl.compat.verl.protocol import DataProto
 from asyncrl.compat.verl.reward_managers import (
     BatchRewardManager,
     DAPORewardManager,
@@ -19,6 +19,7 @@ from asyncrl.compat.verl.reward_managers import (
     PrimeRewardManager,
 )
 from asyncrl.compat.verl.rewarding import AbstractRewardManager, RewardManager, default_compute_score
+from asyncrl.compat.verl.rows import DataProtoItem
 from asyncrl.compat.verl.tensors import TensorBatch
 from asyncrl.compat.verl.to_batch import from_trajectories
 
