@@ -25,14 +25,7 @@ from msgspec import structs
 from asyncrl.machine import process
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.feed import Feed
-from asyncrl.replay.messages import (
-    OK,
-    TICKETS,
-    VALUES,
-    Answer,
-    decode_reply,
-    encode_request,
-)
+from asyncrl.replay.messages import OK, TICKETS, VALUES, Answer, decode_reply, encode_request
 from asyncrl.replay.protocol import (
     Checkpointed,
     GetAudit,

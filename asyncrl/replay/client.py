@@ -15,25 +15,13 @@ import zmq
 from msgspec.msgpack import Decoder
 
 from asyncrl.config.changes import ConfigChange
-from asyncrl.errors import (
-    ConfigError,
-    RefusedError,
-    RunOverError,
-    TooManyFailuresError,
-    WireError,
-)
+from asyncrl.errors import ConfigError, RefusedError, RunOverError, TooManyFailuresError, WireError
 from asyncrl.masking import masked_text
 from asyncrl.network.keys import ClientKeys
 from asyncrl.observe.spans import Spans
 from asyncrl.replay import messages, protocol
 from asyncrl.replay.link import CREDITS, RETRY_S, ReplayLink, Request
-from asyncrl.replay.messages import (
-    ENDED,
-    OK,
-    OVER,
-    REFUSED,
-    Answer,
-)
+from asyncrl.replay.messages import ENDED, OK, OVER, REFUSED, Answer
 from asyncrl.replay.protocol import MAX_FETCH, ReplayRequest
 from asyncrl.text import cut
 from asyncrl.types import BatchPlan, LabelNeeds, Labels, Lease, RunIdentity, Task, Ticket, Trajectory

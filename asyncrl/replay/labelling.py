@@ -26,13 +26,7 @@ from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import label_needs
 from asyncrl.replay.leases import WorkerLeases
 from asyncrl.replay.messages import Reply
-from asyncrl.replay.protocol import (
-    FailScoring,
-    LeasedTask,
-    LeaseTrajectories,
-    Leave,
-    WorkerRequest,
-)
+from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, WorkerRequest
 from asyncrl.replay.records import (
     DeadLetter,
     GroupRecord,

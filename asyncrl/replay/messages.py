@@ -19,10 +19,11 @@ from msgspec.msgpack import Decoder
 
 from asyncrl.config.changes import ConfigChange
 from asyncrl.errors import WireError
+from asyncrl.msgpack_values import decoder, pack
 from asyncrl.replay.protocol import GetTickets, LeasedTask, RenewLease, ReplayRequest, WorkerRequest
 from asyncrl.text import cut
 from asyncrl.types import BatchPlan, RunIdentity, Task, Ticket
-from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer, decoder, pack
+from asyncrl.wire import MAX_HEADER_BYTES, MAX_LARGE_HEADER_BYTES, MAX_REASON_CHARS, PROTOCOL, Buffer
 
 T = TypeVar("T")
 OK, NOTHING, OVER, BUSY, REFUSED, ENDED = REPLIES = ("ok", "nothing", "over", "busy", "refused", "ended")

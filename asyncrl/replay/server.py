@@ -47,12 +47,7 @@ from asyncrl.replay.messages import (
     encode_reason,
     encode_reply,
 )
-from asyncrl.replay.protocol import (
-    Fetch,
-    FetchImage,
-    GetClock,
-    GetStatus,
-)
+from asyncrl.replay.protocol import Fetch, FetchImage, GetClock, GetStatus
 from asyncrl.replay.service import ReplayService
 from asyncrl.replay.store import Store
 from asyncrl.replay.transaction import Transaction

@@ -26,14 +26,7 @@ from asyncrl.runs.lines import read_lines
 from asyncrl.types import BatchPlan, Role, Trajectory
 from asyncrl.weights.canary import canary_tokens
 from tests.engine.support import plain_logprobs
-from tests.learner.support import (
-    VOCABULARY,
-    PlannedReplay,
-    Run,
-    assert_weights_equal,
-    make_config,
-    with_critic,
-)
+from tests.learner.support import VOCABULARY, PlannedReplay, Run, assert_weights_equal, make_config, with_critic
 
 pytestmark = pytest.mark.slow
 
