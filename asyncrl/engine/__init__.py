@@ -10,8 +10,8 @@ This package keeps the engine's part of promise 9 of docs/concepts.md: a weight 
 A request that fails is retried at another server, and the policy's turn keeps the tokens that it has: fleet/fleet.py,
 fleet/partial_turn.py.
 
-Files in reading order: base.py (the protocol), scheduler.py, cache.py and embedded.py (continuous batching in this
-process); fleet/fleet.py (many servers as one engine), fleet/endpoint.py, fleet/updater.py, fleet/server.py (the
+Files in reading order: base.py (the protocol), scheduler.py, cache.py, passes.py and embedded.py (continuous batching
+in this process); fleet/fleet.py (many servers as one engine), fleet/endpoint.py, fleet/updater.py, fleet/server.py (the
 protocol of a server), then sglang/ and vllm/. opening.py opens an engine of any kind, and from_config.py reads the
 configuration.
 
