@@ -22,7 +22,8 @@ from asyncrl.learner.checkpoint.export import export
 from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.model.optimizer import Trainable
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine.files import LossyText
 from asyncrl.observe.from_config import source_of
 from asyncrl.observe.sinks import open_metrics

@@ -39,7 +39,8 @@ from asyncrl.learner.model.loading import open_model
 from asyncrl.learner.model.optimizer import Exchange, Trainable
 from asyncrl.learner.model.policy import Policy
 from asyncrl.learner.model.sharding import shard
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.packed_attention import PACKED
 from asyncrl.modelling.weight_format import WeightFormat
 from asyncrl.observe.spans import open_spans
