@@ -106,6 +106,35 @@ def _stopping_together(ranks: Ranks) -> Iterator[None]:
 
 
 @contextmanager
+def _connected(
+    member: Membership, limit_s: float, limit: timedelta, keys: ClientKeys | None, activity: Activity
+) -> Iterator[torch.device]:
+    """Connect this rank to all others, and return its device. A collective fails after `limit`. The ranks disconnect at
+    the end of the block."""
+    meeting = member.meeting
+    # gloo listens even with one rank. Ranks on one machine need only loopback.
+    os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
+    # This variable keeps the store alive: torch uses it until the end, but keeps no reference in Python.
+    store, caller = _open_store(meeting, limit_s, keys)
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(member.local)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, store=store, rank=member.rank, world_size=meeting.size, timeout=limit)
+    try:
+        yield torch.device("cuda", member.local) if cuda else torch.device("cpu")
+    finally:
+        # A reference to a gloo group keeps the group's threads alive, and these threads abort a process that exits.
+        # Sharded models have such references in cycles, and the collector ignores cycles from before `freeze_heap`.
+        gc.unfreeze()
+        gc.collect()
+        activity.enter(END)
+        dist.destroy_process_group()
+        if caller is not None:
+            caller.close()
+
+
+@contextmanager
 def joined(
     replicas: int = 1,
     limit_s: float = DEFAULT_TIMEOUTS.stuck,
@@ -132,41 +161,23 @@ def joined(
     """
     activity, stopping = activity or Activity(), stopping or Stopping()
     member = member or Membership.of_this_process() or Membership(0, 0, Meeting(0, 1, ""))
-    meeting, rank, size = member.meeting, member.rank, member.meeting.size
+    rank, size = member.rank, member.meeting.size
     counts = {"context_ranks": context_ranks, "expert_ranks": expert_ranks, "tensor_ranks": tensor_ranks}
     _check_division(size, replicas, counts)
-    # gloo listens even with one rank. Ranks on one machine need only loopback.
-    os.environ["GLOO_SOCKET_IFNAME"] = meeting.interface or loopback_interface()
     if size > 1:
         member.start_heartbeat(activity)
-    # This variable keeps the store alive: torch uses it until the end, but keeps no reference in Python.
-    store, caller = _open_store(meeting, limit_s, keys)
-    cuda = torch.cuda.is_available()
-    if cuda:
-        torch.cuda.set_device(member.local)
-    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     limit = timedelta(seconds=limit_s + ENDED_BY_LAUNCHER_S)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-    waiting = _waiting_mesh() if size > 1 else None
-    try:
-        kind = "cuda" if cuda else "cpu"
-        device = torch.device(kind, member.local) if cuda else torch.device(kind)
-        logger.info("rank %d of %d computes on %s", rank, size, described(device))
-        mesh = _shard_mesh(kind, size, replicas)
-        together = max(context_ranks, tensor_ranks)
-        context = context_group(rank, size, together, limit, tensor_ranks > 1) if together > 1 else None
-        experts = _expert_mesh(kind, size, replicas, expert_ranks)
-        ranks = Ranks(rank, size, device, mesh, waiting, activity, stopping, context, experts)
-        stopping.stop_if = ranks.stop_if
-        with _stopping_together(ranks):
-            yield ranks
-    finally:
-        stopping.end()
-        # A reference to a gloo group keeps the group's threads alive, and these threads abort a process that exits.
-        # Sharded models have such references in cycles, and the collector ignores cycles from before `freeze_heap`.
-        gc.unfreeze()
-        gc.collect()
-        activity.enter(END)
-        dist.destroy_process_group()
-        if caller is not None:
-            caller.close()
+    with _connected(member, limit_s, limit, keys, activity) as device:
+        try:
+            waiting = _waiting_mesh() if size > 1 else None
+            logger.info("rank %d of %d computes on %s", rank, size, described(device))
+            mesh = _shard_mesh(device.type, size, replicas)
+            together = max(context_ranks, tensor_ranks)
+            context = context_group(rank, size, together, limit, tensor_ranks > 1) if together > 1 else None
+            experts = _expert_mesh(device.type, size, replicas, expert_ranks)
+            ranks = Ranks(rank, size, device, mesh, waiting, activity, stopping, context, experts)
+            stopping.stop_if = ranks.stop_if
+            with _stopping_together(ranks):
+                yield ranks
+        finally:
+            stopping.end()
