@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,15 +13,9 @@ from asyncrl.config import locations
 from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import ActorConfig, AlgorithmConfig, ScoringConfig, TrainConfig
 from asyncrl.config.schema.tools import SandboxConfig
-from asyncrl.errors import (
-    ConfigError,
-    DataError,
-    StoreError,
-    ToolError,
-)
+from asyncrl.errors import ConfigError, DataError, StoreError, ToolError
 from asyncrl.launch.preflight.algorithm import check_algorithm
-from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
-from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage, check_episodes
+from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.learning import check_learning
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
@@ -36,7 +29,8 @@ from asyncrl.launch.preflight.models import (
 )
 from asyncrl.launch.preflight.play import check_play
 from asyncrl.launch.preflight.problems import Problems
-from asyncrl.launch.preflight.prompts import check_prompts, prompt_lengths
+from asyncrl.launch.preflight.prompts import prompt_lengths
+from asyncrl.launch.preflight.row_checks import RowChecks
 from asyncrl.launch.preflight.truths import check_truths
 from asyncrl.network.keys import check_keys
 
@@ -44,8 +38,6 @@ if TYPE_CHECKING:
     from asyncrl.chat.chat import Chat
     from asyncrl.data.opening import RunTasks
     from asyncrl.data.reading import TaskFile
-
-log = logging.getLogger("asyncrl.train")
 
 
 def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
@@ -63,20 +55,19 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     from asyncrl.data.from_config import run_tasks
     from asyncrl.episode.from_config import prepare_demonstrations
     from asyncrl.launch.preflight.datasets import make_tasks
-    from asyncrl.modelling.opening import reads_images
     from asyncrl.modelling.tokenizer import open_tokenizer
     from asyncrl.scoring.verifier import Verifier
 
-    actor, scoring, learner, found = config.actor, config.scoring, config.learner, Problems(stop)
-    is_local, plays = config.cluster.launcher == "local", not actor.played_by
-    missing = missing_data(config.data, config.algorithm.sft.path)
+    actor, scoring, learner, sft = config.actor, config.scoring, config.learner, config.algorithm.sft
+    found, missing = Problems(stop), missing_data(config.data, sft.path)
     found.extend(map(DataError, missing.values()))
     found.check(*more)
-    files = _task_files(run_tasks(config), partial(make_tasks, config), missing, found)
+    tasks = run_tasks(config)
+    files = _task_files(tasks, partial(make_tasks, config), missing, found)
     if config.replay.source is not None:
         found.check(partial(_check_source, Path(config.replay.source)))
     found.check(partial(check_keys, config.network.keys))
-    if is_local:  # Other hosts cannot be checked here. The placement checks their devices.
+    if config.cluster.launcher == "local":  # Other hosts cannot be checked here. The placement checks their devices.
         found.check(partial(check_ports, config.network, learner, config.replay.shards))
         found.check(partial(check_devices, config))
     found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
@@ -85,38 +76,18 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
         _probe_parts(config.algorithm, learner.group_size)
     trains = learner.epochs is not None or learner.total_steps > 0
     found.check(partial(check_play, actor, files, trains))
+    open_own_chat = cache(partial(open_chat, config))
     with found.collected():
-        check_existence(config.model, config.critic, config.implicit, scoring)
-        found.check(partial(_check_policy, config))
-        if plays:
-            found.check(partial(check_grammars, config.engine.kind, actor, files))
-            with found.collected():
-                _check_template(open_chat(config), actor, reads_images(config.engine.kind, config.model), files)
-        found.check(partial(check_truths, scoring, config.model, actor.sandbox, files))
+        _check_models(config, open_own_chat, files, found)
     if not found.any:
-        with (
-            found.collected(),
-            closing(EpisodeJudge(scoring, partial(Verifier, scoring, config.model, actor.sandbox))) as judge,
-        ):
-            chat, tokenizer = cache(partial(open_chat, config)), cache(partial(open_tokenizer, config.model))
-            check_episodes(actor, files, TrialStage(tokenizer, chat, partial(open_runner, config)), judge)
-        if shown := config.algorithm.sft.path:
-            found.check(partial(prepare_demonstrations, config, shown, stop))
-        if plays:
-            measure = partial(prompt_lengths, config, stop)
-            with found.collected():
-                for file in files:
-                    check_prompts(config.data, file, measure)
-            found.check(
-                partial(
-                    check_group_demonstrations,
-                    run_tasks(config),
-                    config.actor,
-                    partial(open_chat, config),
-                    files[:1],
-                    stop,
-                )
-            )
+        RowChecks(
+            actor,
+            tasks,
+            TrialStage(cache(partial(open_tokenizer, config.model)), open_own_chat, partial(open_runner, config)),
+            partial(EpisodeJudge, scoring, partial(Verifier, scoring, config.model, actor.sandbox)),
+            partial(prompt_lengths, config, stop),
+            partial(prepare_demonstrations, config, sft.path, stop) if sft.path else None,
+        ).run(files, found, stop)
     found.raise_all()
 
 
@@ -154,18 +125,33 @@ def _check_optimizer(name: str) -> None:
     check_optimizer(name)
 
 
-def _check_policy(config: TrainConfig) -> None:
-    from asyncrl.engine.sglang.families import check_family
+def _check_models(
+    config: TrainConfig, open_chat: Callable[[], Chat], files: Sequence[TaskFile], found: Problems
+) -> None:
+    """Check the models, and what is computed with their tokenizer: prompts, grammars and ground truths.
 
-    model, critic, implicit = config.model, config.critic, config.implicit
-    check_family(config.engine, model)
-    size = policy_size(model)
-    check_tokenizer(model)
-    check_length(model, config.actor, config.engine)
-    check_freezing(model, critic, implicit)
-    check_learning(model, critic, config.learner, config.algorithm)
-    adapters = check_adapters(model, critic, implicit)
-    check_disk(config.run, config.learner, config.replay, size, free_bytes(locations.run_dir(config.run)), adapters)
+    Raises ConfigError: a model does not exist, so that nothing else of it can be checked.
+    """
+    from asyncrl.engine.sglang.families import check_family
+    from asyncrl.modelling.opening import reads_images
+
+    model, critic, implicit, actor, engine = config.model, config.critic, config.implicit, config.actor, config.engine
+    check_existence(model, critic, implicit, config.scoring)
+    with found.collected():
+        check_family(engine, model)
+        size = policy_size(model)
+        check_tokenizer(model)
+        check_length(model, actor, engine)
+        check_freezing(model, critic, implicit)
+        check_learning(model, critic, config.learner, config.algorithm)
+        adapters = check_adapters(model, critic, implicit)
+        free = free_bytes(locations.run_dir(config.run))
+        check_disk(config.run, config.learner, config.replay, size, free, adapters)
+    if not actor.played_by:
+        found.check(partial(check_grammars, engine.kind, actor, files))
+        with found.collected():
+            _check_template(open_chat(), actor, reads_images(engine.kind, model), files)
+    found.check(partial(check_truths, config.scoring, model, actor.sandbox, files))
 
 
 def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:
