@@ -8,8 +8,8 @@ judges.py runs users' code in processes that may be killed, so a rule that hangs
 manager judges are leased, delivered and failed as a whole (promise 5).
 
 In reading order:
-- worker.py: the loop of a scorer; scorer.py: the labels of leased trajectories
-- shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
+- worker.py: the loop of a scorer; scorer.py: the scores of leased trajectories
+- labels.py: labels from scores; shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
 - verifier.py, judges.py: rules in separate processes; rules/: one file for each rule; registry.py finds them
 - transcript.py, models/: process reward models and outcome models, one file for each family
 - managers.py: verl's reward managers, which judge whole groups

@@ -20,8 +20,9 @@ from asyncrl.config.schema import ModelConfig, ScoringConfig
 from asyncrl.config.schema.scoring import GROUP_KIND, configured, needs, serves
 from asyncrl.errors import ConfigError, ScoringError
 from asyncrl.modelling.tokenizer import open_tokenizer
+from asyncrl.scoring.labels import ScoredEpisode
 from asyncrl.scoring.models.registry import load_outcome_model, load_prm
-from asyncrl.scoring.scorer import KindUnavailableError, ScoredEpisode, Scorer
+from asyncrl.scoring.scorer import KindUnavailableError, Scorer
 from asyncrl.scoring.step_rewards import StepRewards
 from asyncrl.scoring.verifier import Verifier
 from asyncrl.types import Labels, Lease, Task, Trajectory
