@@ -42,48 +42,10 @@ from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.engine.base import Generation, PlacedImage, collapsed
 from asyncrl.episode.branches import Branch, Prefix, image_arrays, moved, routed_experts
 from asyncrl.episode.images import EpisodeImages, GivenTokens
+from asyncrl.episode.limits import EpisodeLimits, LimitError
 from asyncrl.episode.steps import Split, split_steps
 from asyncrl.errors import BusyError, EngineError, InvariantError, RefusedError
-from asyncrl.types import (
-    MAX_IMAGES,
-    NO_MASS,
-    Finish,
-    Grammar,
-    Role,
-    Ticket,
-    ToolCall,
-    Trajectory,
-    Turn,
-    runs_of,
-)
-
-
-class LimitError(RefusedError):
-    """A limit of the episode leaves no room for a completion. `code` is the chat-completions API's error code."""
-
-    def __init__(self, code: str, reason: str) -> None:
-        super().__init__(reason)
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class EpisodeLimits:
-    """Limits of an episode.
-
-    - `max_turns`: how many completions the episode may have
-    - `max_turn_tokens`: how many tokens one completion may have
-    - `max_tokens`: how many tokens one branch may have, with prompts and tool results
-    - `max_total_tokens`: how many tokens all branches together may have
-    - `max_prompt_length`: how many tokens the first prompt may have; None: no limit
-    - `truncation`: what happens to a first prompt that is too long. It is cut (left, right, middle) or refused (error)
-    """
-
-    max_turns: int
-    max_turn_tokens: int
-    max_tokens: int
-    max_total_tokens: int
-    max_prompt_length: int | None = None
-    truncation: str = "error"
+from asyncrl.types import MAX_IMAGES, NO_MASS, Finish, Grammar, Role, Ticket, ToolCall, Trajectory, Turn, runs_of
 
 
 class CompletionRequest(NamedTuple):
