@@ -32,6 +32,8 @@ FOLLOWS = (
     "until Ctrl-C, which does not end the run; --once prints it once. `asyncrl status` and `asyncrl inspect status` "
     "are the same command."
 )
+Add = Callable[..., ArgumentParser]
+"""Adds a subcommand: its name, function and meaning, then the parsers of its shared options."""
 LETTERS = " With --json: each attempt alone, and with --limit only the N newest."
 
 
@@ -90,6 +92,13 @@ def parser() -> ArgumentParser:
         command.set_defaults(act=act)
         return command
 
+    _add_views(add, plain, state, tokenizer)
+    _add_changes(add, run, state, tokenizer)
+    return top
+
+
+def _add_views(add: Add, plain: ArgumentParser, state: ArgumentParser, tokenizer: ArgumentParser) -> None:
+    """Add the subcommands that print something."""
     command = add("status", subcommands.status, "rates, queues, lags, leases and disk, live", plain, more=FOLLOWS)
     command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
@@ -117,6 +126,10 @@ def parser() -> ArgumentParser:
         "dead-letters", subcommands.dead_letters, "attempts that were given up, by reason", plain, more=LETTERS
     )
     command.add_argument("--limit", type=_count, metavar="N", help="at most N reasons (20); 0: all")
+
+
+def _add_changes(add: Add, run: ArgumentParser, state: ArgumentParser, tokenizer: ArgumentParser) -> None:
+    """Add the subcommands that write a copy of a run, or change it."""
     about = "write all episodes, steps, plans and dead letters to Parquet"
     command = add("export", subcommands.export, about, run, state, tokenizer)
     command.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make")
@@ -136,7 +149,6 @@ def parser() -> ArgumentParser:
     )
     command.add_argument("step", type=int, metavar="STEP", help="the step, as the learner's error names it")
     command.add_argument("--reason", required=True, metavar="TEXT", help="why; recorded with the plan")
-    return top
 
 
 def _count(text: str) -> int:
