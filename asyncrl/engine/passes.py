@@ -77,9 +77,9 @@ class Passes:
         slots = [work[index][0] for index in complete]
         return list(map(SampledToken, slots, tokens, logprobs, alternatives))
 
-    def logprobs(self, tokens: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Compute the log-probs float32[T - 1] of a sequence int32[T] after its first token, in the slot of the
-        canary. The slot must be empty; the next `forget` wipes it."""
+    def logprobs(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Compute the log-probs float32[T - 1] of the T `tokens` after the first one, in the slot of the canary. The
+        slot must be empty; the next `forget` wipes it."""
         self._unproven[self._canary_slot] = len(tokens)
         layout = Layout(self._cache, [SlotChunk(self._canary_slot, 0, len(tokens))])
         ids = torch.tensor(tokens, device=self._device)
