@@ -30,7 +30,7 @@ PLACES = {
     ("evaluation", "eval/"): ("replay/tally.py:means",),
     ("evaluation", "eval/SOURCE/"): ("replay/tally.py:means",),
     ("actor", ""): (
-        *("engine/fleet/fleet.py:stats", "engine/fleet/completion.py:counters", "engine/fleet/pauses.py:counters"),
+        *("engine/fleet/fleet.py:stats", "engine/fleet/pauses.py:counters"),
         *("agents/chat_api/agent.py:counters", "weights/canary.py:counters", "weights/receiver.py:counters"),
     ),
     ("scoring", ""): ("scoring/stats.py:report", "scoring/stats.py:_means"),
