@@ -272,7 +272,7 @@ def causal(tokenizer):
 @pytest.mark.parametrize(
     ("family", "saved", "params", "problem"),
     [
-        ("qwen_prm", qwen(MARKED), {}, r"score\.0\.weight must be .* hold nothing: is it of another family"),
+        ("qwen_prm", qwen(MARKED), {}, r"score\.0\.weight must have .* hold nothing: is it of another family"),
         (
             "qwen_prm",
             qwen(MARKED, **qwen_head()),
