@@ -3,7 +3,7 @@ policy loss, the KL, and the sum that is trained.
 
 Tokens are packed: N tokens of S sequences are concatenated. `sequence` int64[N] has the index of each token's sequence
 in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Tensors of facts about whole
-sequences have shape [S]. They are the same on every rank.
+sequences have shape [S]. Every rank has all of them, with the same values.
 
 This package keeps promise 6 of docs/concepts.md, the learner's math is exact: packed and unpacked tokens give the same
 result, and so do any split into micro-batches and any number of ranks. policy_tokens.py first selects the M policy
