@@ -97,7 +97,8 @@ class Algorithm:
         """The loss of this micro-batch, a float64 scalar, and float64 sums for `summary`.
 
         All of them are added over micro-batches and ranks. logprobs float[N] and entropy float[N] have a gradient. The
-        gradient of the loss is exactly 0 on every masked token, and on every dropped token that no loss stream trains.
+        gradient of the loss is exactly 0 where `tokens.mask` is false, and on every dropped token that no loss stream
+        trains.
         `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a tensor is
         missing.
         """
@@ -107,7 +108,7 @@ class Algorithm:
     def importance(self, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """The proximal log-probs float[N] and the importance weights float[N] that `loss` uses.
 
-        A weight is 0 where `loss` drops the token. Both are 0 on masked tokens.
+        A weight is 0 where `loss` drops the token. Log-probs and weights are 0 where `tokens.mask` is false.
         """
         return importance(self.parts, logprobs, tokens)
 

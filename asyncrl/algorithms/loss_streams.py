@@ -139,8 +139,8 @@ class RefKl(LossStream):
 
 
 def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTokens, reduce: Reduce) -> Tensor:
-    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's mean weight over the
-    global batch, or by its share of tokens with a weight."""
+    """float64[K, M]: the weight of each token in each of the K streams. With `by_weight`, it is divided by the stream's
+    mean weight over the global batch, else by the share of tokens that have a weight in the stream."""
     weights = torch.stack([view.by_sequence(stream.weights(episodes)) for stream in streams])
     counted = [each if stream.by_weight else each != 0 for stream, each in zip(streams, weights, strict=True)]
     counts = weights.new_tensor([weights.shape[1]])

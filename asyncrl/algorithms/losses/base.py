@@ -1,6 +1,7 @@
 """The base classes of policy losses, with their input and output.
 
-A loss returns one number per token. step_loss.py adds the importance weight, the aggregation and the metrics.
+A loss returns one number per token. step_loss.py multiplies it by the importance weight, aggregates the products, and
+computes the metrics.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Candidates:
     """The M policy tokens of this rank. Once a step, `Loss.select` chooses some of them.
 
     - `proximal`, `advantages` float[M]
-    - `draw` float[M]: pseudo-random numbers in [0, 1) that do not depend on the token's rank
+    - `draw` float[M]: pseudo-random numbers in [0, 1), the same on whichever rank of the learner a token is
     - `reduce`: sums over the ranks
     """
 

@@ -10,8 +10,8 @@ from asyncrl.algorithms.parts import param
 
 
 class Dppo(Loss):
-    """Base of both forms: drops tokens that are far from the behaviour policy and whose update would move them further
-    away."""
+    """Base of DppoTv and DppoKl: drops tokens that are far from the behaviour policy and whose update would move them
+    further away."""
 
     delta: float = param(..., "largest distance from the behaviour policy", "(0, inf)")
     delta_low: float | None = param(None, "delta for A <= 0; null: delta", "(0, inf)")

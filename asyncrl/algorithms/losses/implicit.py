@@ -20,8 +20,8 @@ def implicit_loss(
 
     The score of a sequence is beta sum_t log(pi_phi / pi_ref). The sums contain the scores of the pass as float64[S].
     The losses of all micro-batches and ranks add up to the mean over the sequences of the global minibatch. The
-    gradient trains pi_phi. log_ratio float[N] has a gradient. outcome float[S] is that of the global batch, and is
-    clamped to [0, 1].
+    gradient trains pi_phi. log_ratio float[N] has a gradient. outcome float[S] has the outcome of every sequence of
+    the global batch, and is clamped to [0, 1].
     Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
@@ -42,7 +42,7 @@ def implicit_loss(
 
 
 def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
-    """The step's loss of pi_phi, and the share of outcomes that it predicted. Empty if no implicit model is trained.
+    """The step's loss of pi_phi, and the share of outcomes that it predicted rightly. Empty if no such model is trained.
 
     If `episodes` is given, the result also has the share of pairs that pi_phi ranks correctly.
     """

@@ -79,7 +79,7 @@ def value_loss(
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(
             f"value_loss needs tokens.values and tokens.returns (from an advantage with a critic), and values "
-            f"{list(tokens.mask.shape)}, not {list(values.shape)}"
+            f"of shape {list(tokens.mask.shape)}, not {list(values.shape)}"
         )
     view = PolicyTokens.of(tokens)
     now, old, returns = view.take(values), view.take(tokens.values), view.take(tokens.returns)
