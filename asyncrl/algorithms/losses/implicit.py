@@ -42,7 +42,7 @@ def implicit_loss(
 
 
 def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
-    """The step's loss of pi_phi, and the share of outcomes that it predicted rightly. Empty if no such model is trained.
+    """The step's loss of pi_phi, and the share of outcomes that it predicted rightly; empty if pi_phi is not trained.
 
     If `episodes` is given, the result also has the share of pairs that pi_phi ranks correctly.
     """
