@@ -280,7 +280,7 @@ def causal(tokenizer):
             "marker=<no>: the model's tokenizer has no token",
         ),
         ("qwen_prm", qwen(byte_tokenizer("<extra_0>"), **qwen_head()), {}, "no chat template"),
-        ("skywork_prm", causal(WITH_BOS), {}, r"v_head\.summary\.weight must have the shape \(1, 32\), .* hold nothing"),
+        ("skywork_prm", causal(WITH_BOS), {}, r"v_head\.summary\.weight must have .* \(1, 32\); .* hold nothing"),
         ("math_shepherd", causal(WITH_BOS), {}, r"params\.marker=ки: the model's tokenizer has no token"),
         ("rlhflow", causal(WITH_BOS), {}, "no chat template, which this family needs"),
         ("prime", causal(CHAT), {}, "reference must be set"),
