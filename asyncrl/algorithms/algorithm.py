@@ -113,7 +113,7 @@ class Algorithm:
         return importance(self.parts, logprobs, tokens)
 
     def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critic's loss of this micro-batch, and sums for `summary`. values float[N] have a gradient."""
+        """The critic's loss of this micro-batch, and sums for `summary`. `values` float[N] has a gradient."""
         return value_loss(values, tokens, totals, self.parts.value, self.parts.value_aggregation)
 
     def implicit_loss(
@@ -122,7 +122,7 @@ class Algorithm:
         """The loss of an implicit process model on this micro-batch, and sums for `summary`.
 
         Such a model pi_phi gives each token the reward log(pi_phi / pi_ref), and learns only from outcomes. log_ratio
-        float[N] is this log-ratio, with gradient; outcome is float[S]. Raises ConfigError: the advantage is not
+        float[N] is this log-ratio, with gradient; `outcome` is float[S]. Raises ConfigError: the advantage is not
         `prime`, the only part that reads such a model.
         """
         if not isinstance(self.parts.advantage, Prime):

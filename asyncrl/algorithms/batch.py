@@ -31,8 +31,8 @@ class Episodes:
     """Facts about the S sequences of the global batch, in the order of the batch plan. They are the same on every rank.
 
     - `group` int64[S]: the index of the sequence's group, counted from 0 without gaps
-    - `reward` float32[S]: the shaped reward
-    - `outcome` float32[S]: the verifier's score
+    - `reward` float32[S]: the reward of the labels
+    - `outcome` float32[S]: the outcome of the labels, which says if the answer is right
     - `lengths` int64[S]: the number of policy tokens
     - `extra`: the named scores float32[S] that parts of the algorithm read (`Part.reads`)
     - `greedy` bool[S]: true for members that were sampled greedily as a baseline

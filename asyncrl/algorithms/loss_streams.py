@@ -68,7 +68,7 @@ class LossStream(Stream):
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
         """The loss of every policy token of the pass, before weights.
 
-        reference float[M] is log pi_ref; None unless the stream has `needs_reference`.
+        `reference` float[M] is log pi_ref. It may be None unless the stream has `needs_reference`.
         """
 
 
@@ -150,5 +150,5 @@ def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTo
 
 
 def weighted(losses: Tensor, weights: Tensor) -> Tensor:
-    """float[M]: losses float[M] times weights float[M], exactly 0 for a weight of 0, also if the loss is not finite."""
+    """float[M]: `losses` times `weights`, both float[M]; exactly 0 where the weight is 0, even if the loss is nan."""
     return torch.where(weights == 0, 0.0, weights * losses)

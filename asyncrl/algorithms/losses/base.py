@@ -147,7 +147,7 @@ def capped_ratio(updates: Updates, cap: float) -> Tensor:
 
 
 def dual_clipped(losses: Tensor, advantages: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """losses float[M], bounded by -limit A if A < 0, and bool[M], true if the bound applies.
+    """`losses` float[M], bounded by -limit A where A < 0, and bool[M], true on the tokens that the bound changes.
 
     Source: Mastering Complex Control in MOBA Games with Deep Reinforcement Learning, 2020.
     """

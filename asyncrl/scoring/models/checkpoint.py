@@ -30,7 +30,7 @@ _NOISE, _HALF_NOISE = 1e-4, 0.02
 
 
 class Checkpoint:
-    """The model that the configuration names at `key`. `name` is the name of its folder or on the hub, with a version.
+    """The model that the configuration names at `key`. `name` is its name (of the folder or on the hub) with a version.
 
     The version is the hub's commit, or a digest of the local files. To avoid reading large weights whole, the digest
     covers the size of each file, and its beginning, middle and end.
@@ -134,7 +134,7 @@ class Checkpoint:
         return [found[name].to(self._device, torch.float32) for name in shapes]
 
     def encoder(self, encode: Encode, max_tokens: int, rows: int) -> Encoder:
-        """An encoder for the model, whose embedding has `rows` tokens.
+        """An encoder for the model, whose embedding has `rows` rows.
 
         Raises ConfigError: the embedding lacks a token that the family adds to transcripts.
         """
@@ -181,7 +181,7 @@ def _digest(folder: Path) -> str:
 
 @torch.inference_mode()
 def is_causal(backbone: Any) -> bool:
-    """True if hidden states do not depend on later tokens, measured on two short inputs that differ in the last."""
+    """True if hidden states do not depend on later tokens, measured on two inputs that differ in the last one."""
     tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=backbone.device)
     one, other = (backbone(input_ids=each[None]).last_hidden_state[0, :3].float() for each in tokens)
     return _same(one, other, backbone.dtype)

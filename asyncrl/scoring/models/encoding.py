@@ -71,7 +71,7 @@ def longest_input(model: Any) -> int:
     """The maximum number of tokens that the model was made for; sys.maxsize if its configuration has no such limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for name, module in model.named_modules():
-        # RoBERTa and similar models begin to count positions at padding_idx + 1, so the rows up to there are unused.
+        # RoBERTa and similar models count positions from padding_idx + 1, so they never use the rows before it.
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limit = module.num_embeddings - module.padding_idx - 1
     return limit if isinstance(limit, int) and limit > 0 else sys.maxsize

@@ -1,9 +1,9 @@
 """The code that all models on HTTP servers share: parameters, the client that posts JSON, and the contract `json`.
 
 In the contract `json`, the request is POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]}. The server
-answers {"scores": [...]}, with one entry for each episode, in order. A process reward model gives a list with one
-probability for each step as the entry, an outcome model a number. `plain` is the text without the policy's special
-tokens.
+answers {"scores": [...]}, with one entry for each episode, in order. For a process reward model, an entry is a list
+with one probability for each step; for an outcome model, it is a number. `plain` is the text without the policy's
+special tokens.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ def code(
     expect data.
 
     In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So
-    only the time during which programs ran counts towards these three quarters. If the waiting takes until the
-    deadline, the sandbox has failed.
+    only the time during which programs ran counts towards these three quarters. If these three quarters
+    pass while programs wait, the sandbox has failed.
 
     Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
     judge any program, for example because they pass it a function; or the sandbox supports no asserts. Raises

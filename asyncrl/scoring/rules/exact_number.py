@@ -14,7 +14,7 @@ the mark or is in the box, its right side counts.
 Numbers may have:
 
 - signs (`-5`, `-$5`, "minus 5")
-- thousands separators (`1,234`, `1{,}234`; after a mark or in a box also `1 234` and `1,00,000`)
+- thousands separators (`1,234`, `1{,}234`; from a mark, tag, box or sentence also `1 234` and `1,00,000`)
 - decimals, exponents (`1e3`, `1.5 \times 10^6`), powers (`2^{10}`, `10⁶`)
 - fractions (`3/4`, `\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`)
 - any currency before them and any unit after them: `50%` is 50, `3 million` is 3, `72 m²` is 72

@@ -103,7 +103,7 @@ class TrlFunction:
             known = {each: value for each, value in offered.items() if self._takes_all or each in self._names}
             result = completed(self._reward(**known))
         except Exception as error:
-            form = "a text, as the prompt is in the data file" if _is_text(task) else "a list of messages"
+            form = "a text, like the prompt in the data file" if _is_text(task) else "a list of messages"
             raise ScoringError(
                 f"{self._name} raised {reason_of(error)}, at task {task.id}; its completion is {form}"
             ) from error
@@ -147,7 +147,7 @@ def _batch(given: RuleInput) -> dict[str, list[Any]]:
 
 
 def _is_text(task: Task) -> bool:
-    """True if the prompt is a text in the data file. It is no longer one if a system message was added to it."""
+    """True if the prompt is a text in the data file, and was not made a list of messages by a system message."""
     return task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
 
 
