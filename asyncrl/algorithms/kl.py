@@ -84,7 +84,7 @@ class K1(Kl):
     Formula: d
     Use: in the reward, where it is unbiased
     Source: Approximating KL Divergence, 2020
-    Caveat: in the loss its gradient has expectation 0: use k1+ or k2 there. It can be negative.
+    Caveat: in the loss its gradient has expectation 0: use k1+ or k2 there. The value can be negative.
     """
 
     name = "k1"
