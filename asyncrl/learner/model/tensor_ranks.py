@@ -3,8 +3,8 @@ has a whole matrix.
 
 Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
 Outside of these blocks (attention and MLPs) it has the t-th part of the tokens, as with context parallelism. A block
-gathers the tokens, and multiplies them by rows of its first matrices and by columns of its last matrix. Each rank gets
-the sum over the ranks for its own tokens.
+gathers the tokens, and multiplies them by rows of its first matrices and by columns of its last matrix. Each rank gets,
+for its own tokens, the sum of all ranks' products.
 
 This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
 The model's plan in transformers tells how each matrix is divided. The head and the embedding are gathered for each

@@ -45,7 +45,7 @@ def new_value_head(model: ModelConfig, hidden: int) -> nn.Linear:
             continue
         if weight.shape != (1, hidden):
             logger.warning(
-                "%s.weight of %s is %s, and a value needs [1, %d]: the critic's head begins at zero",
+                "%s.weight of %s has the shape %s, but a value needs [1, %d]: the critic's head begins at zero",
                 *(name, model.path, list(weight.shape), hidden),
             )
             continue
