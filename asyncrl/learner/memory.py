@@ -61,12 +61,12 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     for each in models:
         each.module.activations.keep(share)
     logger.info(
-        "layers keep %.0f%% of their activations: for the largest pass, of %d tokens, they take %.1f GB, all else %.1f "
-        "GB, and %.1f GB can be used",
+        "layers keep %.0f%% of their activations: in the largest pass, of %d tokens, all activations would take %.1f "
+        "GB; everything else takes %.1f GB, and %.1f GB can be used",
         *(100 * share, sum(lengths), whole / 1e9, others / 1e9, usable / 1e9),
     )
     if others > usable:
-        logger.warning("a pass of %d tokens may not fit: lower learner.micro_tokens", sum(lengths))
+        logger.warning("a pass of %d tokens might not fit into memory: lower learner.micro_tokens", sum(lengths))
     fit_exchange(models, room - share * whole)
     return share
 
