@@ -50,7 +50,7 @@ class PackedLayout:
         return cls(torch.tensor(sides), torch.tensor(ends, dtype=torch.int32), paths)
 
     def divided(self, group: ContextGroup, tokens: int) -> PackedLayout:
-        """The same layout for a rank of `group` that computes its part of the `tokens` of the pass."""
+        """The same layout for a rank of `group`, whose ranks divide the pass of `tokens` tokens."""
         return replace(self, group=group, own=None if group.divides_layers else self._of_queries(group.rows(tokens)))
 
     def _of_queries(self, rows: slice) -> PackedLayout:

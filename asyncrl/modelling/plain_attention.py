@@ -128,8 +128,8 @@ class _Blocks:
     def shares(self, block: range, seen: range) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute the softmax [heads, queries, keys].
 
-        Also returns the derivative of the capped scores by the uncapped scores (None without a cap), and the sinks'
-        part of the softmax [heads, queries, 1] (None without sinks).
+        Also returns the derivative of the capped scores with respect to the uncapped ones (None without a cap), and the
+        sinks' part of the softmax [heads, queries, 1] (None without sinks).
         """
         cap, sinks, slope, sunk = self.rule.softcap, self.rule.sinks, None, None
         scores = self.query[:, self.rows(block)] @ self.key[:, _slice(seen)].mT * self.scale
