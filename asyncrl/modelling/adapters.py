@@ -76,7 +76,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
-    """Maps the name of each matrix that an adapter changes to the update."""
+    """Maps the name of each matrix with an adapter to the adapter's update."""
     return {
         f"{name}.weight": LowRankUpdate(
             layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, float(layer.scaling[ADAPTER])

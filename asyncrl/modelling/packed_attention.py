@@ -213,7 +213,7 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """Select the rows of the keys of all sequences from `values`. If `paths` is None, they are all rows, unchanged."""
+    """Select the rows of the keys of all sequences from `values`. If `paths` is None, these are all rows, unchanged."""
     return values if paths is None else values.index_select(0, paths)
 
 

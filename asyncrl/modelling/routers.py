@@ -113,4 +113,4 @@ ROUTERS: Mapping[str, RouterFamily] = {
     "gpt_oss": RouterFamily(_softmax, _ChooseThenSoftmax),
     **dict.fromkeys(("deepseek_v3", "glm4_moe"), RouterFamily(_sigmoid, None)),
 }
-"""The families, by the folder in transformers/models that defines the router."""
+"""Maps the folder in transformers/models that defines a router to the router's family."""
