@@ -96,7 +96,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience
 
 
 def _prepare_process(deterministic: bool, routes: RouteSettings) -> None:
-    """Set the environment of this process before it uses a GPU or the network. Raises ConfigError."""
+    """Set the environment of this process before it uses a GPU or the network."""
     if deterministic:
         be_deterministic()
     if routes.to_engines == "distributed":

@@ -1,7 +1,8 @@
 """Fits models into the memory of a GPU.
 
-With model.activations=null, layers keep as many activations as fit into free memory. In the rest of the memory, weights
-and gradients stay unsharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null).
+With model.activations=null, layers keep as many activations as fit into free memory. As far as the rest of the memory
+allows, weights and gradients stay unsharded, so that ranks exchange them less often (learner.exchange=auto,
+learner.reshard=null).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ FEW_TOKENS = 64
 
 
 def usable_bytes(device: torch.device, share: float | None = None) -> float:
-    """Return the bytes that this process may allocate on a GPU in total: free memory, but at most a `share` of the
-    GPU's memory."""
+    """Return the bytes that this process may allocate on a GPU in total: most of the memory that other processes leave
+    free, but at most a `share` of the GPU's memory."""
     free, total = torch.cuda.mem_get_info(device)
     usable = USABLE * (free + torch.cuda.memory_reserved(device))
     return usable if share is None else min(usable, share * total)

@@ -84,8 +84,8 @@ def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bi
 def fill_to_targets(
     lengths: Sequence[int], costs: Sequence[float], items: Sequence[int], targets: Sequence[float], limit: int
 ) -> Bins | None:
-    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Each item goes into that bin
-    with room whose cost is farthest below the bin's target. Returns None if an item fits into no bin."""
+    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Of the bins with room for it,
+    an item goes into the one whose cost is farthest below its target. Returns None if an item fits into no bin."""
     bins: Bins = [[] for _ in targets]
     rooms = [limit] * len(targets)
     above = [(-target, index) for index, target in enumerate(targets)]

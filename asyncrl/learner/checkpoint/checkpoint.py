@@ -334,8 +334,8 @@ class Checkpoints:
         return self._folder / f"step-{step:06d}"
 
     def _newest(self) -> int:
-        """Return the step of the newest complete checkpoint; 0 if there is none. Only the newest `keep` count: the
-        replay may have dropped the data that was trained after an older checkpoint."""
+        """Return the step of the newest complete checkpoint; 0 if there is none. Older checkpoints than the newest
+        `keep` are ignored: the replay may have dropped the data that was trained after them."""
         marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
         return max((step_of(each) for each in marked[-self._keep :] if (each / COMPLETE).exists()), default=0)
 

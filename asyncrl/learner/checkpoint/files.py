@@ -99,8 +99,8 @@ class CheckpointFiles:
 
 
 def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
-    """Describe the damage of the files in `folder`. Returns None if they are undamaged. Each of `ranks` reads a part of
-    the files. Raises OSError."""
+    """Describe the damage of the files in `folder`. Returns None if they are undamaged. Each of the `ranks` ranks
+    checks a part of the files. Raises OSError: a file cannot be read."""
     try:
         read = [json.loads(path.read_text()) for path in folder.glob(f"{_CHECKSUMS}*.json")]
         checksums = {name: checksum for each in read for name, checksum in each["files"].items()}

@@ -67,9 +67,9 @@ class HostCopy:
 
     @torch.no_grad()
     def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
-        """Begin a copy of the found tensors, as they were at the last call of `changed`. It does not wait for a running
-        pass. On a GPU, the copy is whole once the returned event has happened, and the tensors must not change before
-        that event."""
+        """Begin a copy of the found tensors, as they were at the last call of `changed`. The copy does not wait for a
+        running pass. On a GPU, the copy is whole once the returned event has happened, and the tensors must not change
+        before that event."""
         if self._reserving is not None:
             self._reserving.result()
         self._reserve()

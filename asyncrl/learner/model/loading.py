@@ -51,7 +51,7 @@ def open_model(config: ModelConfig, activity: Activity | None = None, with_head:
     """Open the causal language model that `config` names. Its weights are read after the model is sharded.
 
     If the whole model must be loaded at once, `activity` shows how long this takes. Without `with_head` the files may
-    lack the head of a language model, which a critic does not need. Raises ConfigError: it cannot be loaded.
+    lack the head of a language model, which a critic does not need. Raises ConfigError: the model cannot be loaded.
     """
     path = config.path
     try:
@@ -66,7 +66,7 @@ def open_model(config: ModelConfig, activity: Activity | None = None, with_head:
 
 def read_model(config: ModelConfig) -> Any:
     """Read the causal language model that `config` names, on the CPU, in float32. Tensors that its files lack are
-    random. Raises ConfigError: it cannot be loaded."""
+    random. Raises ConfigError: the model cannot be loaded."""
     return _read_whole(config)[0]
 
 
@@ -226,7 +226,7 @@ def stored_tensors(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple
     """Return the file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads the
     files of a hub model.
 
-    Raises NoSafetensorsError: there are none; OSError, SafetensorError: they cannot be read."""
+    Raises NoSafetensorsError: the model has no such files; OSError, SafetensorError: the files cannot be read."""
     path, revision = source.path, source.revision
     found = cached_file(path, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [found or ""]

@@ -279,8 +279,8 @@ def load_sharded(
     length: int,
     frozen: Frozen | None = None,
 ) -> Activations:
-    """Shard `root`, which holds the Hugging Face `model`, and read its shards of the `stored` weights. Returns the
-    activations that its layers keep.
+    """Shard `root`, which holds the Hugging Face `model`, and read this rank's shards of the `stored` weights. Returns
+    the object that decides which activations the layers keep.
 
     Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
     """

@@ -46,7 +46,7 @@ def shard(
     unit_bytes: float | None = None,
 ) -> Activations:
     """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. Returns the
-    activations that the layers keep.
+    object that decides which activations the layers keep.
 
     - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. If
       `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. Before a unit runs, it

@@ -1,4 +1,4 @@
-"""Makes the linear head of a critic, from a head in the model's files, or else from zero.
+"""Makes the linear head of a critic, from a head in the model's files, or else with zeros.
 
 Two kinds of files have a head: transformers' models for classification with one label (`score` or `classifier`), and
 trl's models with a value head (`v_head.summary`).

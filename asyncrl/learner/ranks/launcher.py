@@ -250,7 +250,7 @@ class _Rank:
             self._state = state
         limit = self._state.limit_s(self._timeouts.silence) if self._state is not None else self._timeouts.start
         if self.status is None and self._silent >= limit:
-            last_seen = f"; at its last heartbeat, {self._state}" if self._state is not None else ""
+            last_seen = f"; its last heartbeat said: {self._state}" if self._state is not None else ""
             raise all_ended(f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs{last_seen}")
 
     def terminate(self) -> None:
