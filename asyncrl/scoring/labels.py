@@ -1,6 +1,7 @@
 """Makes the labels of an episode from the scores that rules, models and managers give to it.
 
-The reward is shaped once the episode has the scores of all kinds. Until then its labels are partial.
+The reward is computed (shaping.py) once the episode has the scores of all kinds that it needs. Until then its labels
+are partial.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class ScoredEpisode:
 
     - `step_scores`: the scores float32[K] of all K steps before shaping
     - `repeated`: the share of repeated steps
-    - `agree`: true if process model and rules agree on the answer; None if one of them gave no score
+    - `agree`: true if the process model agrees with the rules or the manager on the answer; None if one side gave no
+      score
     """
 
     labels: Labels
@@ -73,7 +75,7 @@ class Labeller:
         rewarded: Future[Scores] | ScoringError | None,
         judged: Future[ManagerScore] | ScoringError | None,
     ) -> ScoredEpisode:
-        """Raises ScoringError: one of the lease's kinds gave no score."""
+        """Put the scores of one lease together as labels. Raises ScoringError: a kind in `lease.kinds` gave none."""
         before = lease.partial
         numbers, vote = (dict(before.extra), before.vote) if before else ({}, "")
         reasons = [*before.reasons] if before else []
@@ -120,7 +122,9 @@ class Labeller:
         counted, kept = step_scores, list(range(len(step_scores)))
         models = {name: score for name, score in numbers.items() if name == "outcome_model"}
         if len(step_scores):
-            if self._config.steps is None:  # A function decides itself what a repeated or a late step earns.
+            # The numbers of a user's function (scoring.steps) count unchanged: it decides itself what a repeated or a
+            # late step earns.
+            if self._config.steps is None:
                 counted, kept = shaping.earned(step_scores, steps, trajectory.sampled_tokens, config)
             if config.prm_aggregation != "per_step":
                 models["process"] = shaping.aggregate(counted, config.prm_aggregation)
@@ -155,7 +159,7 @@ class Labeller:
         return votes.vote(None, votes.read_plainly, answer)
 
     def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
-        # The numbers of a function have no middle, above which an answer counts as right.
+        # The numbers of the function scoring.steps have no middle, above which an answer would count as right.
         if accuracy is None or not len(step_scores) or self._config.steps is not None:
             return None
         config = self._config.shaping

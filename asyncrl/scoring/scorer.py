@@ -3,7 +3,7 @@
 Every episode gets labels (see labels.py) or an error. An episode that cannot be scored does not affect others: if a
 model fails on a batch, the batch's members are scored one by one.
 
-If a service seems to be unavailable, it is tested with an easy episode. If the service answers the test, it is
+If the server of a reward model seems to be unavailable, it is tested with an easy episode. If it answers, it is
 available, and the error counts as a failure of the episode that was to be scored.
 """
 
@@ -80,8 +80,8 @@ class Scorer:
         """Yield the result of each lease in the order of `leases`, as soon as it and all results before it are ready.
         An error may be a KindUnavailableError.
 
-        Rules, managers and the function of step rewards run while the models do. If a group was leased whole, `leases`
-        must have all of its leases.
+        Rules, managers and the function of step rewards run while the models do. If a group was leased as a
+        whole, `leases` must have the leases of all its members.
         """
         judged = self._judge(leases)
         rules = _submitted("rules", self._submit, leases)
@@ -183,7 +183,8 @@ def _submitted(
 
 
 def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
-    """The result of each lease. Once a service is unavailable, it gets no requests for the remaining leases."""
+    """Score all leases in one call or, if it fails, one by one. Once a service is unavailable, it gets no requests for
+    the remaining leases."""
     if not leases:
         return []
     together: list[T] | ScoringError = _attempt(partial(score, leases))

@@ -146,7 +146,7 @@ def joined(
     expert_ranks: int = 1,
     tensor_ranks: int = 1,
 ) -> Iterator[Ranks]:
-    """Join the ranks of which this process is `member`. If `member` is None, these are the ranks that
+    """Join the ranks. `member` says which of them this process is. If it is None, the ranks are the ones that
     `launcher.run_ranks` started, or this process alone. The ranks disconnect at the end of the block.
 
     - The ranks hold `replicas` copies of a model. Groups of `expert_ranks` ranks of a copy have all experts of a layer.

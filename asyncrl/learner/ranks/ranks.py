@@ -29,8 +29,8 @@ EXPERT_MESH = ("replicas", "experts", "parts")
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank of `size`, and the collective operations of all ranks. All ranks call every method in the same
-    order."""
+    """This rank, number `rank` of `size`, and the collective operations of all ranks. All ranks must call the methods
+    in the same order."""
 
     rank: int
     size: int
@@ -85,7 +85,7 @@ class Ranks:
 
     @property
     def is_first_of_pass_group(self) -> bool:
-        """True if this rank alone counts the values that all ranks of its pass group have."""
+        """True on one rank of each pass group. Sums over pass groups take a group's values only from this rank."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -122,8 +122,9 @@ class Ranks:
 
     def stop_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
         """Raises StoppedError on every rank if `stopped` is true on any rank, so that no rank waits for a rank that
-        ended. `updating`: weights change after this call. If it is None, `is_updating` does not change. `within_pass`:
-        the helper thread of `stopping` calls this, since the main thread of this rank is in the middle of a pass.
+        ended. `updating`: weights change after this call. If it is None, `stopping.is_updating` does not change.
+        `within_pass`: the helper thread of `stopping` calls this, since the main thread of this rank is in the middle
+        of a pass.
         """
         with self.stopping.lock:
             self.activity.advance()
