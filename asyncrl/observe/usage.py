@@ -30,7 +30,7 @@ _HostSample = tuple[float, HostUse]
 
 
 class Usage:
-    """Samples the use of the host with `host`, and of the GPUs with the reader that `open_gpus` returns.
+    """Samples the use of processors and memory with `host`, and of GPUs with the reader that `open_gpus` returns.
 
     The first sample calls `open_gpus`. After an error the GPUs are not read again. `clock` gives seconds. Any thread
     may call `values`.

@@ -1,8 +1,8 @@
 """Encodes and decodes the file of one step's kept episodes: `step-NNNNNNNNN.kept`.
 
 `wire.join` builds the file from a head in msgpack and a frame for each episode. The head has the rows of all episodes
-and each group's task once. An episode's frame joins its trajectory, its labels and the arrays of the step, each encoded
-as a message by `wire`. Nothing is unpickled.
+and each group's task once. An episode's frame joins its trajectory, its labels and its `ARRAYS`, each encoded as a
+message by `wire`. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from asyncrl.wire import (
 )
 
 FORMAT = 1
-"""Files of other formats are refused."""
+"""The number of this format. Files with another number are refused."""
 PATTERN = "step-*.kept"
 FOLDER = "episodes"
 """The folder in a run's folder that has the kept episodes."""
@@ -92,7 +92,7 @@ class StepFile:
         return self._head.rows
 
     def episode(self, index: int) -> KeptEpisode:
-        """The episode of a row. Raises StoreError: it is damaged."""
+        """Decode the episode of row `index`. Raises StoreError: the episode is damaged."""
         row = self._head.rows[index]
         try:
             played, judged, trained = (
