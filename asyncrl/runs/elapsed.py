@@ -1,7 +1,7 @@
 """Computes for how long a run has run: all of its starts together, without the pauses between them.
 
-`environment.json` has the time of each start. An earlier start lasted until the last row that any role wrote before the
-next one.
+`environment.json` has the time of each start. The time after an earlier start counts until the last row that
+any role wrote before the next start.
 """
 
 from __future__ import annotations
