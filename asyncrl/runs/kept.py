@@ -82,6 +82,6 @@ class KeptEpisodes:
 
     def _not_kept(self, what: str) -> RefusedError:
         return RefusedError(
-            f"{what} is not kept: observe.keep_episodes sets the kept groups of a step, observe.keep_evaluated the "
-            "kept episodes of an evaluation, and observe.keep_episodes_mb their total size"
+            f"{what} is not kept: observe.keep_episodes sets how many groups of a step are kept, "
+            "observe.keep_evaluated how many episodes of an evaluation, and observe.keep_episodes_mb their total size"
         )

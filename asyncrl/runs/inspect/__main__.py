@@ -59,10 +59,10 @@ RUN is the folder of a run or its name. docs/replay.md describes the subcommands
 """
 FOLLOWS = (
     " It shows how far a run is, which role waits for which, and what to change. On a terminal it follows the run "
-    "until Ctrl-C, which does not end the run; --once prints it once. `asyncrl status` and `asyncrl inspect status` "
-    "are the same command."
+    "until Ctrl-C, which does not end the run; --once prints the status once. `asyncrl status` and "
+    "`asyncrl inspect status` are the same command."
 )
-LETTERS = " With --json: each attempt alone, and with --limit only the N newest."
+LETTERS = " --json prints each attempt instead, and with --limit only the N newest ones."
 MOST_REASONS = 20
 SAMPLES = 6
 """The number of samples of the status that are kept. Rates are measured from the oldest sample to the newest."""
@@ -92,7 +92,7 @@ def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, A
         action="append",
         default=[],
         metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard; by default the address that the replay wrote at its store",
+        help="address of the replay, once for each shard; by default the address in the folder of the store",
     )
     run.add_argument("--keys", metavar="DIR", help="folder of keys, if the run's folder has no config.yaml")
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
@@ -127,7 +127,7 @@ def parser() -> ArgumentParser:
         return command
 
     command = add("status", status, "rates, queues, lags, leases and disk, live", plain, more=FOLLOWS)
-    command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
+    command.add_argument("--once", action="store_true", help="print the status once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
     command = add("list", list_rows, "one line per episode", plain, state)
     which = command.add_mutually_exclusive_group()
@@ -304,7 +304,7 @@ def _others(stored: StoredRun, name: str) -> str:
         others = [each for each in islice(stored.ids(after=begin), SUGGESTIONS) if each.startswith(begin)]
         if others:
             return f"do you mean {', '.join(others)}?"
-    return "the store has none; replay.retention=all keeps them"
+    return "the store has no trajectory any more; replay.retention=all keeps all"
 
 
 def export(arguments: Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Makes the Parquet columns of an exported run from the fields of data types: those of the package `types`, the store's
+"""Makes the Parquet columns of an exported run from the fields of data types: those of `asyncrl.types`, the store's
 records and the rows of `episodes`.
 
 An exported run is a folder of tables: a row for each trajectory, step, batch plan and dead letter. docs/replay.md lists
@@ -70,7 +70,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Raises ValueError: the text is no JSON object."""
+    """Parse a JSON object. Raises ValueError: the text is none."""
     found = json.loads(text)
     if not isinstance(found, dict):
         raise ValueError(f"{text!r:.100} is no JSON object")
@@ -78,7 +78,7 @@ def _object(text: str) -> dict[str, Any]:
 
 
 def _array(values: pa.Array | None, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Raises ValueError: the list or one of its elements is null."""
+    """Convert a list of numbers. Raises ValueError: the list or one of its elements is null."""
     if values is None or values.null_count:
         raise ValueError("an array, or an element of one, is missing")
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)

@@ -170,7 +170,7 @@ PLANS: Mapping[str, tuple[Spoil, str]] = {
     "other tokens": (at("tokens", 0, 10**6), "group, tokens and sampled"),
     "a weight that is no number": (at("weights", 0, math.nan), "negative or not finite"),
     "a negative weight": (at("weights", 0, -1.0), "negative or not finite"),
-    "a shared part that is too long": (at("shared", 0, 10**6), "no part of it"),
+    "a shared part that is too long": (at("shared", 0, 10**6), "more tokens than it has"),
     "a demonstration elsewhere": (given(demonstrations=[99]), "not among its ids"),
 }
 
