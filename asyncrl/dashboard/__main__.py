@@ -67,8 +67,8 @@ def _tell(url: str, runs: Mapping[str, ShownRun], browse: Callable[[str], object
 @contextmanager
 def _browser() -> Iterator[Callable[[str], object]]:
     """Yield a function that opens an address in a browser. The browser gets a file that redirects to the address, and
-    only this user can read the file. If it got the address itself, every user of the machine could read it among the
-    arguments of the browser's process."""
+    only this user can read the file. If the browser got the address itself, every user of the machine could read the
+    address among the arguments of the browser's process."""
     with TemporaryDirectory(prefix="asyncrl-page-") as folder:
         file = Path(folder) / "open.html"
 
