@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def read_config(run_dir: Path) -> TrainConfig:
     """The configuration in a run's folder. Raises ConfigError: another version of asyncrl wrote it, or it is damaged;
-    OSError."""
+    OSError: it cannot be read."""
     path = run_dir / CONFIG_FILE
     try:
         written = OmegaConf.load(path)
