@@ -18,8 +18,7 @@ from asyncrl.runs.run import Run
 from asyncrl.types import Turn
 
 MOST_TOKENS = 600
-"""The maximum number of tokens that are shown of a turn. A longer turn is shown by half as many tokens from its start and
-as many from its end."""
+"""The maximum number of tokens that are shown of a turn. The middle of a longer turn is left out."""
 MOST_TURNS = 40
 MOST_CHARS = 12_000
 
