@@ -77,7 +77,7 @@ class Spans(Protocol):
         ...
 
     def span(self, name: str, track: str = "", /, **values: Value) -> AbstractContextManager[dict[str, Value]]:
-        """Record the block as a span, even if it raises. The block may add values to the mapping that it gets."""
+        """Record the `with` block as a span, even if it raises. The block may add values to the mapping it gets."""
         ...
 
     def measured_clock(self, peer: str, sent: float, theirs: float, received: float) -> None:

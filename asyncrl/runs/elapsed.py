@@ -43,7 +43,7 @@ def newest_start(run: Run) -> float:
 
 
 def _is_after(file: Path, begin: float) -> bool:
-    """True if the file was written after `begin`, the time of the newest start. Then it covers all starts."""
+    """True if the file was written after `begin`, the time of the newest start. Then the file covers all starts."""
     return file.stat().st_mtime >= begin
 
 

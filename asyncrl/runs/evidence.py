@@ -133,8 +133,8 @@ def recent_counts(
 
 
 def recent_shares(actors: Sequence[Sequence[Row]]) -> dict[str, float]:
-    """Map each name in `SHARES` to its share of the newest episodes or tool calls. A name is left out if there are
-    none."""
+    """Map each name in `SHARES` to its share of the newest episodes or tool calls. A name is left out if there
+    were no episodes or calls."""
     counts = {name: recent_counts(actors, part, whole) for name, (part, whole) in SHARES.items()}
     return {name: found / of for name, (found, of) in counts.items() if of}
 

@@ -32,7 +32,7 @@ BLOCK = 1 << 20
 MEASURED = 64
 """The number of lines from which the mean length of a line is estimated."""
 NEARBY = 1 << 16
-"""A bisection ends at this number of bytes: reading them is faster than another step."""
+"""A bisection ends at this number of bytes: reading them is faster than halving them again."""
 MOST_SAMPLED = 2000
 WHOLE_BYTES = 16 << 20
 """A file of at most this size is read whole to be sampled."""

@@ -35,8 +35,8 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class RoleError:
-    """An error of a role: its newest text, how often the role logged it, and the time of the last time, in seconds
-    since 1970."""
+    """An error of a role: its newest text, the number of times that the role logged it, and when it did so last, in
+    seconds since 1970."""
 
     role: str
     text: str

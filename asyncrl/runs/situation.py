@@ -18,7 +18,7 @@ from asyncrl.runs.settings import ViewSettings
 from asyncrl.runs.status import StatusSample, StoreSummary
 
 ROW_S = 60.0
-"""A row of metrics that was written more seconds ago does not describe the present, and is left out."""
+"""A row of metrics that is older than this many seconds does not describe the present, and is left out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,7 +97,7 @@ class KeptEpisode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeptStep:
-    """The sample of one learner step: one or more whole groups. The members of a group follow each other."""
+    """The sample of one learner step: one or more whole groups. The members of a group are consecutive."""
 
     step: int
     episodes: Sequence[KeptEpisode]

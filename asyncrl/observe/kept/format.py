@@ -38,9 +38,9 @@ FORMAT = 1
 """The number of this format. Files with another number are refused."""
 PATTERN = "step-*.kept"
 FOLDER = "episodes"
-"""The folder in a run's folder that has the kept episodes."""
+"""The subfolder of a run for its kept episodes."""
 EVALUATED_FOLDER = f"{FOLDER}/evaluated"
-"""The folder in a run's folder that has the kept held-out episodes, in files of the same format."""
+"""The subfolder of a run for its kept held-out episodes. Its files have the same format."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ def _encode(episode: KeptEpisode) -> bytes:
 
 
 class StepFile:
-    """The content of a step's file, decoded lazily. Raises StoreError: the file is damaged, or of another kind."""
+    """The content of a step's file, decoded lazily. Raises StoreError: the file is damaged, or has another format."""
 
     def __init__(self, content: Buffer, path: Path) -> None:
         self._path = path

@@ -62,7 +62,7 @@ def _encoded(value: Any) -> bytes:
 
 
 def _decoded(line: bytes) -> IndexLine:
-    """The line. Raises ValueError or RecursionError: it is malformed."""
+    """Decode a line. Raises ValueError or RecursionError: the line is malformed."""
     try:
         return _LINE.decode(line)
     except msgspec.MsgspecError:
@@ -80,7 +80,7 @@ class IndexReader:
         self.dead_bytes = 0
         """Bytes of outdated lines."""
         self.size = 0
-        """The number of bytes that were read. They end with a whole line."""
+        """The number of bytes that were read. The last of them ends a line."""
         self._first = b""
         self._lengths: dict[int, int] = {}
 

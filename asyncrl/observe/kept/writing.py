@@ -110,7 +110,7 @@ def _opened(folder: Path) -> IndexReader:
 
 
 def _read(folder: Path) -> IndexReader:
-    """The index of a folder, made from the files of the steps if it cannot be read. Raises OSError."""
+    """Read the index of a folder. If it is missing or damaged, make it from the files of the steps. Raises OSError."""
     index = IndexReader(folder)
     try:
         if index.refresh():
@@ -145,8 +145,8 @@ def _rewrite(index: IndexReader, counts: Callable[[int], bool] = lambda step: Tr
 
 
 def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str = FOLDER) -> None:
-    """Remove the steps that will be trained, or evaluated, again. If the disk has no room for the new index, this logs
-    a warning, and the steps stay until they are trained or evaluated again."""
+    """Remove the kept episodes of steps that will be trained or evaluated again (`is_repeated`). If the disk has no
+    room for the new index, this logs a warning, and the episodes stay until the steps are repeated."""
     try:
         index = _read(run_dir / folder)
         repeated = list(filter(is_repeated, index.steps))

@@ -31,8 +31,8 @@ def metrics_file(run_dir: Path, name: str) -> Path:
 class JsonLines(Sink):
     """One JSON object per line: `step`, `time` (seconds since the epoch) and the values. Appends to an existing file.
 
-    `log` raises OSError, after removing the part of its line that was written. If it cannot open the file, the next
-    call tries again.
+    `log` raises OSError, after removing the part of its line that was written. If the file cannot be opened, the
+    next call tries again.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:

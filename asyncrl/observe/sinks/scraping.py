@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
 READING_S = 10.0
-"""A connection is closed if it is idle for this time."""
+"""A connection is closed if it is idle for this number of seconds."""
 
 
 class ScrapedServer(WSGIServer):

@@ -76,7 +76,7 @@ def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], L
 
 
 def _skip_in_store(run: Run, shard: int, step: int, reason: str) -> int:
-    # These imports load the reader of task files, and take longer than all others.
+    # Only this function needs these imports, which load the reader of task files and take longer than all others.
     from asyncrl.replay.protocol import Call, SkipPlan
     from asyncrl.replay.service import ReplayService
 

@@ -41,7 +41,7 @@ Columns = Mapping[str, Column]
 
 
 def column_of(kind: Any) -> Column:
-    """The column for values of the type `kind`, an annotation."""
+    """The column for values of `kind`, a type annotation."""
     if (dtype := dtype_of(kind)) is not None:
         return Column(pa.list_(pa.from_numpy_dtype(dtype)), _as_it_is, partial(_array, dtype=dtype), is_array=True)
     origin, inner = get_origin(kind), get_args(kind)

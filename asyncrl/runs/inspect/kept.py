@@ -32,7 +32,7 @@ class KeptOfRun:
             return None
 
     def groups(self, step: int) -> list[str]:
-        """The groups that are kept of a step."""
+        """The kept groups of a step."""
         if self._kept is None:
             return []
         try:
