@@ -65,7 +65,7 @@ class EpisodeQuery:
         given = {name: value for name, value in query.items() if value}
         sort = given.get("sort", NEWEST_FIRST)
         if sort.removeprefix("-") not in SORTABLE:
-            raise RefusedError(f"episodes are not sorted by {sort}; sort by one of {', '.join(SORTABLE)}")
+            raise RefusedError(f"episodes cannot be sorted by {sort}; sort by one of {', '.join(SORTABLE)}")
         return cls(
             {name: _range(name, given[name]) for name in NUMBERS if name in given},
             {name: given[name] for name in TEXTS if name in given},

@@ -258,8 +258,9 @@ def worse_held_out(seen: Evidence) -> Finding | None:
         return Finding(
             "held_out",
             f"the held-out {name} is {trend.last:.3g} after {step} steps, below the {trend.first:.3g} of the first "
-            f"evaluation ({trend.noise_text}). Compare the rewards with episodes: the policy may exploit the reward, "
-            "or have forgotten what it could do. A smaller learner.lr or a KL to the reference helps against both",
+            f"evaluation ({trend.noise_text}). Compare the rewards of some episodes with their texts: the policy "
+            "may exploit the reward, or have forgotten what it could do. A smaller learner.lr or a KL to the reference "
+            "helps against both",
         )
     return None
 

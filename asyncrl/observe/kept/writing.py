@@ -63,7 +63,9 @@ class KeptWriter:
         """
         content = encode_step(kept)
         if len(content) > LARGEST_STEP * self._max_bytes:
-            raise StoreError(f"{len(content)} bytes of step {kept.step} are too many for observe.keep_episodes_mb")
+            raise StoreError(
+                f"the sample of step {kept.step} has {len(content)} bytes, too many for observe.keep_episodes_mb"
+            )
         line = IndexLine(kept.step, len(content), [each.row for each in kept.episodes])
         room = self._max_bytes - len(content) - len(encode_line(line))
         while self._index.steps and self.bytes > room:
@@ -155,4 +157,4 @@ def remove_kept(run_dir: Path, is_repeated: Callable[[int], bool], folder: str =
         for step in repeated:
             (run_dir / folder / file_name(step)).unlink(missing_ok=True)
     except OSError as error:
-        logger.warning("%s keeps episodes of steps that are repeated: %s", run_dir / folder, error)
+        logger.warning("%s still has episodes of steps that will be repeated: %s", run_dir / folder, error)

@@ -85,7 +85,12 @@ class Background(Sink):
             left = self._calls.qsize()
             self._dropped += left
             name = type(self._sink).__name__
-            logger.warning("%s hangs: %d of its calls are lost after %g s", name, left, self._patience_s)
+            logger.warning(
+                "%s hangs: %d waiting calls are lost, because they were not done within %g s",
+                name,
+                left,
+                self._patience_s,
+            )
             self._sink.abandon()
 
     def _enqueue(self, call: _Call, limit: int | None = None) -> None:

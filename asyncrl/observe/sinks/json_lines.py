@@ -77,7 +77,7 @@ def remove_steps(path: Path, removed: Callable[[int], bool]) -> None:
     try:
         write_whole(path, filter(stays, _whole_lines(path)))
     except OSError as error:
-        logger.warning("%s keeps lines of steps that are trained again: %s", path, error)
+        logger.warning("%s still has lines of steps that will be logged again: %s", path, error)
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

@@ -138,7 +138,7 @@ def parser() -> ArgumentParser:
     command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most N episodes (20); 0: all")
     command = add("step", step, "a learner step, and how its best and its worst episodes end", plain, tokenizer)
     command.add_argument("step", type=int, metavar="STEP", help="number of the step")
-    command.add_argument("--best", type=_count, default=3, metavar="N", help="N of the best and N of the worst (3)")
+    command.add_argument("--best", type=_count, default=3, metavar="N", help="the N best and the N worst episodes (3)")
     command = add("show", show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="id of the episode, such as t000000012.3.0")
     add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
@@ -155,7 +155,9 @@ def parser() -> ArgumentParser:
         ("discard", changes.discard, "delete dead letters; the run must be running"),
     ):
         command = add(name, change_dead_letters, meaning, run)
-        command.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
+        command.add_argument(
+            "ids", nargs="*", default=[], metavar="ID", help="ids, as `asyncrl inspect dead-letters` shows them"
+        )
         command.add_argument("--all", action="store_true", help="every dead letter")
         command.set_defaults(change=change)
     command = add("skip-plan", skip_plan, "make a step train nothing, if its training fails every time", run)

@@ -18,7 +18,7 @@ from asyncrl.runs.from_config import read_replay_settings
 from asyncrl.runs.live import LiveReplay
 from asyncrl.runs.run import Run
 
-REQUEUED = {"scoring": "is scored again", "task": "its task runs again as a new group"}
+REQUEUED = {"scoring": "is requeued: it is scored again", "task": "is requeued: its task runs again as a new group"}
 
 Change = Callable[[ReplayClient, str], str]
 """Changes one dead letter, the record of a failed attempt, and returns a description of the change."""

@@ -80,7 +80,7 @@ def _object(text: str) -> dict[str, Any]:
 def _array(values: pa.Array | None, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Convert a list of numbers. Raises ValueError: the list or one of its elements is null."""
     if values is None or values.null_count:
-        raise ValueError("an array, or an element of one, is missing")
+        raise ValueError("an array or one of its elements is missing")
     found: NDArray[Any] = values.to_numpy(zero_copy_only=False).astype(dtype, copy=False)
     return found
 

@@ -146,7 +146,7 @@ def explain_episode(trace: Trace, name: str) -> list[str]:
     until = "its label" if story.labelled else "its last recorded span"
     lines = [f"{what} took {_seconds((story.end - story.start) / US)} from its ticket until {until}:"]
     lines += _share_lines(story, "  ")
-    lines.append("Its longest parts, each after the seconds from the ticket to its start:")
+    lines.append("Its longest parts, each with its start in seconds after the ticket:")
     parts = [span for span in story.spans if span.name not in ("episode", "ticket", "segment", "agent", "tools")]
     longest = sorted(parts, key=lambda span: -span.duration)[:LONGEST]
     for span in sorted(longest, key=lambda span: span.start):
