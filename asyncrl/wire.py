@@ -7,8 +7,8 @@ The decoder trusts no sender. It first walks over the header, and refuses a list
 Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory and time for
 a message are bounded by its size.
 
-`encode` replaces characters that UTF-8 cannot encode, and truncates a `reason`. msgpack has no integers of more than 64
-bits, so longer integers are encoded as an extension type.
+`encode` replaces characters that UTF-8 cannot encode, and truncates the field `reason` of a body. msgpack has no
+integers of more than 64 bits, so longer integers are encoded as an extension type.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ T = TypeVar("T")
 PROTOCOL = 5
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
-"""The largest header of a message with many tasks, which is accepted only from a trusted peer."""
+"""The largest header of a message with many tasks. Only from a trusted peer is such a header accepted."""
 MAX_DEPTH = 100
 """The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
@@ -131,7 +131,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
     def read(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
         """The body as the type of `decoder`, without unknown fields. Raises WireError: the body is not valid.
 
-        Call `check_plain` for fields of type `Any`.
+        The values of fields of type `Any` are not checked: call `check_plain` for each of them.
         """
         packed = self.content if isinstance(self.content, msgspec.Raw) else pack(self.content, "its body")
         try:

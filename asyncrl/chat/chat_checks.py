@@ -53,12 +53,12 @@ CONVERSATIONS: Mapping[str, tuple[Messages, Messages]] = {
     "thoughts": ([QUESTION, answer(_THOUGHT + "answer"), _AGAIN, _ANSWER], []),
     "thoughts before a call": ([QUESTION, calling([_ONE], content=_THOUGHT), result("15"), _ANSWER], [TOOL]),
 }
-"""The messages and the tools of each conversation that `rewritings` renders, by the conversation's name."""
+"""Maps the name of each conversation that `rewritings` renders to its messages and its tools."""
 
 _CONSEQUENCES = {
     "sampled": "episodes continue from the sampled tokens, but a policy deployed with this template would see its "
     "rendering; with actor.history=template episodes begin a new branch instead",
-    "template": "episodes begin a new branch there",
+    "template": "episodes begin a new branch where it does so",
 }
 
 
@@ -96,8 +96,8 @@ def check_tasks(chat: Chat, tasks: Mapping[str, Task], functions: Mapping[str, F
 def rewritings(chat: Chat) -> dict[tuple[str, str], list[str]]:
     """Find the conversations of `CONVERSATIONS` that the template rewrites.
 
-    Returns lists of their names. The key of a list is a pair of texts around the first difference: the recorded text
-    and the rendered text. Conversations that the template refuses are left out.
+    Returns a mapping from pairs of texts to the names of conversations. A pair has the recorded and the rendered text
+    around the first difference in these conversations. Conversations that the template refuses are left out.
     """
     found = defaultdict(list)
     for name, (messages, tools) in CONVERSATIONS.items():

@@ -48,7 +48,7 @@ def only_text(block: Any) -> Any:
 def without_images(messages: Messages) -> Messages:
     """Replace each image by `{"type": "image"}`, so that a template can be applied before any image is read.
 
-    Raises RefusedError: see `only_text`.
+    Raises RefusedError: a template would show another block, for instance a video, as special tokens.
     """
     return [{**each, "content": _bare(each["content"])} if "content" in each else each for each in messages]
 

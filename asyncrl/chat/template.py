@@ -48,7 +48,7 @@ def calling(
     """An assistant turn with one call for each of `arguments`. The calls go to the tools `names`. Without `names`, they
     go to `TOOL`.
 
-    `ids` are the ids that the policy gave the calls; an empty text: it gave none.
+    `ids` are the ids that the policy gave the calls; an empty text if it gave none.
     """
     names = names or [TOOL["function"]["name"]] * len(arguments)  # type: ignore[index]
     calls = [
@@ -149,7 +149,8 @@ class Template:
         Nulls and empty lists of calls are dropped.
         """
         prepared = []
-        # The calls that results may answer. The keys are their ids in `messages`, and the `call_id` of their number.
+        # Maps ids to the calls that results may answer. A call has two ids: its own in `messages`, and the `call_id` of
+        # its number.
         known: dict[str, Mapping[str, Any]] = {}
         made = results = 0
         for message in messages:

@@ -255,8 +255,8 @@ class Labelling:
                 self._complete(tx, record.group, group)
 
     def _end_lease(self, tx: Transaction, request: WorkerRequest, name: str) -> Unit:
-        """End the lease of a trajectory and of its unit. Returns the unit. It is empty if the scorer has lost the
-        lease, for example to its own restart."""
+        """End the lease of a trajectory and of its unit. Returns the unit. The unit is empty if the scorer has lost the
+        lease, for example because it was restarted."""
         worker = request.worker
         if not self._scorers.holds(tx, worker, request.incarnation):
             return []

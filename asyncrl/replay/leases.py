@@ -44,8 +44,8 @@ class WorkerLeases:
         current = tx.get(self._table, worker, str)
         if current != incarnation and self._replaced.get(worker) == incarnation:
             raise RefusedError(
-                f"a later start of the worker {worker} has replaced it; if two processes have this name, give them "
-                "different names"
+                f"a newer process of the worker {worker} has replaced this one; if two processes have this name, give "
+                "them different names"
             )
         self._seen[worker] = self._worked[worker] = self._clock()
         if current == incarnation:

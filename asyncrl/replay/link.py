@@ -193,7 +193,7 @@ class ReplayLink:
         """Log the wait and open a new connection, since the old one may be dead."""
         advice = f"; {CHECK_KEYS}" if self._keys else ""
         waited = self._clock() - started
-        log.warning("%s waits for the replay at %s since %.0f s%s", self._worker, self._endpoint, waited, advice)
+        log.warning("%s has waited for the replay at %s for %.0f s%s", self._worker, self._endpoint, waited, advice)
         self._renew()
 
     def _renew(self) -> None:

@@ -155,9 +155,13 @@ class ReplayService:
         return {**counters.status(tx, self._settings), **pace, **workers, **readers, **waits}
 
     def failing(self) -> dict[str, str]:
-        """Texts about the failures because of which fewer tickets are issued, about the newest failure, and about
-        filters that refuse every group. `solved`: they do so because the policy solves the tasks. Empty if there are
-        none."""
+        """Texts about what keeps the run from progressing. A text is empty if there is nothing to tell.
+
+        - `failing`: the failures because of which fewer tickets are issued
+        - `newest_failure`: the newest failure of an episode or a scoring
+        - `solved`: filters refuse every group because the policy has learned to solve the tasks
+        - `refusing`: filters refuse every group for another reason
+        """
         return {
             "failing": self._backoff.text(),
             "newest_failure": self._backoff.newest,

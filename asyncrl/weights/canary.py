@@ -172,14 +172,14 @@ class CanaryJudge:
                     check,
                     by,
                     f"the engine's log-probs equal those of version {before.version} bit for bit, and since then the "
-                    f"learner's own have moved by {moved:.4g} on average: it kept its old weights",
+                    f"learner's own have moved by {moved:.4g} on average: the engine kept its old weights",
                 )
         if is_new:
             self._last = (check, given)
 
     def refuse(self, check: CanaryCheck, by: str, reason: str, advice: str = "") -> CanaryError:
         """Return the error for an engine that did not answer. The error has the `reason`, and `advice` for the user."""
-        return self._failed(check, by, f"it did not answer the canary ({reason}){advice}")
+        return self._failed(check, by, f"the engine did not answer the canary ({reason}){advice}")
 
     def _failed(self, check: CanaryCheck, by: str, reason: str) -> CanaryError:
         self.failures += 1

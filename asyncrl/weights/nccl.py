@@ -1,4 +1,4 @@
-"""Sets the environment variables that NCCL needs before the first group of a process."""
+"""Sets environment variables of NCCL. They must be set before the process makes its first NCCL group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from asyncrl.weights.routes import RouteSettings
 
 
 def agree_with_servers(routes: RouteSettings, environment: MutableMapping[str, str] = os.environ) -> None:
-    """Turn cuMem off for NCCL in this process, as SGLang does, if an actor brings weights to its servers by NCCL.
+    """Forbid NCCL in this process to allocate memory with CUDA's cuMem functions, if actors bring weights to their
+    servers by NCCL. SGLang forbids it, too.
 
     All processes in a group with that actor must do the same. A variable that is already set keeps its value.
     """

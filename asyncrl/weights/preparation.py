@@ -1,4 +1,5 @@
-"""Prepares published versions for receivers: computes checksums, and the delta from the version before to this one.
+"""Prepares published versions for receivers: computes the checksums of each version, and the delta that leads to it
+from the version before.
 
 Preparation has its own threads, so it delays neither training nor a transfer. Host memory holds the last version, and a
 second one while the two are compared.

@@ -87,7 +87,7 @@ class WeightServer:
         self.refused = 0
         self._run = run
         self._refusals = Throttled(logger, "refused a request for weights")
-        self._undelivered = Throttled(logger, "a receiver left before its answer, or takes none", logging.INFO)
+        self._undelivered = Throttled(logger, "a receiver has left, or does not take its answers", logging.INFO)
         self._transfers = Transfers(forget_s, history, broadcasts, spans)
         self._calls: SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = SimpleQueue()
         self._closing = threading.Event()
