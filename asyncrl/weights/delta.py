@@ -109,7 +109,9 @@ def apply(
     """
     places = [held.digest, *(delta.header.result for delta in chain)]
     if [delta.header.base for delta in chain] != places[:-1] or places[-1] != target.digest:
-        raise WeightsError(f"the deltas to version {target.version} do not lead there from version {held.version}")
+        raise WeightsError(
+            f"the deltas do not lead from the weights here (version {held.version}) to version {target.version}"
+        )
     if not same_layout(held, target):
         raise WeightsError(f"version {target.version} has other tensors than version {held.version}")
     patches = _by_tensor(chain, len(target.tensors))

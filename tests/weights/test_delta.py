@@ -149,9 +149,9 @@ def test_a_wrong_base_is_refused():
     old, first, _, second = two_versions()
     step = diff(first, second)
     other = {**old, "scale": old["scale"] + 1}
-    with pytest.raises(WeightsError, match="another base"):
+    with pytest.raises(WeightsError, match="do not lead from the weights here"):
         apply(other, take_snapshot(0, other, 64).manifest, second.manifest, [step])
-    with pytest.raises(WeightsError, match="another base"):
+    with pytest.raises(WeightsError, match="do not lead from the weights here"):
         apply(old, first.manifest, second.manifest, [])
 
 
