@@ -4,13 +4,13 @@
 |---|---|---|
 | task | `openai/gsm8k/train/17` | a row of a task file: data source, split, index |
 | group of the feed | `t000000012` | the feed's group number 12, counted over all shards |
-| group of a task that runs again | `r000000003` | group number 3 of requeued or evicted tasks, over all shards |
+| group of a requeued or evicted task | `r000000003` | group number 3 of such tasks, counted over all shards |
 | group of an evaluation | `e7-000042` | held-out task 42, run for policy version 7 |
 | the same, a later attempt | `e7-a3-000042` | attempt 3 at that task; attempts are counted from 0 |
 | ticket and its trajectory | `t000000012.3.0` | attempt 0 of member 3 of group `t000000012` |
 
-The feed (`replay/feed.py`) chooses the training tasks one after another. Sorted ids of groups of the feed are in the
-order in which the groups were opened. The same holds for groups of tasks that run again. The shard of a group is the
+The feed (`replay/feed.py`) chooses the training tasks one after another. Sorted by id, the groups of the feed are in
+the order in which they were opened, and so are the groups of requeued and evicted tasks. The shard of a group is the
 last number of its id, modulo the number of shards.
 """
 

@@ -1,6 +1,7 @@
 """The data types that all packages share. Invariants are checked on construction, so every object is valid.
 
-Shapes: T tokens of one episode, K steps of one episode. Arrays are numpy, read-only by convention.
+In shapes, T is the number of tokens of an episode, and K the number of its steps. Arrays are numpy, read-only by
+convention.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def _require(condition: bool, owner: str, message: str) -> None:
 
 
 class Role(StrEnum):
-    """The speaker of a turn. A prompt begins a branch: the policy does not see the tokens before the prompt."""
+    """The speaker of a turn. A prompt begins a branch: after it, the policy no longer sees the tokens before the
+    prompt."""
 
     PROMPT = "prompt"
     ASSISTANT = "assistant"
@@ -242,7 +244,7 @@ class Trajectory(msgspec.Struct, frozen=True, eq=False, dict=True):
     - `version_runs` int32[R, 2]: each row describes a run of consecutive tokens with the same policy version. The row
       has the index of the first token, and the version: `NO_VERSION` if no policy sampled the tokens. `versions` has
       the version of each token.
-    - `rewards` come from the environment (tools); `timings` are seconds by phase.
+    - `rewards`: the rewards that tools, an environment or an agent gave, by name. `timings`: seconds by phase.
     - `grammar_mass` float32[T], empty if no turn has a grammar: the total probability of the tokens that the grammar
       allowed, before renormalisation. 1 on tokens without a grammar, 0 if it was not measured.
     - `routed_experts` uint8[T, B], or uint8[0, 0] if the engine does not report experts: the experts of each token,
@@ -424,7 +426,7 @@ def common_prefix(left: NDArray[Any], right: NDArray[Any]) -> int:
 
 def dtype_of(hint: Any) -> np.dtype[Any] | None:
     """The dtype that the annotation of an array names, such as `NDArray[np.int32]`; None for other annotations."""
-    # NDArray is an alias of ndarray before numpy 2.5, and a separate type alias since.
+    # Before numpy 2.5, NDArray is an alias of ndarray. From 2.5 on, it is a type alias of its own.
     if get_origin(hint) is not get_origin(NDArray[Any]):
         return None
     element = get_args(hint)[-1]
@@ -532,11 +534,11 @@ class Reason(NamedTuple):
 class Labels:
     """The scores that the scoring pool adds to one trajectory.
 
-    - `reward`: the shaped scalar that baselines compare
-    - `outcome`: the verifier's unshaped score
+    - `reward`: the number that algorithms compare within a group. Shaping may have added bonuses and penalties to it
+    - `outcome`: the verifier's score, without shaping
     - `step_scores` float32[K] and `step_ends` int32[K]: each step's score, and the exclusive end of its token span;
       empty if nothing scored the steps or turns of the trajectory
-    - `extra`: named scores
+    - `extra`: further scores, by name
     - `vote`: the short answer, which is the same text for attempts with the same answer; empty if there is no answer
     - `reasons`: explanations by scorers
 

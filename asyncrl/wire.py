@@ -3,9 +3,9 @@
 The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack, and
 decoded arrays are views of the received buffers.
 
-The decoder trusts no sender. It first walks over the header, and refuses a list with fewer elements than announced.
-Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory and time for
-a message are bounded by its size.
+The decoder trusts no sender. It first walks over the header, and refuses a list that has fewer elements than it
+announces. Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory
+and time for a message are bounded by its size.
 
 `encode` replaces characters that UTF-8 cannot encode, and truncates the field `reason` of a body. msgpack has no
 integers of more than 64 bits, so longer integers are encoded as an extension type.
@@ -39,7 +39,8 @@ MAX_DEPTH = 100
 LEVELS_OF_ARGUMENTS = 5
 """The depth at which a trajectory's body has the arguments of a tool call."""
 TASKS_BYTES = 64 << 20
-"""The largest size of the tasks in one reply; the next reply has further tasks. A ground truth may have megabytes."""
+"""The largest size of the tasks in one reply, since a single ground truth may have megabytes. The next reply has
+further tasks."""
 MAX_REASON_CHARS = 2000
 """The largest length of a `reason`, which explains a failure to people and may come from a long exception."""
 FEW_LISTS = 1000

@@ -197,7 +197,7 @@ class Chat:
         )
 
     def _ends_of_turns(self) -> tuple[bool, str, str, str]:
-        """Find the ends of turns in the template.
+        """Find the texts with which the template ends turns.
 
         The first value is true if a turn has no end token and ends with the first token of the next turn, as in GLM's
         templates. The next values are the tokens that end the last turn, an earlier answer, and a turn with calls. The
@@ -217,7 +217,7 @@ class Chat:
         if not next_one:
             raise ConfigError(
                 f"the chat template ends an assistant turn with {closing!r}, in which the tokenizer has no special "
-                "token, so that the policy cannot end its turn: add one to both, such as <|im_end|>"
+                "token, so that the policy cannot end its turn: add one to template and tokenizer, such as <|im_end|>"
             )
         end, turn = next_one.group(), calling([{"mark": MARK}])
         try:

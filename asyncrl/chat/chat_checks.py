@@ -1,8 +1,9 @@
-"""Checks the model's chat template when an actor starts, so that no episode fails because of it.
+"""Checks the model's chat template before a run and when an actor starts, so that no episode fails because of the
+template.
 
 * `check_tools` renders each tool separately: its schema, a call and a result.
-* `check_tasks` renders one row for every order of roles, because a template may refuse an order, for example if a
-  system message comes first.
+* `check_tasks` renders the messages of tasks. The checks before a run give it one row for every order of roles, because
+  a template may refuse an order, for example if a system message comes first.
 * `rewritings` finds conversations whose history the template rewrites. An episode records the sampled tokens, with
   suffixes in between. Some templates render a conversation differently once it continues: they drop thoughts that come
   before a later question, move the list of tools, or open the policy's turn with a prompt that earlier turns in the

@@ -35,7 +35,7 @@ def only_text(block: Any) -> Any:
     """
     if not isinstance(block, Mapping):
         return block
-    # In Parquet, each block has the fields of all blocks. Those that it lacks are null.
+    # In Parquet, each block has the fields of all blocks. A field that the block itself lacks is null.
     found = {name: value for name, value in block.items() if value is not None}
     if str(found.get("type", "text")) in UNREAD or not UNREAD.isdisjoint(found):
         raise RefusedError(

@@ -86,9 +86,10 @@ class Template:
     """The chat template of a Hugging Face tokenizer. A tokenizer may also have two templates, one of them for
     conversations with tools.
 
-    `source` is their text. `one_call` is true if the template shows only one call per turn. Calls and results keep the
-    ids that the policy gave them, and a call without an id gets one. If the template shows a call's tool only by the
-    call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number counts the calls of the conversation.
+    `source` is the text of the one template or of both. `one_call` is true if the template shows only one call per
+    turn. Calls and results keep the ids that the policy gave them, and a call without an id gets one. If the template
+    shows a call's tool only by the call's id, as Kimi's does, the id is `functions.NAME:NUMBER`, where the number
+    counts the calls of the conversation.
 
     Raises ConfigError: the tokenizer has no template.
     """
@@ -162,7 +163,7 @@ class Template:
                 changed["content"] = self._no_content if calls else ""
             if calls:
                 if self.one_call and len(calls) > 1:
-                    raise RefusedError("one tool call at a time: the model's chat template shows one a turn")
+                    raise RefusedError("one tool call at a time: the model's chat template shows only one in each turn")
                 first = made if self._ids_name_tools else 0
                 shown = [self._call(call, number) for number, call in enumerate(calls, first)]
                 known |= {call_id(number): each for number, each in enumerate(shown)}

@@ -30,6 +30,6 @@ class Admission:
     oversample: float = 1.0
 
     def capacity(self, version: int) -> int:
-        """The total number of uses of trajectories that may be promised to training, once `version` is published."""
+        """The total number of uses of trajectories that may be admitted, once `version` is published."""
         surplus = round(self.per_version * (self.oversample - 1)) * self.uses
         return (self.max_lag + version + self.uses) * self.per_version + surplus

@@ -54,7 +54,7 @@ from asyncrl.wire import (
 
 T = TypeVar("T")
 Outcome = str | RefusedError | WireError
-"""The outcome of a delivery: "stored", "duplicate" or "late", or the error that refused it."""
+"""The outcome of a delivery: "stored", "duplicate" or "late", or the error with which it was refused."""
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4

@@ -32,7 +32,7 @@ class Band:
 
 class Feed:
     """An endless sequence of rows of `tasks`. `weights` maps data sources to their weights. Without weights all rows
-    are equally likely.
+    come equally often.
 
     The same seed gives the same order, also after a restart. Raises DataError: there are no tasks, or a source with a
     weight has no tasks."""

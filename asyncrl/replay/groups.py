@@ -1,9 +1,9 @@
 """Opens groups when admission allows it, issues new tickets (permissions to play an episode) for failed members, and
 drops a whole group if one of its members fails too often.
 
-A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were promised to
-training when groups were opened, without those of trajectories that were thrown away later. Admission and the pace
-limit this counter.
+A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were admitted
+when groups were opened, without those of trajectories that were thrown away later. Admission and the pace limit this
+counter.
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ class Labelling:
         waiting.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
-        was lost or an older process of the scorer died. Those trajectories are then leased again. A trajectory that was
-        leased before without a result gets its own lease. So an episode that kills its scorer does not use up the
-        attempts of other episodes."""
+        was lost or an older process of the scorer died. The trajectories of these leases are then leased again. A
+        trajectory that was leased before without a result gets its own lease. So an episode that kills its scorer does
+        not use up the attempts of other episodes."""
         if self._scorers.has_left(request.worker, request.incarnation):
             return Reply([])
         self._take_back(tx, request.worker, self._scorers.renew(tx, request.worker, request.incarnation))

@@ -3,11 +3,11 @@ and restarts of the replay.
 
 The replay recognises a repeated request by its ids. So each request takes effect exactly once, although it may be sent
 many times. Back-pressure: at most CREDITS requests, with at most CREDIT_BYTES in total, are unanswered, and further
-requests wait here.
+requests wait in the client.
 
 Requests are sent in rounds, and a request gets a new number in each round. A round ends when every sent request is
-answered. If the replay could not take some requests, the next round sends them again after a common wait. So an outage
-of the replay's disk delays a client by the length of the outage and at most BUSY_S more.
+answered. If the replay could not take some requests, the next round sends all of these again after one wait. So an
+outage of the replay's disk delays a client by the length of the outage and at most BUSY_S more.
 
 A link belongs to one thread.
 """

@@ -56,7 +56,7 @@ class LearnerWaits:
         self.seconds = {"labels": 0.0, "episodes": 0.0, "store": 0.0}
 
     def asked(self, found: bool, missing: Callable[[], str]) -> None:
-        """Note a request for a plan, and whether a plan was `found`. `missing` returns the cause of a wait. It is
+        """Note a request for a plan, and whether a plan was `found`. `missing` returns the cause of a wait, and is
         called only if a wait begins."""
         if self._since is None and not found:
             self._since, self._cause = self._clock(), missing()

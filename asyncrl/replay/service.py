@@ -37,9 +37,9 @@ from asyncrl.types import RunIdentity
 from asyncrl.wire import check_run, decode, read_labels, read_trajectory
 
 WORK = (protocol.GetTickets, protocol.LeaseTrajectories, protocol.RenewLease)
-"""The requests of workers. If the run is done, the reply says so."""
+"""The requests in which workers ask for work or keep it. If the run is done, the reply says so."""
 TRAINING = (protocol.GetPlan, protocol.Published, protocol.Evaluate)
-"""The requests of a learner that trains. They continue a run that was done."""
+"""The requests of a learner that trains. If one of them comes after the run was done, the run continues."""
 PUT_OFF_S = 3.0
 """After a request was put off, its client repeats it within this time. So if no request was put off during this time,
 the cause is over."""

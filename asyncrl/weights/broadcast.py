@@ -92,7 +92,7 @@ class Broadcaster:
 
     def _call_engines(self, manifest: Manifest, plan: Sequence[Bucket]) -> None:
         if self._hung is not None and not self._hung.done():
-            logger.warning("no broadcast: an earlier one still hangs, engines take the version by zmq")
+            logger.warning("no broadcast, since an earlier one still hangs: engines take the version by zmq")
             return
         backend = BACKENDS[self._device.type]
         members = self._server.call(backend, lambda members: self._call(manifest, plan, members), self._patience_s)
@@ -133,7 +133,7 @@ class Broadcaster:
     def _fail(self, reason: str) -> None:
         self.failures += 1
         logger.warning(
-            "a broadcast to %d engines failed; engines that lack a part of it use zmq: %s",
+            "a broadcast to %d engines failed; engines that lack a part of the version take it by zmq: %s",
             len(self._members),
             reason,
         )

@@ -5,7 +5,7 @@ integers that hold them, and the differences between new and old elements. Eleme
 modulo 2^bits, so every bit pattern (nan payloads, -0.0) is restored exactly.
 
 Gaps and differences are split into byte planes, most of which are nearly constant, and compressed with zstd. A tensor
-that changed in many places travels whole. The manifest of the result has the checksums.
+that changed in many places travels whole. The manifest of the new version has the checksums of the patched tensors.
 
 Deltas form chains: a receiver that has missed several versions applies several deltas in order.
 """
@@ -136,7 +136,7 @@ def apply(
 
 
 def _by_tensor(chain: Sequence[Delta], tensors: int) -> dict[int, list[tuple[Patch, Bytes]]]:
-    """Return the patches of every tensor that changes, in the chain's order."""
+    """Map the index of each tensor that changes to its patches, in the chain's order."""
     found: dict[int, list[tuple[Patch, Bytes]]] = {}
     for delta in chain:
         for patch, data in _parts(delta):

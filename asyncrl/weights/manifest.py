@@ -1,7 +1,8 @@
-"""The manifest of a version lists all of its tensors with checksums. Its checks make an update all or nothing.
+"""The manifest of a version lists all of its tensors with checksums. An update is all or nothing, because receivers
+check what arrives against the manifest.
 
-Tensors travel as raw bytes under the name of their dtype, in chunks of at most `chunk_bytes`. The checksum of a tensor
-is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
+Tensors travel as raw bytes, in chunks of at most `chunk_bytes`. The manifest has the name of their dtype. The checksum
+of a tensor is the XXH3-64 of its bytes: it guards against damage, not against an adversary.
 """
 
 from __future__ import annotations

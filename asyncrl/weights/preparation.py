@@ -55,7 +55,7 @@ class Preparation:
         self._tensors = ThreadPoolExecutor(threads, thread_name_prefix="weights-tensors")
 
     def begin(self, version: int, tensors: Mapping[str, torch.Tensor], canary: Canary | None = None) -> None:
-        """Begin to prepare `tensors` as `version`. They must be on the CPU, and never change again.
+        """Begin to prepare `tensors` as `version`. The tensors must be on the CPU, and never change again.
 
         Raises WeightsError: the version is not newer than the last, or a tensor cannot travel.
         """

@@ -166,7 +166,8 @@ class Transfers:
                 self._deltas.append(delta)
 
     def handle(self, receiver: bytes, request: Message, now: float) -> Message | None:
-        """Return the reply to a request, or None if `due` yields it later. Raises WireError."""
+        """Return the reply to a request, or None if `due` yields it later. Raises WireError: the request is malformed,
+        or for chunks that do not exist."""
         match request.kind:
             case "manifest":
                 self._waiting[receiver] = _Waiting(request.sequence, request.read(_FOLLOW), now + POLL_S)
