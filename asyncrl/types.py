@@ -520,7 +520,7 @@ class _Runs(NamedTuple):
 
 
 MAX_REASONS, MAX_REASON_CHARS = 32, 4000
-"""The largest number of reasons for one episode, and the largest length of a reason."""
+"""The largest number of reasons for one episode, and the largest length of a reason in characters."""
 
 
 class Reason(NamedTuple):
@@ -626,7 +626,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """The trajectories of learner step `step`, in order. The plan is recorded before it is handed out.
+    """The trajectories of learner step `step`, in order. The replay records the plan before the learner gets it.
 
     - `version`: the learner's policy version at this step
     - `ids`: the trajectories. `group_ids`, `tokens`, `sampled` and `weights` have one entry for each of them, in the

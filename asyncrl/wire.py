@@ -33,7 +33,7 @@ T = TypeVar("T")
 PROTOCOL = 5
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
-"""The largest header of a message with many tasks. Only from a trusted peer is such a header accepted."""
+"""The largest header of a message with many tasks. It is accepted only from a trusted peer."""
 MAX_DEPTH = 100
 """The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
@@ -48,7 +48,7 @@ FEW_LISTS = 1000
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
-"""The bytes of the largest such integer. Python cannot convert integers of more than 4300 digits to text."""
+"""The largest size of the value of a LARGE_INTEGER. Python cannot convert integers of more than 4300 digits to text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
 """The longest side of an array without elements. The size of a message does not bound this side, but readers may

@@ -33,7 +33,7 @@ class RunEnd:
         self._told.clear()
 
     def tell(self, worker: str) -> bool:
-        """True if the run is done. The worker then counts as told."""
+        """True if the run is done. From then on the worker counts as one that knows it."""
         if self._since is not None:
             self._told.add(worker)
         return self._since is not None

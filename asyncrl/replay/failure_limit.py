@@ -52,7 +52,7 @@ class FailureLimit:
         self._newest = ""
 
     def resume(self, ended_well: int) -> None:
-        """Note how many episodes (or scorings) succeeded in earlier processes of the run."""
+        """Note how many episodes (or scorings) succeeded before this process of the replay."""
         self._one_ended_well |= ended_well > 0
         self._was_healthy |= ended_well >= WINDOW
 

@@ -2,8 +2,8 @@
 drops a whole group if one of its members fails too often.
 
 A trajectory that may be trained R times has R uses. The counter `committed` is the number of uses that were admitted
-when groups were opened, without those of trajectories that were thrown away later. Admission and the pace limit this
-counter.
+when groups were opened, without those of trajectories that were thrown away later. `admission.py` and `pacing.py` limit
+this counter.
 """
 
 from __future__ import annotations

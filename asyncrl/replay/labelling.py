@@ -87,8 +87,8 @@ class Labelling:
 
     def lease(self, tx: Transaction, request: LeaseTrajectories) -> Reply | None:
         """Lease either trajectories or whole groups to a scorer. The number of trajectories or groups, their tokens and
-        the size of their tasks are limited, but a lease has at least one trajectory or group. `None` if none is
-        waiting.
+        the size of their tasks are limited, but a lease has at least one trajectory or group. `None` if nothing waits
+        for a scorer.
 
         A scorer requests work only when it has no leases left. If the store still has leases of this scorer, a reply
         was lost or an older process of the scorer died. The trajectories of these leases are then leased again. A
@@ -347,7 +347,8 @@ class Labelling:
         return "task"
 
     def _reinstate(self, tx: Transaction, ticket: str, dead: DeadLetter) -> bool:
-        """Queue a stored episode for scoring again. False if its group no longer waits for its replacement."""
+        """Queue a stored episode for scoring again. False if its group no longer waits for a replacement of the
+        episode."""
         group = GroupRecord.load(tx, dead.group)
         if group is None or group.attempts[dead.member] != dead.attempt + 1:
             return False

@@ -1,5 +1,5 @@
-"""Chooses the complete groups that are trained: filters refuse groups, and samplers select the next batch from the
-accepted groups.
+"""Chooses the complete groups on which the learner trains: filters refuse groups, and samplers select the next batch
+from the accepted groups.
 
 Before a sampler chooses, `planning.py` evicts the groups that exceed the age bound. Samplers differ in the staleness
 that they prefer within the bound.

@@ -149,7 +149,7 @@ class TicketQueue:
             self._take_back(tx, request.worker)
 
     def expire(self, tx: Transaction) -> None:
-        """Give the tickets of silent actors to other actors. Tickets that were held for too long fail."""
+        """Give the tickets of silent actors to other actors. Tickets that were held for too long count as failed."""
         for worker in self._actors.expire(tx):
             self._take_back(tx, worker)
         horizon = self._clock() - self._settings.longest_episode_s
@@ -218,8 +218,8 @@ class TicketQueue:
         return "stored"
 
     def _check(self, tx: Transaction, trajectory: Trajectory) -> None:
-        """Raises RefusedError: the learner could not train the trajectory, and would fail on its plan at every
-        restart."""
+        """Raises RefusedError: the learner could not train on the trajectory, and would fail at the plan with it after
+        every restart."""
         settings, name, newest = self._settings, trajectory.id, trajectory.newest_version
         if len(trajectory) > settings.max_tokens:
             raise RefusedError(

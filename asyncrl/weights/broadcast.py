@@ -122,8 +122,8 @@ class Broadcaster:
                 self._fail(str(error))
 
     def _call(self, manifest: Manifest, plan: Sequence[Bucket], members: Sequence[bytes]) -> BroadcastCall:
-        """Make the call to the engines. The server's thread runs this method, while `_call_engines` waits for the
-        call."""
+        """Make the `BroadcastCall` for these engines. The server's thread runs this method, while `_call_engines` waits
+        for the result."""
         if members != self._members or self._group is None:
             self._drop()
             self._members, self._name = members, uuid.uuid4().hex

@@ -104,8 +104,8 @@ def apply(
     `each` is called like the builtin `map`, and may work on several tensors at once. Large tensors that do not change
     are shared with `base`, which is not modified.
 
-    Raises WeightsError: the chain does not begin at `held` or end at `target`, or the result's checksums differ;
-    WireError: a delta is malformed.
+    Raises WeightsError: the chain does not begin at `held` or end at `target`, or the results do not have the checksums
+    of `target`; WireError: a delta is malformed.
     """
     places = [held.digest, *(delta.header.result for delta in chain)]
     if [delta.header.base for delta in chain] != places[:-1] or places[-1] != target.digest:

@@ -162,7 +162,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _make(directory: Path, version: int, fill: Callable[[Path], None]) -> Path:
-    """Fill the folder of `version` under a hidden name, rename it, and return it."""
+    """Fill the folder of `version` under a hidden name, rename it, and return its path."""
     folder = directory / folder_name(version)
     partial = directory / f".{folder.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
