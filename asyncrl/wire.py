@@ -7,8 +7,8 @@ The decoder trusts no sender. It first walks over the header, and refuses a list
 announces. Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory
 and time for a message are bounded by its size.
 
-`encode` replaces characters that UTF-8 cannot encode, and truncates the field `reason` of a body. msgpack has no
-integers of more than 64 bits, so longer integers are encoded as an extension type.
+`encode` replaces characters that UTF-8 cannot encode, and truncates a `reason`. msgpack has no integers of more than 64
+bits, so longer integers are encoded as an extension type.
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ T = TypeVar("T")
 PROTOCOL = 5
 MAX_HEADER_BYTES = 4 << 20
 MAX_LARGE_HEADER_BYTES = 256 << 20
-"""The largest header of a message with many tasks. It is accepted only from a trusted peer."""
+"""The largest header of a message with many tasks, which is accepted only from a trusted peer."""
 MAX_DEPTH = 100
 """The deepest nesting of lists and maps in a body."""
 LEVELS_OF_ARGUMENTS = 5
 """The depth at which a trajectory's body has the arguments of a tool call."""
 TASKS_BYTES = 64 << 20
-"""The largest size of the tasks in one reply, since a single ground truth may have megabytes. The next reply has
-further tasks."""
+"""The largest size of the tasks in one reply; the next reply has further tasks. A ground truth may have megabytes."""
 MAX_REASON_CHARS = 2000
 """The largest length of a `reason`, which explains a failure to people and may come from a long exception."""
 FEW_LISTS = 1000
@@ -48,7 +47,7 @@ FEW_LISTS = 1000
 LARGE_INTEGER = 1
 """The code of msgpack's extension type for an integer of more than 64 bits: two's complement, big endian."""
 MAX_INTEGER_BYTES = 1700
-"""The largest size of the value of a LARGE_INTEGER. Python cannot convert integers of more than 4300 digits to text."""
+"""The bytes of the largest such integer. Python cannot convert integers of more than 4300 digits to text."""
 MAX_ARRAYS = 4096
 MAX_EMPTY_SIDE = 64
 """The longest side of an array without elements. The size of a message does not bound this side, but readers may

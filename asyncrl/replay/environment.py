@@ -1,4 +1,4 @@
-"""Opens LMDB files that may be damaged. Error messages say what to do about the damage."""
+"""Opens LMDB files that may be damaged. Errors tell how to repair them."""
 
 from __future__ import annotations
 

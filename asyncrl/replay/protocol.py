@@ -320,7 +320,7 @@ class Answer:
 
     @property
     def reason(self) -> str:
-        """The reason in a reply of the kind busy, refused or ended."""
+        """The reason why the request was refused or must wait."""
         return self.read(TEXT)
 
 
