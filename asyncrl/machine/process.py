@@ -42,8 +42,8 @@ def is_supervised() -> bool:
 
 
 def incarnation() -> str:
-    """Return a random name. A process makes one at its start, so that the replay can tell it from an earlier process of
-    the same name."""
+    """Return a random name. A process makes one at its start, so that the replay can tell this process from an earlier
+    one with the same `worker_name`."""
     return uuid.uuid4().hex
 
 

@@ -27,7 +27,7 @@ STARTING_S = 300.0
 SHOWN = 5
 SPANS_SINCE = (0, 5, 22)
 """The first version of SGLang that continues its running requests while it gets new weights. `SglangServer` has this
-version, too, but its module would load torch and transformers, which may be broken on this host.
+constant, too, but its module would load torch and transformers, which may be broken on this host.
 """
 
 
@@ -231,7 +231,7 @@ def folder(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Check that the clocks of all hosts agree with the clock of the shared folder."""
+    """Check that the clocks of the other hosts, and of the shared folder, agree with the clock of this host."""
     marks = facts.folder.marks
     if not marks:
         return
@@ -306,7 +306,8 @@ def servers(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def _older(version: str) -> str:
-    """A note for a version of SGLang that cannot say which weights sampled which token; empty for a newer version."""
+    """Return a note for a version of SGLang that cannot say which weights sampled which token, or an empty text for a
+    newer version."""
     try:
         is_older = Version(version).release < SPANS_SINCE
     except InvalidVersion:
@@ -342,7 +343,7 @@ CHECKS: Sequence[Check] = (
 
 
 def _different(marks: Sequence[HostMark], value: Callable[[HostMark], object]) -> list[str]:
-    """The hosts with a value that differs from this host's."""
+    """Return the hosts with a value that differs from this host's."""
     return [mark.host for mark in marks[1:] if value(mark) and value(mark) != value(marks[0])]
 
 
