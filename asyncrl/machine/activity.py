@@ -30,8 +30,8 @@ START_S = 300.0
 """A process has at least this long until its first heartbeat. It first loads libraries, which can take a minute from a
 network disk."""
 LONGEST_LOOK_S = 2.0
-"""At most this many of the seconds between two looks at a heartbeat count as silence. If more have passed, the process
-that looks did not run for a while either."""
+"""The seconds between two looks at a heartbeat count as silence, but never more than this. If more have passed, the
+process that looks did not run for a while either."""
 FINISH_S = 600.0
 """The longest time that a process which was asked to stop may take to finish work, such as a checkpoint."""
 STACKS_S = 3.0
