@@ -1,7 +1,8 @@
 """`asyncrl scale RUN actors=8 scorers=2`: changes the numbers of actors and scorers of a running run.
 
 The command writes the wished numbers into a file in the run's folder. The process that supervises the run reads the
-file, starts or stops processes, and answers in another file. This works with every launcher and over a shared folder.
+file, starts or stops processes, and answers in another file. This works with every launcher, and on every host that
+shares the folder.
 """
 
 from __future__ import annotations

@@ -122,7 +122,8 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
-            "cluster.colocated: learner and servers must be on one host; name one host, or put both into one pool of one node"
+            "cluster.colocated: learner and servers must be on one host; name one host, or put both into one pool "
+            "of one node"
         )
     return Placement(tuple(hosts), tuple(_numbered(demand, list(_in_order(placed, weights)))), demand.cluster.colocated)
 

@@ -253,8 +253,8 @@ def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
 
 
 def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template refuses the tools or the data, a prompt ends with a message of the
-    assistant, or a row has images that the model or the engine cannot read."""
+    """Raises ConfigError: the model's chat template refuses the tools or the data; a prompt ends with a message of the
+    assistant; or a row has images that the model or the engine cannot read."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
@@ -299,7 +299,7 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
             # download.
             what = "`create` of actor.tools" if is_tools else "`reset` of an environment"
             try:
-                with notice(f"{what} still runs with {place}"):
+                with notice(f"{what} has not finished yet, for {place}"):
                     asyncio.run(create(try_ticket(task)))
             except Exception as error:
                 reason = error if isinstance(error, ToolError) else reason_of(error)

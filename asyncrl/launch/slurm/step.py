@@ -46,8 +46,9 @@ class NodeReport:
 
 
 def look(canary: Path, towards: list[str], interface: str | None, ports: int) -> NodeReport:
-    """The report of this node. `towards` are addresses of nodes, of which one may be this node's own. Other nodes reach
-    this node at the address of its network `interface`. By default this is the interface that leads to another node."""
+    """Return the report of this node. `towards` are addresses of nodes, of which one may be this node's own. Other
+    nodes reach this node at the address of its network `interface`. By default this is the interface that leads to
+    another node."""
     from asyncrl.machine.ports import free_ports
     from asyncrl.machine.shared_folder import sees
 
