@@ -63,7 +63,7 @@ HEADERS = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry point of the command line. Wrong arguments end the process with status 2, other failures with 1."""
+    """Run the command line. Wrong arguments end the process with status 2, other failures with 1."""
     given = _parsed(argv)
     run = _description(given.source)
     if given.save is not None:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The parsed options. Ends the process with status 2 if they are wrong."""
+    """Parse the options. Ends the process with status 2 if they are wrong."""
     parser = _parser()
     given, rest = parser.parse_known_intermixed_args(words)
     options = [f"--{name.replace('_', '-')}" for name in vars(given) if name not in ("runs", "source")]
@@ -224,7 +224,7 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
 
 
 def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:
-    """A forecast as plain values for JSON."""
+    """Turn a forecast into plain values for JSON."""
     values: dict[str, object] = msgspec.to_builtins(forecast, str_keys=True)
     values["gpu_hours_per_step"] = forecast.gpu_hours_per_step
     if price is not None:

@@ -131,8 +131,8 @@ def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
 
 
 def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The `pass_s` and `request_s`, both at least 0, that fit the windows best. A window has the requests of an engine
-    and its tokens per second."""
+    """Return the `pass_s` and `request_s`, both at least 0, that fit the windows best. A window has the requests of an
+    engine and its tokens per second."""
     requests = np.array([max(1.0, each) for each, _ in windows])
     seconds = requests / np.array([rate for _, rate in windows])
     # Errors are relative, so that windows with few and with many requests have the same weight.

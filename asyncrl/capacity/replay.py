@@ -61,7 +61,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._tx: Transaction = self._transaction.enter_context(self._store.transaction())
 
     def tickets(self, actor: str, holding: Sequence[str], want: int) -> list[Ticket]:
-        """The tickets that the replay has for an actor now, at most `want`."""
+        """Return the tickets that the replay has for an actor now, at most `want`."""
         request = protocol.GetTickets(actor, actor, list(holding), [], want)
         return self._ask(request) or []
 
@@ -116,7 +116,7 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._begin()
 
     def thrown_away(self) -> list[str]:
-        """The ids of the evicted, filtered and dropped trajectories."""
+        """Return the ids of the evicted, filtered and dropped trajectories."""
         return [name for name, record in TrajectoryRecord.all(self._tx) if record.state in THROWN_AWAY]
 
     def _ask(self, request: protocol.ReplayRequest, frames: Sequence[Any] = ()) -> Any:

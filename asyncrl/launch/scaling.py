@@ -115,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line."""
+    """Run the command line."""
     parser = _Parser(prog="asyncrl scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     parser.add_argument("counts", nargs="+", metavar="NAME=N", help="actors=N or scorers=N")

@@ -19,7 +19,7 @@ from asyncrl.runs.finding import find_run, require_run, starting_run
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Raises NotRunningError: there is nothing to stop."""
+    """Run the command line. Raises NotRunningError: there is nothing to stop."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

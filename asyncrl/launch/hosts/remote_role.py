@@ -131,7 +131,7 @@ def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
 
 
 def main() -> None:
-    """The entry of the command line."""
+    """Run the command line."""
     # Ctrl-C and a closed terminal also reach the launcher, which then asks the role to stop.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -302,7 +302,7 @@ def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> in
 
 
 def _scorer_gpus(scoring: ScoringConfig) -> int:
-    """The number of GPUs that one scorer uses."""
+    """Return the number of GPUs that one scorer uses."""
     models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
     local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
     on_gpus = [model for model in local if model.device != "cpu"]

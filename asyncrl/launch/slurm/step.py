@@ -105,7 +105,7 @@ def become(gpus: str, command: list[str]) -> None:
 
 
 def main() -> None:
-    """The entry of the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="asyncrl.launch.slurm.step", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     looking = commands.add_parser("look")
