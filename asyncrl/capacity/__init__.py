@@ -1,4 +1,4 @@
-"""The planner of `asyncrl plan`: simulates a run at measured rates to forecast its speed on other GPUs.
+"""The planner of `asyncrl plan`: simulates a run at measured rates to forecast its speed on another number of GPUs.
 
 The simulation contains the code of the real replay. A forecast therefore obeys the age bound, samples and evicts as a
 run does. None of the nine promises of docs/concepts.md depends on this package.

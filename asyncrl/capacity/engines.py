@@ -54,7 +54,8 @@ class SimulatedEngines:
         return done
 
     def switch(self, version: int) -> Process:
-        """A process that waits for the transfer of a new version, and pauses the engines while they switch to it."""
+        """Wait for the transfer of a new version, and pause the engines while they switch to it, as a process of the
+        simulation."""
         yield self._environment.timeout(self._rates.transfer_s)
         if self._rates.switch_s:
             self.update()

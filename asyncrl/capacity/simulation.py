@@ -69,7 +69,7 @@ def simulate(
     progress: Callable[[float], object] = lambda share: None,
 ) -> Forecast:
     """Simulate `first` learner steps, which fill the run, and then `steps` steps, which are measured. By default the
-    first steps cover max_lag + 2 versions. `progress` is called with the share that is done.
+    first steps cover max_lag + 2 versions. `progress` is called with the share of the steps that is done.
 
     Raises ConfigError: so many episodes fail, or so many groups are refused, that the run cannot progress; or there are
     too many episodes or turns to simulate.

@@ -121,7 +121,7 @@ def _lock(file: TextIO) -> None:
 
 
 def _is_looked_at(file: TextIO) -> bool:
-    """True if the lock on the file is a shared one: a process only checks for an owner."""
+    """True if the lock on the file is a shared one. Then the process that holds it only checks for an owner."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -74,7 +74,7 @@ class ProcessRecords:
                 return
         except OSError as error:
             if not self._unwritten:
-                log.warning("%s cannot be written now; the next attempts follow: %s", self._path, error)
+                log.warning("%s cannot be written now, and later attempts follow: %s", self._path, error)
             self._unwritten = True
         else:
             self._unwritten, self._shown, self._renewed = False, records, self._clock()

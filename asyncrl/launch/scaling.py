@@ -1,4 +1,4 @@
-"""`asyncrl scale RUN actors=8 scorers=2`: changes the numbers of actors and scorers of a running run.
+"""`asyncrl scale RUN actors=8 scorers=2`: changes the numbers of actors and scorers while the run goes on.
 
 The command writes the wished numbers into a file in the run's folder. The process that supervises the run reads the
 file, starts or stops processes, and answers in another file. This works with every launcher, and on every host that

@@ -80,8 +80,8 @@ def bind(cpus: list[int]) -> None:
 def be_guarded(watched: int) -> None:
     """Start a guard that kills the group of this process when `watched` ends. If `watched` is standard input, the
     program reads from /dev/null."""
-    # Slurm asks a role to stop by these signals, and sends them to the role's children, too. These must not end by
-    # them.
+    # Slurm asks a role to stop by these signals, and sends them to the role's children, too. The children must not end
+    # by them.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     mark = os.urandom(16).hex()

@@ -53,7 +53,7 @@ def stop_on_signals() -> threading.Event:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if handled and number == signal.SIGINT:
-            # Does not wait for running work. Child processes end with this process, or are asked to end.
+            # This exit does not wait for running work. Child processes end with this process, or are asked to end.
             os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"asyncrl: ended at once on a second Ctrl-C\n")
             os._exit(128 + signal.SIGINT)
         handled.add(number)

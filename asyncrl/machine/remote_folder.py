@@ -142,7 +142,7 @@ def _digest(listed: Mapping[str, _File]) -> str:
 
 @contextmanager
 def _locked(file: Path, url: str) -> Iterator[None]:
-    """Hold a lock during the block. The kernel frees it when the process dies for any reason."""
+    """Hold a lock during the block. The kernel frees it when the process dies, for any reason."""
     with file.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

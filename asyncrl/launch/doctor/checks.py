@@ -263,7 +263,9 @@ def keys(facts: HostFacts) -> Iterator[Diagnosis]:
         mend = (
             "copy client.secret of a client in the list `allowed`, or make one: `asyncrl keys --out DIR --client NAME`"
         )
-        yield Diagnosis("keys", Severity.PROBLEM, f"{path}: its client.secret is not in its list `allowed`", mend)
+        yield Diagnosis(
+            "keys", Severity.PROBLEM, f"{path}: the list `allowed` lacks the key that belongs to client.secret", mend
+        )
     if others := _different(facts.folder.marks, lambda mark: mark.server_key):
         wrong = True
         text = f"{path}: server.public differs from the one on {', '.join(others)}"
@@ -320,7 +322,7 @@ def launcher(facts: HostFacts) -> Iterator[Diagnosis]:
     """Check that this host can start a run on several hosts."""
     for each in facts.launcher:
         if each.error:
-            mend = "mend it on the host that starts the run; other hosts do not need it"
+            mend = "mend it on the host that starts the run; other hosts need not start runs"
             yield Diagnosis("launcher", Severity.PROBLEM, f"{each.needs}: {each.error}", mend)
         else:
             yield Diagnosis("launcher", Severity.OK, f"{each.needs} works")

@@ -58,8 +58,8 @@ from asyncrl.machine.shared_folder import answer_to, canary
 log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
-"""The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
-recover after the network was down for half a minute."""
+"""The lease: a role ends if it does not hear from the launcher for this long. If the network was down for half a
+minute, a TCP connection has recovered before this time is over."""
 LATE_S = 10.0
 """After its connection is lost, a role counts as running for this much longer than its lease: a busy host may end it
 late."""
@@ -90,7 +90,9 @@ class HostsLauncher:
 
         Raises ConfigError, with a line for each host that cannot be reached, or does not share the run's folder.
         """
-        log.info("asking hosts %s for their GPUs and CPUs, and if they see %s", ", ".join(self._names), self._run_dir)
+        log.info(
+            "asking hosts %s for their GPUs and CPUs, and whether they see %s", ", ".join(self._names), self._run_dir
+        )
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
         if problems := [answer for answer in answers if isinstance(answer, str)]:

@@ -9,8 +9,9 @@ from itertools import combinations
 from asyncrl.errors import ConfigError
 
 USED_MEMORY = 0.82
-"""The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
-them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
+"""The share of a GPU's memory that is divided among the processes which share it. The rest is for new weights on their
+way into a server. It is also for memory that no process counts as its own, such as that of CUDA itself and the graphs
+of servers."""
 # If there is no room on the GPU for new weights, they come from the host's memory, which takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95

@@ -1,5 +1,5 @@
 """Checks that the algorithm's parts (its loss, its advantages and others) exist, fit together, and get the scores that
-they read. The check is fast, so `asyncrl train` makes it first, with `--plan` too."""
+they read. The check is fast, so `asyncrl train` makes it before the slow checks, and with `--plan`, too."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def check_algorithm(config: TrainConfig) -> None:
 
 
 def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
-    """Yield a refusal of step scores that would cost time and change nothing, if there are such."""
+    """Yield a refusal of the step scorer if its scores would cost time and change nothing."""
     shaping, scorer = scoring.shaping, scoring.step_scorer
     reads = parts.may_read_steps or "process" in parts.label_needs.scores
     if reads or scoring.shadow or scorer is None:

@@ -131,9 +131,9 @@ def check_disk(
     """Compare the bytes that the run will write with the `free` bytes of its disk.
 
     `parameters` counts the policy's parameters. Checkpoints hold `saved` of them, or all of them if `saved` is None.
-    Raises ConfigError: not even one checkpoint fits. Logs a warning if not all checkpoints and the model fit, or if the
-    episodes may take more than the rest of the disk and the rest is below `LITTLE_ROOM`. Most runs never come near the
-    limit of their store.
+    Raises ConfigError: not even one checkpoint fits. Logs a warning if the checkpoints and the exported model do not
+    all fit. It also logs one if the episodes may take more than the rest of the disk, and this rest is below
+    `LITTLE_ROOM`: most runs never come near the limit of their store.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(run), learner.keep_checkpoints

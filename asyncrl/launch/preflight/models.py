@@ -85,7 +85,7 @@ def check_freezing(model: ModelConfig, critic: CriticConfig, implicit: ImplicitC
 
 
 def check_adapters(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> int | None:
-    """Count the parameters of the policy's adapters. The result is None if it has no adapters.
+    """Count the parameters of the policy's adapters. The result is None if the policy has none.
 
     Raises ConfigError: a model cannot have the adapters that an option wants, or peft is not installed.
     """

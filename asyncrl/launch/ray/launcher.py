@@ -1,7 +1,8 @@
 """`cluster.launcher=ray`: starts the roles of a run in Ray actors, which are processes of a Ray cluster.
 
-Each pool is a placement group. Each role is the child of its own Ray actor, with the same command line as under any
-other launcher. The supervisor restarts an ended role on its node, or on another node with room if its node has died.
+For each pool, the run reserves resources of the cluster (a placement group). Each role is the child of its own Ray
+actor, with the same command line as under any other launcher. The supervisor restarts an ended role on its node, or on
+another node with room if its node has died.
 
 The replay stays on the node that has its store. If replay or learner restart at another address, all other roles are
 restarted with the new address.

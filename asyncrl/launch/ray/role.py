@@ -35,7 +35,8 @@ class OnNode:
     """An actor that answers questions about its node. Paths are relative to `folder`, where the run was started."""
 
     def __init__(self, folder: str) -> None:
-        # If the node does not have the folder, Ray has put a copy of its files into the working directory.
+        # If the node does not have the folder, the actor stays in the working directory that Ray has chosen. It has a
+        # copy of the folder's files if Ray's runtime environment names the folder as its `working_dir`.
         with suppress(FileNotFoundError):
             os.chdir(folder)
 

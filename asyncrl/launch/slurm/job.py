@@ -81,7 +81,7 @@ def check_launcher(launcher: str) -> None:
     if launcher not in ("slurm", "ray"):
         raise ConfigError(
             f"cluster.launcher={launcher}: this script starts the roles as steps of a job of Slurm, or "
-            "with ray on a Ray cluster of its nodes; leave it out, or start the run by `asyncrl train`"
+            "with ray on a Ray cluster of its nodes; leave out this option, or start the run by `asyncrl train`"
         )
 
 
