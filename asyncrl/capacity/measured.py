@@ -3,8 +3,8 @@
 The first steps are left out, since the engines are still empty then, and models compile. The metrics have only means
 over the episodes that ended between two rows, but the store has every single episode. For an episode whose data was
 deleted, the store has only its numbers of tokens and turns, and its total seconds. Its seconds in tools are then
-estimated: the total seconds, minus the mean wait for an engine, and minus the time that its tokens take at the mean
-speed.
+estimated: the total seconds, minus the mean wait until the engine served the version of the episode, and minus the time
+that its tokens take at the mean speed.
 """
 
 from __future__ import annotations
