@@ -117,7 +117,7 @@ def recent_counts(
 ) -> tuple[float, float]:
     """Sum the counters named in `part`, and those named in `whole`, over the newest work of all actors. Of each actor
     this takes the fewest newest rows in which `whole` grows by the actor's share of `enough`. If no rows suffice, it
-    takes all rows since the actor's newest start, at which the counters began at 0."""
+    counts all work since the actor's newest start, at which the counters began at 0."""
     parts = wholes = 0.0
     for rows in actors:
         now, since = (_sum(rows[-1], part), _sum(rows[-1], whole)), (0.0, 0.0)
