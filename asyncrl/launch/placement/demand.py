@@ -25,7 +25,7 @@ class Demand:
     scorer_gpus: int
     """The number of GPUs that one scorer uses."""
     rule_processes: int
-    """The processes in which one scorer runs rules and the function of step rewards."""
+    """The number of processes in which one scorer runs rules and the function of step rewards."""
     shards: int
     replay_port: int
     weights_port: int
@@ -38,7 +38,8 @@ def scorer_places(demand: Demand, node: Node) -> int:
 
 
 def actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
-    """The number of GPUs that actors on the node would have, if the configuration left the number of actors open."""
+    """Return the number of GPUs that actors on the node would have, if the configuration left the number of actors
+    open."""
     if demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)
     freely = replace(demand, cluster=replace(demand.cluster, actors=None))
@@ -49,7 +50,7 @@ def actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
 
 
 def wishes_of(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
-    """The wishes of the roles for a node's GPUs. A role without a wish uses none."""
+    """Return the wishes of the roles for a node's GPUs. A role without a wish uses no GPU."""
     cluster, engine, wishes = demand.cluster, demand.engine, {}
     if "learner" in roles:
         ranks, learner = cluster.learner_ranks, demand.learner
@@ -76,7 +77,7 @@ def wishes_of(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, W
 
 
 def _servers_key(demand: Demand, node: Node, actors: int) -> str:
-    """The option to change if the servers of a node's `actors` do not fit on its GPUs."""
+    """Return the option to change if the servers of a node's `actors` do not fit on its GPUs."""
     server = demand.engine.server
     if server.tp_size > len(node.gpus):
         return "engine.server.tp_size"
@@ -108,7 +109,7 @@ def check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
 
 
 def _least_actors(demand: Demand, node: Node) -> int:
-    """The number of actors on a node, before `actors_on` adds some for further GPUs."""
+    """Return the number of actors on a node, before `actors_on` adds some for further GPUs."""
     actors = demand.cluster.actors
     if actors is None and demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)  # All of the servers belong to one actor.
@@ -116,7 +117,7 @@ def _least_actors(demand: Demand, node: Node) -> int:
 
 
 def actors_on(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """The number of actors on a node whose roles have the GPUs `own`."""
+    """Return the number of actors on a node whose roles have the GPUs `own`."""
     least = _least_actors(demand, node)
     return (
         max(least, len(own["actor"])) if demand.engine.kind == "embedded" and demand.cluster.actors is None else least
@@ -124,14 +125,14 @@ def actors_on(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> i
 
 
 def scorers_on(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """The number of scorers on a node whose roles have the GPUs `own`."""
+    """Return the number of scorers on a node whose roles have the GPUs `own`."""
     if demand.cluster.scorers is None and {"learner", "actor"}.isdisjoint(own) and own["scoring"]:
         return max(1, len(own["scoring"]) // demand.scorer_gpus)
     return node.scorers
 
 
 def gpus_of_scorer(scoring: ScoringConfig) -> int:
-    """The number of GPUs that one scorer uses."""
+    """Return the number of GPUs that one scorer uses."""
     models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
     local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
     on_gpus = [model for model in local if model.device != "cpu"]

@@ -66,7 +66,7 @@ class Placement:
     """True if the learner and the actors' servers take turns on their GPUs."""
 
     def of(self, module: str) -> list[PlacedRole]:
-        """The processes of one role."""
+        """Return the processes of one role."""
         return [role for role in self.roles if role.module == module]
 
 
@@ -108,18 +108,21 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # `settle` sets this number of ranks. With it, later placements of the run give the same actors.
+        # Every host of the learner gets as many ranks as the host with the fewest. `settle` later sets this number in
+        # the configuration, so that further placements of the run give the same actors.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
-            "cluster.colocated: learner and servers must be on one host; name one host, or give both a pool of one node"
+            "cluster.colocated: learner and servers must be on one host; name one host, or put both into one pool "
+            "of one node"
         )
     return Placement(tuple(hosts), tuple(_numbered(demand, list(_in_order(placed, weights)))), demand.cluster.colocated)
 
 
 def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
-    """The roles in the order of starting. Actors and scorers are in the order in which `sharing.shares` deals them to
-    nodes with these `weights`. So adding actors or scorers keeps the number and the node of each earlier process."""
+    """Yield the roles in the order of starting. Actors and scorers are in the order in which `sharing.shares` deals
+    them to nodes with these `weights`. So adding actors or scorers keeps the number and the node of each earlier
+    process."""
     for module in ROLES:
         here: Counter[tuple[str, int]] = Counter()
         claims: list[tuple[tuple[bool, float, int], PlacedRole]] = []
@@ -144,7 +147,7 @@ def check_unmoved(before: Placement, after: Placement) -> None:
 
 
 def _ranks(placed: Sequence[PlacedRole]) -> tuple[int, int]:
-    """The fewest and the most GPUs that the learner has on one of its hosts."""
+    """Return the fewest and the most GPUs that the learner has on one of its hosts."""
     counts = [len(role.gpus or ()) for role in placed if role.module == "learner"]
     return min(counts, default=0), max(counts, default=0)
 
@@ -169,7 +172,7 @@ def settle(cluster: ClusterConfig, learner: LearnerConfig, placement: Placement)
 
 
 def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -> Iterator[Node]:
-    """The nodes with their shares of the configured actors and scorers."""
+    """Yield the nodes with their shares of the configured actors and scorers."""
     pools = {node.pool: [each for each in nodes if each.pool == node.pool] for node in nodes}
     shared: dict[tuple[str, int], Node] = {}
     for name, pool in pools.items():
@@ -185,13 +188,13 @@ def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -
 
 
 def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
-    """The weights of the nodes of a pool for a role: the GPUs that the role can use there, or the CPUs if it uses no
-    GPU."""
+    """Return the weights of the nodes of a pool for a role: the GPUs of each node that the role can use, or the CPUs if
+    it uses no GPU."""
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 
 def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[PlacedRole]:
-    """The processes of `roles` on a node, before `_numbered` adds numbers to their names."""
+    """Yield the processes of `roles` on a node, before `_numbered` adds numbers to their names."""
     cluster, engine = demand.cluster, demand.engine
     dealt = deal(node.gpus, wishes_of(demand, node, roles), cluster.colocated)
     given = {"actor": engine.server.memory if engine.launches else None, "learner": demand.learner.memory}
@@ -245,8 +248,8 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
 
 
 def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
-    """The GPU from which NCCL sends weights to an actor's servers, which are on the GPUs `servers`. It is none of these
-    GPUs, because NCCL allows no two ranks on one GPU.
+    """Return the GPU from which NCCL sends weights to an actor's servers, which are on the GPUs `servers`. It is none
+    of these GPUs, because NCCL allows no two ranks on one GPU.
 
     Raises ConfigError: the servers use every GPU of the learner on this host.
     """
@@ -260,13 +263,14 @@ def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
 
 
 def _part(gpus: Sequence[int], index: int, size: int) -> tuple[int, ...]:
-    """The GPUs of the `index`-th process that takes `size` of `gpus`. Processes share GPUs if there are too few."""
+    """Return the GPUs of the `index`-th process that takes `size` of `gpus`. Processes share GPUs if there are too
+    few."""
     parts = len(gpus) // size if size else 0
     return tuple(gpus[index % parts * size :][:size]) if parts else ()
 
 
 def _numbered(demand: Demand, roles: Sequence[PlacedRole]) -> Iterator[PlacedRole]:
-    """The roles with unique names, which stay the same over restarts."""
+    """Yield the roles with unique names, which stay the same over restarts."""
     seen: Counter[str] = Counter()
     for role in roles:
         number, only = seen[role.module], role.module == "replay" and demand.shards == 1

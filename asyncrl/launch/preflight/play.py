@@ -20,7 +20,7 @@ log = logging.getLogger("asyncrl.train")
 
 
 def check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
-    """Raises ConfigError: the tools, environments, users or the agent of the episodes cannot be used."""
+    """Raises ConfigError: the tools, environments, simulated users or the agent of the episodes cannot be used."""
     from asyncrl.agents.chat_api.agent import load_agent
     from asyncrl.agents.chat_api.program import check_command
     from asyncrl.episode.steps import find_split
@@ -41,8 +41,8 @@ def check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> N
 
 
 def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
-    """Create the tools of rows, and release them again. Raises ConfigError: a tool cannot be created, or a row names a
-    tool that the run does not offer."""
+    """Create the tools of one row of each kind, or reset its environment, and release them again. Raises ConfigError: a
+    tool cannot be created, an environment cannot be reset, or a row names a tool that the run does not offer."""
     from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
@@ -59,10 +59,11 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     for file in files:
         for row, task in (file.by_roles() | file.by_environment()).items():
             place = file.place(row)
-            # A `create` that blocks cannot be interrupted, and the first one may take minutes, such as for a download.
+            # A call of `create` that blocks cannot be interrupted. The first call may take minutes, such as for a
+            # download.
             what = "`create` of actor.tools" if is_tools else "`reset` of an environment"
             try:
-                with notice(f"{what} still runs with {place}"):
+                with notice(f"{what} has not finished yet, for {place}"):
                     asyncio.run(create(try_ticket(task)))
             except Exception as error:
                 reason = error if isinstance(error, ToolError) else reason_of(error)

@@ -29,12 +29,12 @@ RUN is the folder of a run or its name. docs/replay.md describes the subcommands
 """
 FOLLOWS = (
     " It shows how far a run is, which role waits for which, and what to change. On a terminal it follows the run "
-    "until Ctrl-C, which does not end the run; --once prints it once. `asyncrl status` and `asyncrl inspect status` "
-    "are the same command."
+    "until Ctrl-C, which does not end the run; --once prints the status once. `asyncrl status` and "
+    "`asyncrl inspect status` are the same command."
 )
 Add = Callable[..., ArgumentParser]
 """Adds a subcommand: its name, function and meaning, then the parsers of its shared options."""
-LETTERS = " With --json: each attempt alone, and with --limit only the N newest."
+LETTERS = " --json prints each attempt instead, and with --limit only the N newest ones."
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +58,7 @@ def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, A
         action="append",
         default=[],
         metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard; by default the address that the replay wrote at its store",
+        help="address of the replay, once for each shard; by default the address in the folder of the store",
     )
     run.add_argument("--keys", metavar="DIR", help="folder of keys, if the run's folder has no config.yaml")
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
@@ -100,7 +100,7 @@ def parser() -> ArgumentParser:
 def _add_views(add: Add, plain: ArgumentParser, state: ArgumentParser, tokenizer: ArgumentParser) -> None:
     """Add the subcommands that print something."""
     command = add("status", subcommands.status, "rates, queues, lags, leases and disk, live", plain, more=FOLLOWS)
-    command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
+    command.add_argument("--once", action="store_true", help="print the status once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
     command = add("list", subcommands.list_rows, "one line per episode", plain, state)
     which = command.add_mutually_exclusive_group()
@@ -113,7 +113,7 @@ def _add_views(add: Add, plain: ArgumentParser, state: ArgumentParser, tokenizer
         "step", subcommands.step, "a learner step, and how its best and its worst episodes end", plain, tokenizer
     )
     command.add_argument("step", type=int, metavar="STEP", help="number of the step")
-    command.add_argument("--best", type=_count, default=3, metavar="N", help="N of the best and N of the worst (3)")
+    command.add_argument("--best", type=_count, default=3, metavar="N", help="the N best and the N worst episodes (3)")
     command = add("show", subcommands.show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="id of the episode, such as t000000012.3.0")
     add(
@@ -141,7 +141,9 @@ def _add_changes(add: Add, run: ArgumentParser, state: ArgumentParser, tokenizer
         ("discard", changes.discard, "delete dead letters; the run must be running"),
     ):
         command = add(name, subcommands.change_dead_letters, meaning, run)
-        command.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
+        command.add_argument(
+            "ids", nargs="*", default=[], metavar="ID", help="ids, as `asyncrl inspect dead-letters` shows them"
+        )
         command.add_argument("--all", action="store_true", help="every dead letter")
         command.set_defaults(change=change)
     command = add(

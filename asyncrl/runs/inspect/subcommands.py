@@ -83,8 +83,7 @@ def status(arguments: Namespace) -> int:
                     table.update(status_table(view), refresh=True)
             return 0
         view = next(views)
-        # Rates need a second sample. It is not taken if a shard does not answer, since it would wait for that shard
-        # again.
+        # Rates need a second sample. It is left out if a shard does not answer: that shard would be waited for again.
         if view["running"] and not view["problem"]:
             view = next(views)
     # Without a terminal, lines are not wrapped, so that commands in them can be copied.
@@ -157,8 +156,8 @@ def _check_states(states: Sequence[str]) -> None:
 def _wide_console() -> Console:
     """A console for rows of any length.
 
-    A file or a pipe gets each row as one line. A narrow terminal wraps lines, since a table that fits would cut off the
-    ends of ids.
+    A file or a pipe gets each row as one line. A narrow terminal wraps the lines of a wide table,
+    because a table that fits would cut off the ends of ids.
     """
     console = Console()
     return Console(width=max(LEAST_WIDTH, console.width) if console.is_terminal else WIDE)
@@ -184,7 +183,7 @@ def _others(stored: StoredRun, name: str) -> str:
         others = [each for each in islice(stored.ids(after=begin), SUGGESTIONS) if each.startswith(begin)]
         if others:
             return f"do you mean {', '.join(others)}?"
-    return "the store has none; replay.retention=all keeps them"
+    return "the store has no trajectory any more; replay.retention=all keeps all"
 
 
 def export(arguments: Namespace) -> int:
