@@ -104,7 +104,7 @@ class TrlFunction:
             known = {each: value for each, value in offered.items() if self._takes_all or each in self._names}
             result = completed(self._reward(**known))
         except Exception as error:
-            form = "a text, as in the file" if _is_text(task) else "a list of messages"
+            form = "a text, like the prompt in the data file" if _is_text(task) else "a list of messages"
             raise ScoringError(
                 f"{self._name} raised {reason_of(error)}, at task {task.id}; its completion is {form}"
             ) from error
@@ -132,7 +132,7 @@ def _only(result: Any) -> Any:
     one = plain(rewards[0])
     if one is not None and not (isinstance(one, Real) and abs(one) <= LARGEST_FLOAT32):  # type: ignore[operator]
         raise ValueError(
-            f"the reward {short_repr(one)}; a reward is a number of at most {LARGEST_FLOAT32:.1e}, or None where the "
+            f"the reward {short_repr(one)}; a reward is a number of at most {LARGEST_FLOAT32:.1e}, or None if the "
             "function does not apply"
         )
     return one
@@ -162,7 +162,7 @@ def _batch(given: RuleInput) -> dict[str, list[Any]]:
 
 
 def _is_text(task: Task) -> bool:
-    """True if the prompt is a text in the file, and no system message was added, which would make it a conversation."""
+    """True if the prompt is a text in the data file, and was not made a list of messages by a system message."""
     return task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
 
 
