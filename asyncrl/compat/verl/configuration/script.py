@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 KEY_WORD = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=|~[A-Za-z_]\w*(\.\w+)+$")
+OPEN_KEY = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then", "do", "else")
 ARRAY = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
@@ -33,6 +34,8 @@ attack."""
 SPACE, DOLLAR, UNEXPANDED = "\x1f", "\x1e", "\x1d"
 """Characters that replace a quoted space, a quoted dollar sign, and a dollar sign in the value of a variable that could
 not be expanded. They are used while words are split and variables expanded."""
+LITERAL = {"$": UNEXPANDED, "'": "\x1c", '"': "\x1b", "\\": "\x1a"}
+"""Maps each character that has no effect in the value of a variable to its replacement."""
 UNKNOWN = re.compile(rf"[${UNEXPANDED}][\w({{@*#?!-]")
 """The beginning of a part of a word that was not expanded."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -54,16 +57,23 @@ class ScriptWord(NamedTuple):
 def script_words(text: str, environment: Mapping[str, str]) -> list[ScriptWord]:
     """The words of a script that set keys. Parts that only the running script knows stay unexpanded."""
     variables = {name: value.replace("$", DOLLAR) for name, value in environment.items()}
-    words: list[ScriptWord] = []
+    words, unread = list[ScriptWord](), list[ScriptWord]()
     for command in _commands(text.replace("\r\n", "\n").replace("\\\n", " ").splitlines()):
         try:
             parts = shlex.split(_expanded(ARRAY.sub("", command, count=1), variables))
-        except ValueError:  # A quotation over several lines, which sets no key.
+        except ValueError:
+            # A quotation over several lines. It sets no key in most scripts, so any other word with a key wins.
+            unread += [ScriptWord(_shown(part), False) for part in command.split() if OPEN_KEY.match(part)]
             continue
-        for word in _without_assignments(parts, variables):
-            shown = word.replace(SPACE, " ").replace(DOLLAR, "$").replace(UNEXPANDED, "$")
-            words.append(ScriptWord(shown, not UNKNOWN.search(word)))
-    return words
+        words += [ScriptWord(_shown(word), not UNKNOWN.search(word)) for word in _without_assignments(parts, variables)]
+    return [*unread, *words]
+
+
+def _shown(word: str) -> str:
+    """The word as a shell has it, without replaced characters."""
+    for each, replacement in ((" ", SPACE), ("$", DOLLAR), *LITERAL.items()):
+        word = word.replace(replacement, each)
+    return word
 
 
 def named_config(text: str) -> str | None:
@@ -171,7 +181,7 @@ def _expanded(text: str, variables: dict[str, str]) -> str:
         if default is not None and (found is None or (match[2] and not found)):
             text = default.strip("\"'")
         else:
-            text = match[0] if found is None else found.replace("$", UNEXPANDED)
+            text = match[0] if found is None else found.translate(str.maketrans(LITERAL))
         room -= len(text)
         return text if room > 0 else match[0]
 

@@ -543,6 +543,9 @@ WITH_SPACES = ["a.b=x-$(date +%s)", "a.c=9", "a.d=-3", "a.e=$((2 ** 3))"]
         ('bash -c "\nrun a.b=1\n"\nrun a.c=2', ["a.b=1", "a.c=2"]),
         ("T=$(never closed\nrun a.b=1\nU='nor this\nrun a.c=2", ["a.b=1", "a.c=2"]),
         ("T=$(\n" + "x\n" * 200 + ")\nrun a.b=1", ["a.b=1"]),
+        ("T=$(\n cat <<'E'\n it's (\"so\") \n)\nrun a.b=$T a.c=1", ["a.b=$T", "a.c=1"]),
+        ('A="it\'s" B=\'"x"\' C=\'\\\'\nrun a.b=$A a.c="$B" a.d=$C', ["a.b=it's", 'a.c="x"', "a.d=\\"]),
+        ('say "no key a.b=1 a.c=2\nrun a.b=3\n', ["a.b=1", "a.c=2", "a.b=3"]),
     ],
 )
 def test_a_script_is_read_as_a_shell_would(text: str, words: list[str]) -> None:
