@@ -19,6 +19,7 @@ from asyncrl.errors import (
     ConfigError,
     RefusedError,
     RunOverError,
+    TasksSolvedError,
     TooManyFailuresError,
     WireError,
 )
@@ -33,6 +34,7 @@ from asyncrl.replay.protocol import (
     OK,
     OVER,
     REFUSED,
+    SOLVED,
     Answer,
     ReplayRequest,
 )
@@ -206,8 +208,8 @@ class ReplayClient:
         self._send(protocol.RequireLabels(first, [*needs.scores], needs.unit_steps))
 
     def plan(self, step: int) -> BatchPlan | None:
-        """The plan of a learner step. `None` if there is none within about a second. Raises TooManyFailuresError: the
-        replay ends the run."""
+        """The plan of a learner step. `None` if there is none within about a second. Raises TooManyFailuresError or
+        TasksSolvedError: the replay ends the run."""
         return self._ask(protocol.GetPlan(step, ahead=False), protocol.PLAN)
 
     def plan_ahead(self, step: int) -> BatchPlan | None:
@@ -296,7 +298,8 @@ class ReplayClient:
         """The replies to all requests, in order.
 
         After all replies have arrived, raises the first error among them. RefusedError: the replay refused a request.
-        TooManyFailuresError: the run must end. RunOverError: a worker requested work, and the run is done."""
+        TooManyFailuresError, TasksSolvedError: the run must end. RunOverError: a worker requested work, and the run is
+        done."""
         answers = self._link.answers(requests, credits)
         return [_accepted(request.kind, answer) for (request, _), answer in zip(requests, answers, strict=True)]
 
@@ -332,14 +335,16 @@ def _first_to_show(trajectories: Mapping[int, Trajectory]) -> list[int]:
 
 
 def _accepted(kind: str, answer: Answer) -> Answer:
-    """The answer, unless it reports an error. Raises RefusedError, TooManyFailuresError or RunOverError for such an
-    answer."""
+    """The answer, unless it reports an error. Raises RefusedError, TooManyFailuresError, TasksSolvedError or
+    RunOverError for such an answer."""
     if answer.kind == OVER:
         raise RunOverError("the run is done: this process ends")
     if answer.kind == REFUSED:
         raise RefusedError(f"the replay refused {kind}: {answer.reason}")
     if answer.kind == ENDED:
         raise TooManyFailuresError(answer.reason)
+    if answer.kind == SOLVED:
+        raise TasksSolvedError(answer.reason)
     return answer
 
 

@@ -28,7 +28,15 @@ from shutil import disk_usage
 import lmdb
 import zmq
 
-from asyncrl.errors import AsyncrlError, BusyError, RunOverError, StoreError, TooManyFailuresError, WireError
+from asyncrl.errors import (
+    AsyncrlError,
+    BusyError,
+    RunOverError,
+    StoreError,
+    TasksSolvedError,
+    TooManyFailuresError,
+    WireError,
+)
 from asyncrl.machine.activity import Activity
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.metrics import Metrics
@@ -41,6 +49,7 @@ from asyncrl.replay.protocol import (
     OK,
     OVER,
     REFUSED,
+    SOLVED,
     Call,
     Fetch,
     FetchImage,
@@ -287,6 +296,8 @@ class ReplayServer:
         except TooManyFailuresError as error:
             self._ends.say(error)
             return encode_reason(ENDED, call.sequence, str(error))
+        except TasksSolvedError as error:
+            return encode_reason(SOLVED, call.sequence, str(error))
         except RunOverError:
             return encode_reply(OVER, call.sequence, Reply())
         except AsyncrlError as error:

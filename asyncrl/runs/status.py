@@ -240,6 +240,8 @@ def _ended(run: Run) -> str:
     match run.end():
         case "done":
             return f"the run is done: {report}"
+        case "solved":
+            return f"the run has solved its tasks: {report}"
         case "stopped" | "failed" as result:
             ended = "has stopped" if result == "stopped" else "failed"
             return f"the run {ended}: asyncrl resume {folder} continues it, and {report}"

@@ -31,7 +31,7 @@ from asyncrl.runs.failures import FailureGroup, group_failures
 from asyncrl.runs.health import judge
 from asyncrl.runs.lines import decoded, finite
 from asyncrl.runs.role_errors import RoleErrors
-from asyncrl.runs.run import Run
+from asyncrl.runs.run import COMPLETE, Run
 from asyncrl.runs.shares import totals, waited_for
 from asyncrl.runs.trends import averaged_steps, values_of
 from asyncrl.text import duration, json_text, printable
@@ -62,7 +62,8 @@ class Change:
 class RunSummary:
     """The results of a run.
 
-    - `result` is done, stopped or failed (running or unfinished in a report), and `reason` says why it failed.
+    - `result` is done, solved, stopped or failed (running or unfinished in a report). `reason` says why the run failed,
+      or why its tasks count as solved.
     - `steps` is the number of trained steps. The newest checkpoint covers the first `steps_kept` of them; a resumed run
       repeats the others.
     - `reward`, `outcome` and `entropy` are means over the first and over the last `averaged` steps; `None` without any
@@ -189,6 +190,8 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         reasons = _frequent(group_failures(letters))
         newest = _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else ""
         evidence = replace(evidence, counts=counts, newest_failure=newest)
+    if result == "solved":
+        evidence = replace(evidence, solved="")  # The reason says the same.
     health = judge(evidence)
     return RunSummary(
         run=str(run_dir),
@@ -212,8 +215,8 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         warnings=[*health.warnings, *warnings],
         remarks=health.remarks,
         speed=_speed(run, steps) if steps.trained else {},
-        files=files_of(run, result == "done"),
-        next=_next(run, result == "done", bool(reasons), resume),
+        files=files_of(run, result in COMPLETE),
+        next=_next(run, result, bool(reasons), resume),
     )
 
 
@@ -270,13 +273,14 @@ def files_of(run: Run, done: bool) -> dict[str, str]:
     return {name: str(run.folder / name) for name in names if (run.folder / name).exists()}
 
 
-def _next(run: Run, done: bool, failures: bool, resume: str) -> list[str]:
+def _next(run: Run, result: str, failures: bool, resume: str) -> list[str]:
     folder = quoted(run.folder)
     look = [f"list {folder} --sort reward", *([f"dead-letters {folder}"] if failures else [])]
     asyncrl = runnable()
     use = [f"{asyncrl} evaluate {folder}", f"{asyncrl} export {folder}"]
     looks = [f"{asyncrl} report {folder}", *(f"{asyncrl} inspect {command}" for command in look)]
-    return [*([] if done else [resume]), *looks, *(use if done else [])]
+    complete = result in COMPLETE
+    return [*([] if complete else [resume]), *looks, *(use if complete else [])]
 
 
 def quoted(path: Path) -> str:
@@ -302,6 +306,8 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
             steps += f", {summary.steps_kept} of them in the newest checkpoint"
         steps += "; the same command resumes it"
     rows = [("result", f"{summary.result} after {steps}")]
+    if summary.result == "solved":
+        rows.append(("solved", summary.reason))
     if summary.reward and summary.outcome:
         span = "first and last step" if summary.averaged == 1 else f"first and last {summary.averaged} steps"
         rows += [("reward", f"{summary.reward} ({span})"), ("outcome", str(summary.outcome))]

@@ -6,11 +6,13 @@ import json
 import shlex
 from pathlib import Path
 
+from asyncrl.config.locations import SOLVED_FILE
 from asyncrl.observe.sinks import JsonLines, metrics_file
 from asyncrl.replay.admission import Admission
 from asyncrl.replay.protocol import FailEpisode
 from asyncrl.runs.run import Run
 from asyncrl.runs.summary import SUMMARY_FILE, summarise, write_summary
+from asyncrl.runs.table import state_of
 from tests.replay.support import Core, make_settings
 
 RESUME = "asyncrl train run.name=run"
@@ -107,6 +109,23 @@ def test_steps_that_a_stopped_learner_saved_count_as_trained_before_the_replay_h
     trajectories = summarise(Run(tmp_path), 8, "stopped", "", RESUME).trajectories
     assert trajectories["trained"] == planned > 0
     assert sum(trajectories.values()) == 4
+
+
+def test_a_run_whose_tasks_are_solved_says_so_in_words_and_has_a_model(tmp_path: Path) -> None:
+    write_metrics(tmp_path, [0.5] * 11)
+    JsonLines(metrics_file(tmp_path, "replay")).log(11, {"solved": "the policy solves all"})
+    (tmp_path / "model").mkdir()
+    (tmp_path / SOLVED_FILE).write_text("the policy solves these tasks")
+    run = Run(tmp_path)
+    text = write_summary(run, 30, "solved", run.solved(), RESUME)
+    assert (
+        "  result             solved after 11 of 30 steps\n  solved             the policy solves these tasks\n" in text
+    )
+    assert "the policy solves all" not in text, "the sentence has come already"
+    assert f"model              {tmp_path / 'model'}" in text
+    assert f"asyncrl evaluate {tmp_path}" in text
+    assert "asyncrl train" not in text
+    assert run.end() == state_of(run) == "solved"
 
 
 def test_a_run_that_never_trained_says_so_with_the_command_that_resumes_it(tmp_path: Path) -> None:
