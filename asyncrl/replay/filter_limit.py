@@ -7,8 +7,8 @@ a run may resume after its filters were changed.
 A group whose members all failed alike may be the rule of a task that is seldom solved: with one success in a thousand
 episodes, 125 groups of eight pass between two groups with different rewards. Such a group therefore counts by its
 members: EPISODES of them count as one group. The default limit of 256 groups then allows 10,240 episodes, in which
-such a success fails to come with a probability of 0.004%. Groups that are right, or refused whatever the policy tries
-next, count whole.
+such a success fails to come with a probability of 0.004%. Groups that are right, or refused although their members did
+not fail alike, count whole.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCHES, FEWEST = 2, 8
 RIGHT, SOLVED = 0.999, 0.95
 """A group whose mean outcome is at least RIGHT is right. The tasks are solved if this share of the groups is right."""
 EPISODES = 40
-"""As many members of groups that failed alike count as one refused group."""
+"""The number of members of groups that failed alike which counts as one refused group."""
 OF_SOLVED = {"zero_variance", "reward_high"}
 """The reasons for which filters refuse groups whose tasks are solved."""
 REASONS = {

@@ -27,7 +27,7 @@ from asyncrl.replay.counters import unreported
 from asyncrl.replay.records import ENDS, TrajectoryState
 from asyncrl.runs.elapsed import elapsed_s
 from asyncrl.runs.evidence import MOST_STEPS, read_evidence, recent_shares
-from asyncrl.runs.failures import FailureGroup, group_failures
+from asyncrl.runs.failures import KINDS, FailureGroup, count_letters, group_failures, shown_end
 from asyncrl.runs.health import judge
 from asyncrl.runs.lines import decoded, finite
 from asyncrl.runs.role_errors import RoleErrors
@@ -71,7 +71,9 @@ class RunSummary:
     - `held_out` has the outcome, accuracy and reward of the first and of the last evaluation. If any episode failed,
       its entry `failed` is the number of episodes that these means leave out. Without an evaluation it is empty.
     - `trajectories` counts training trajectories by their final state; `unused` ones have not reached any.
-    - `failures` counts failed attempts at episodes and at their scoring.
+    - `failures` counts failed attempts at episodes and at their scoring. A failed scoring is tried again.
+    - `dead_letters` counts the dead letters that are kept, by their kind. Those of scorings and of skipped plans are
+      the trajectories that were given up.
     - `reasons` counts the failures that are kept as dead letters, the most frequent reason first.
     - `changes` are the keys of the configuration that changed when the run resumed, each with the step from which on.
     - `errors` are the errors in the logs of roles, each with its role and its count.
@@ -97,6 +99,7 @@ class RunSummary:
     held_out: dict[str, Change]
     trajectories: dict[str, int]
     failures: dict[str, int]
+    dead_letters: dict[str, int]
     reasons: dict[str, int]
     shares: dict[str, float]
     warnings: list[str]
@@ -175,11 +178,13 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         warnings.append(f"no step was trained: see {run_dir / 'logs'} and `asyncrl inspect dead-letters {run_dir}`")
     trajectories: dict[str, int] = {}
     failures: dict[str, int] = {}
+    kinds = Counter[str]()
     reasons: dict[str, int] = {}
     changes: list[str] = []
     try:
         with run.stored() as stored:
             counts, letters = stored.counters(), stored.dead_letters()
+            kinds = sum(stored.each(count_letters), kinds)
             changes = [f"{each.text} from step {each.step}" for each in stored.changes()]
             kept = stored.each(partial(unreported, steps=steps_in_newest_checkpoint(run_dir)))
     except StoreError as error:
@@ -207,6 +212,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         held_out=_held_out(run),
         trajectories=trajectories,
         failures=failures,
+        dead_letters={name: kinds[name] for name in KINDS},
         reasons=reasons,
         changes=changes,
         errors=_errors(run),
@@ -227,7 +233,7 @@ def _errors(run: Run) -> list[str]:
 
 
 def _by_end(counts: Mapping[str, int], kept: int) -> dict[str, int]:
-    ends = {state.value: counts[state] for state in ENDS if state is not TrajectoryState.EVALUATED}
+    ends = {shown_end(state.value): counts[state] for state in ENDS if state is not TrajectoryState.EVALUATED}
     ends[TrajectoryState.TRAINED.value] += kept
     return {**ends, "unused": counts["accepted"] - sum(ends.values())}
 
@@ -322,6 +328,9 @@ def summary_rows(summary: RunSummary) -> list[tuple[str, str]]:
         rows.append(("trajectories", ", ".join(f"{count} {end}" for end, count in summary.trajectories.items())))
     if any(summary.failures.values()):
         rows.append(("failures", ", ".join(f"{count} {kind}" for kind, count in summary.failures.items())))
+    if count := sum(summary.dead_letters.values()):
+        parts = ", ".join(f"{of_kind} of {kind}s" for kind, of_kind in summary.dead_letters.items())
+        rows.append(("dead letters", f"{count}: {parts}"))
         rows += [("", f"{count} x {reason}") for reason, count in summary.reasons.items()]
     rows.append(("elapsed", duration(summary.elapsed_s)))
     if speed := summary.speed:

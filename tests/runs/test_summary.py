@@ -49,7 +49,9 @@ def test_it_tells_what_was_learned_what_failed_and_where_everything_is(tmp_path:
         "result             done after 8 of 8 steps",
         "reward             0.2 -> 0.8 (first and last 2 steps)",
         "held-out accuracy  0.5 -> 0.75 (first and last)",
+        "trajectories       0 trained, 0 evicted, 0 filtered, 0 dropped, 0 given up, 4 unused",
         "failures           1 episodes, 0 scorings",
+        "dead letters       1: 1 of episodes, 0 of scorings, 0 of skipped plans",
         "1 x broken",
         "speed              10 sampled tokens/s, largest lag 1, learner idle 25%, rollout idle 25%",
         f"episodes           {tmp_path / 'replay'}",
@@ -119,7 +121,7 @@ def test_a_run_whose_tasks_are_solved_says_so_in_words_and_has_a_model(tmp_path:
     run = Run(tmp_path)
     text = write_summary(run, 30, "solved", run.solved(), RESUME)
     assert (
-        "  result             solved after 11 of 30 steps\n  solved             the policy solves these tasks\n" in text
+        "result             solved after 11 of 30 steps\n  solved             the policy solves these tasks\n" in text
     )
     assert "the policy solves all" not in text, "the sentence has come already"
     assert f"model              {tmp_path / 'model'}" in text
