@@ -16,7 +16,7 @@ from pathlib import Path
 
 from asyncrl.machine.files import DISK_IS_FULL
 from asyncrl.runs.lines import LineFile, LineSpan, open_lines
-from asyncrl.text import shortened
+from asyncrl.text import duration, shortened
 
 LONGEST_ERROR = 300
 MOST_KINDS = 100
@@ -46,6 +46,10 @@ class RoleError:
     def __str__(self) -> str:
         times = f" ({self.count} times)" if self.count > 1 else ""
         return f"{self.role}: {self.text}{times}"
+
+    def aged(self, now: float) -> str:
+        """The error with its age at `now`, in seconds since 1970."""
+        return f"{self}, {duration(max(0.0, now - self.at))} ago"
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ class Stalls:
     - `waits`: the chain of waits;
     - `advice`: sentences for the user; `None` after too few steps, and while a fault stops the run;
     - `faults`: the roles that are silent or down, by name;
-    - `errors`: the newest errors in the logs of roles.
+    - `errors`: the newest errors in the logs of roles, each with its age.
     """
 
     waits: Sequence[Wait] = ()
@@ -89,9 +89,10 @@ class StallReader:
         return Stalls(waits, None if held_up else advice, faults(seen_now), errors)
 
     def errors(self) -> list[str]:
-        """The newest errors in the logs of the run's roles."""
+        """The newest errors in the logs of the run's roles, each with its age."""
         self._errors.read()
-        return [str(error) for error in self._errors.newest(newest_start(self._run), self._clock())]
+        now = self._clock()
+        return [error.aged(now) for error in self._errors.newest(newest_start(self._run), now)]
 
     def _room_waits(self) -> list[Wait]:
         """The role that has waited for room on a disk for longest, as a link of a chain."""

@@ -246,10 +246,10 @@ class PlannedReplay(FakeReplay):
     later one, is asked for.
 
     `reward` is that of the trajectories, by step, or random. The learner is stopped when it asks for the plan of step
-    `stop_at`, and dies when it asks for that of `die_at`. Its tasks are solved when it asks for that of `solved_at`. The
-    plan of step `skip` is skipped. A trajectory of step `poison` has a token id that the policy does not know. The run
-    had the `changes` before. With `alike` the sequences of a group begin alike. With data.demonstration every group has
-    a demonstration as well. A policy in a folder "vision" gets images in most episodes.
+    `stop_at`, and dies when it asks for that of `die_at`. Its tasks are solved when it asks for that of `solved_at`.
+    The plan of step `skip` is skipped. A trajectory of step `poison` has a token id that the policy does not know. The
+    run had the `changes` before. With `alike` the sequences of a group begin alike. With data.demonstration every group
+    has a demonstration as well. A policy in a folder "vision" gets images in most episodes.
     """
 
     def __init__(

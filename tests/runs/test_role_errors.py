@@ -57,6 +57,8 @@ def test_the_newest_errors_are_those_of_the_last_minutes_of_this_start(logs: Pat
     errors = RoleErrors(logs.parent)
     (error,) = errors.read()
     assert error.at == AT
+    assert error.aged(AT + 240) == "actor-0: no weights, 4 min ago"
+    assert error.aged(AT - 3) == "actor-0: no weights, 0 s ago", "the clock of its host is ahead"
     assert errors.newest(0.0, AT + RECENT_S) == [error]
     assert errors.newest(0.0, AT + RECENT_S + 1) == errors.newest(AT + 1, AT + 1) == []
 

@@ -62,7 +62,7 @@ def test_the_status_says_that_a_role_waits_for_room_on_the_disk_and_not_that_all
         assert before.advice is not None
         write_log(run.folder, AT, f"ERROR asyncrl.machine.files: {FULL}")
         assert shown(reader.read(None, run.settings())) == [
-            f"error   learner: {FULL}",
+            f"error   learner: {FULL}, 60 min ago",
             f"waits   {WAITS} for 60 min",
         ]
         write_log(
@@ -76,6 +76,7 @@ def test_the_page_warns_of_the_newest_errors_of_roles(tmp_path: Path) -> None:
     with running(run.folder, datetime.now().timestamp()):
         write_log(run.folder, datetime.now(), f"ERROR asyncrl.machine.files: {FULL}")
         found = Overviews(ReplayStores()).of(run)
-    assert f"error of learner: {FULL}" in found["warnings"]
+    assert found["warnings"][0].startswith(f"error of learner: {FULL}, ")
+    assert found["warnings"][0].endswith(" ago")
     assert found["waits_text"].startswith(WAITS)
     assert found["advice"] is None
