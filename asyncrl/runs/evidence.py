@@ -21,9 +21,9 @@ ACTOR_ROWS = 60
 """The number of an actor's newest rows that are read. An actor writes a row every five seconds."""
 SCORER_ROWS = 12
 STALE_S, STALE_VERSIONS = 60.0, 3
-"""An actor is left out, because it has ended, if its newest row is more than STALE_S older than the newest row of all
-actors, and if it served a policy more than STALE_VERSIONS older. The time alone is no evidence: a host's clock may be
-ahead. The version alone is none either: small runs train many steps between two rows."""
+"""An actor is left out, because it has ended, if its newest row is too old in two ways, compared with the newest row of
+all actors: by STALE_S, and by STALE_VERSIONS of the policy that it served. The time alone is no evidence, since a
+host's clock may be ahead. The version alone is none either: small runs train many steps between two rows."""
 TRUNCATED = (("truncated",), ("episodes",))
 MALFORMED = (("tool_malformed", "tool_unknown"), ("tool_calls",))
 """Two groups of an actor's counters. A share is the sum of the first group, divided by the sum of the second."""
