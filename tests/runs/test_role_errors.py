@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncrl.machine.files import when_there_is_room
+from asyncrl.network.throttle import LEFT_OUT
 from asyncrl.runs.role_errors import MOST_KINDS, RECENT_S, RoleErrors, RoomWait
 
 WHEN = "2026-11-28 20:57:58,928"
@@ -42,6 +43,13 @@ def test_an_error_is_found_once_with_its_count_whatever_its_numbers_are(logs: Pa
         f"learner: {FULL.replace('10', '20')} (2 times)",
         "actor-0: no new weights",
     ]
+
+
+def test_errors_that_a_role_counted_instead_of_logging_them_are_of_the_same_kind(logs: Path) -> None:
+    for more in ("", LEFT_OUT.format(9), LEFT_OUT.format(1)):
+        write(logs / "replay.log", f"{WHEN} ERROR asyncrl.replay.server: nothing can be stored{more}: why")
+    (error,) = RoleErrors(logs.parent).read()
+    assert str(error) == "replay: nothing can be stored: why (13 times)"
 
 
 def test_errors_of_an_earlier_start_are_not_those_of_this_one(logs: Path) -> None:

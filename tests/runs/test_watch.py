@@ -11,10 +11,12 @@ from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 
+import pytest
+
 from asyncrl.config.locations import ALIVE_FOLDER
 from asyncrl.dashboard.overview import Overviews
 from asyncrl.dashboard.stores import ReplayStores
-from asyncrl.machine.doing import Doing
+from asyncrl.machine.doing import Doing, forget_doing
 from asyncrl.machine.owner import OWNER_FILE
 from asyncrl.runs.inspect.table import stall_lines
 from asyncrl.runs.run import Run
@@ -69,6 +71,16 @@ def test_the_status_says_that_a_role_waits_for_room_on_the_disk_and_not_that_all
             run.folder, AT, "WARNING asyncrl.machine.files: checkpoints/step-000006 is written: there is room again"
         )
         assert reader.read(None, run.settings()) == before
+
+
+@pytest.mark.parametrize(("free", "is_told"), [(40 << 10, True), (1 << 30, False)])
+def test_a_full_disk_on_which_no_role_can_write_why_it_waits_is_told(tmp_path: Path, free: int, is_told: bool) -> None:
+    run = Run(write_run(tmp_path / "run", [0.1] * 4))
+    with running(run.folder, datetime.now().timestamp()):
+        forget_doing(run.folder / ALIVE_FOLDER / "learner")
+        text = StallReader(run, free=lambda folder: free).read(None, run.settings()).text
+    told = f": the disk of {run.folder} is full, 40960 bytes are left (make room, and the run goes on)"
+    assert text == f"learner has been starting{told if is_told else ''}"
 
 
 def test_the_page_warns_of_the_newest_errors_of_roles(tmp_path: Path) -> None:
