@@ -196,7 +196,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         newest = _first_line(max((letter for _, letter in letters), key=attrgetter("order")).reason) if letters else ""
         evidence = replace(evidence, counts=counts, newest_failure=newest)
     if result == "solved":
-        evidence = replace(evidence, solved="")  # The reason says the same.
+        evidence = replace(evidence, solved=reason)
     health = judge(evidence)
     return RunSummary(
         run=str(run_dir),
@@ -219,7 +219,7 @@ def summarise(run: Run, planned_steps: int, result: str, reason: str, resume: st
         elapsed_s=round(elapsed_s(run), 1),
         shares=recent_shares(evidence.actors),
         warnings=[*health.warnings, *warnings],
-        remarks=health.remarks,
+        remarks=[remark for remark in health.remarks if remark != reason],
         speed=_speed(run, steps) if steps.trained else {},
         files=files_of(run, result in COMPLETE),
         next=_next(run, result, bool(reasons), resume),
