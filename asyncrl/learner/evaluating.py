@@ -37,8 +37,8 @@ class Evaluating:
 
     def evaluate(self, steps: int) -> None:
         """Request an evaluation of the weights after `steps` steps if one is due, and log results that have arrived.
-        With `waits`, or before the first step, wait until all results have arrived. Raises StoppedError on every rank: a
-        rank was asked to stop.
+        With `waits`, or before the first step, wait until all results have arrived. Raises StoppedError on every rank:
+        a rank was asked to stop.
         """
         self.stop.together(self._evaluate, steps, self.is_due(steps), self.waits or not steps)
 
