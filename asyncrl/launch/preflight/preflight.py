@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncrl.config import locations
+from asyncrl.config.changes import values_of
 from asyncrl.config.refusals import missing_data
 from asyncrl.config.schema import ActorConfig, AlgorithmConfig, ScoringConfig, TrainConfig
 from asyncrl.config.schema.tools import SandboxConfig
@@ -19,15 +19,15 @@ from asyncrl.errors import (
     AsyncrlError,
     ConfigError,
     DataError,
-    InteractionError,
     StoppedError,
     StoreError,
     ToolError,
     UnavailableError,
 )
 from asyncrl.launch.preflight.algorithm import check_algorithm
+from asyncrl.launch.preflight.creation import check_creation, check_users
 from asyncrl.launch.preflight.demonstrations import check_group_demonstrations
-from asyncrl.launch.preflight.episode import EpisodeJudge, TrialStage, check_episodes, notice, try_ticket
+from asyncrl.launch.preflight.episode import ManagerTrial, check_episodes
 from asyncrl.launch.preflight.grammars import check_grammars
 from asyncrl.launch.preflight.learning import check_learning
 from asyncrl.launch.preflight.machine import check_devices, check_disk, check_ports, free_bytes
@@ -39,11 +39,11 @@ from asyncrl.launch.preflight.models import (
     check_tokenizer,
     policy_size,
 )
+from asyncrl.launch.preflight.own_code import names_own_code
 from asyncrl.launch.preflight.prompts import check_prompts, prompt_lengths
+from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
 from asyncrl.launch.preflight.truths import check_truths
 from asyncrl.network.keys import check_keys
-from asyncrl.text import reason_of
-from asyncrl.types import Ticket
 
 if TYPE_CHECKING:
     from asyncrl.chat.chat import Chat
@@ -53,24 +53,27 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncrl.train")
 
 
-def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
+def preflight(
+    config: TrainConfig,
+    *more: Callable[[], None],
+    stop: threading.Event | None = None,
+    open_pool: Callable[[Mapping[str, Any]], Pool] = open_trial_pool,
+) -> None:
     """Run the `more` checks, and then check everything that the roles will load or need.
 
     It checks keys, ports, devices, data, models, tools, the chat template, rules and the parts of the algorithm, such
-    as its loss. A check is left out if one of its inputs was refused. Checks that read all rows take long, so they run
-    only if all others have passed.
+    as its loss. The user's own tools, environments, users and scorers run in a child process, which `open_pool` opens.
+    A check is left out if one of its inputs was refused. Checks that read all rows take long, so they run only if all
+    others have passed.
 
     Raises ConfigError, DataError or UnavailableError with one line for each problem; StoppedError: `stop` was set
     meanwhile.
     """
-    from asyncrl.actor.from_config import open_runner
     from asyncrl.chat.from_config import open_chat
     from asyncrl.data.from_config import run_tasks
     from asyncrl.episode.from_config import prepare_demonstrations
     from asyncrl.launch.preflight.datasets import make_tasks
     from asyncrl.modelling.opening import reads_images
-    from asyncrl.modelling.tokenizer import open_tokenizer
-    from asyncrl.scoring.verifier import Verifier
 
     actor, scoring, learner, found = config.actor, config.scoring, config.learner, Problems(stop)
     is_local, plays = config.cluster.launcher == "local", not actor.played_by
@@ -78,50 +81,49 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     found.extend(map(DataError, missing.values()))
     found.check(*more)
     files = _task_files(run_tasks(config), partial(make_tasks, config), missing, found)
-    if config.replay.source is not None:
-        found.check(partial(_check_source, Path(config.replay.source)))
-    found.check(partial(check_keys, config.network.keys))
-    if is_local:  # Other hosts cannot be checked here. The placement checks their devices.
-        found.check(partial(check_ports, config.network, learner, config.replay.shards))
-        found.check(partial(check_devices, config))
-    found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
-    with found.collected():
-        check_algorithm(config)
-        _probe_parts(config.algorithm, learner.group_size)
-    trains = learner.epochs is not None or learner.total_steps > 0
-    found.check(partial(_check_play, actor, files, trains))
-    with found.collected():
-        check_existence(config.model, config.critic, config.implicit, scoring)
-        found.check(partial(_check_policy, config))
-        if plays:
-            found.check(partial(check_grammars, config.engine.kind, actor, files))
-            with found.collected():
-                _check_template(open_chat(config), actor, reads_images(config.engine.kind, config.model), files)
-        found.check(partial(check_truths, scoring, config.model, actor.sandbox, files))
-    if not found.any:
-        with (
-            found.collected(),
-            closing(EpisodeJudge(scoring, partial(Verifier, scoring, config.model, actor.sandbox))) as judge,
-        ):
-            chat, tokenizer = cache(partial(open_chat, config)), cache(partial(open_tokenizer, config.model))
-            check_episodes(actor, files, TrialStage(tokenizer, chat, partial(open_runner, config)), judge)
-        if shown := config.algorithm.sft.path:
-            found.check(partial(prepare_demonstrations, config, shown, stop))
-        if plays:
-            measure = partial(prompt_lengths, config, stop)
-            with found.collected():
-                for file in files:
-                    check_prompts(config.data, file, measure)
-            found.check(
-                partial(
-                    check_group_demonstrations,
-                    run_tasks(config),
-                    config.actor,
-                    partial(open_chat, config),
-                    files[:1],
-                    stop,
+    with closing(TrialProcess(values_of(config), stop, open_pool)) as trial:
+        if files and names_own_code(actor, scoring):
+            trial.begin()
+        if config.replay.source is not None:
+            found.check(partial(_check_source, Path(config.replay.source)))
+        found.check(partial(check_keys, config.network.keys))
+        if is_local:  # Other hosts cannot be checked here. The placement checks their devices.
+            found.check(partial(check_ports, config.network, learner, config.replay.shards))
+            found.check(partial(check_devices, config))
+        found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
+        with found.collected():
+            check_algorithm(config)
+            _probe_parts(config.algorithm, learner.group_size)
+        trains = learner.epochs is not None or learner.total_steps > 0
+        found.check(partial(_check_play, actor, files, trains, trial))
+        with found.collected():
+            check_existence(config.model, config.critic, config.implicit, scoring)
+            found.check(partial(_check_policy, config))
+            if plays:
+                found.check(partial(check_grammars, config.engine.kind, actor, files))
+                with found.collected():
+                    _check_template(open_chat(config), actor, reads_images(config.engine.kind, config.model), files)
+            found.check(partial(check_truths, scoring, config.model, actor.sandbox, files))
+        if not found.any:
+            with found.collected(), closing(ManagerTrial(scoring, config.model, stop)) as managers:
+                check_episodes(actor, scoring, files, trial, managers)
+            if shown := config.algorithm.sft.path:
+                found.check(partial(prepare_demonstrations, config, shown, stop))
+            if plays:
+                measure = partial(prompt_lengths, config, stop)
+                with found.collected():
+                    for file in files:
+                        check_prompts(config.data, file, measure)
+                found.check(
+                    partial(
+                        check_group_demonstrations,
+                        run_tasks(config),
+                        config.actor,
+                        partial(open_chat, config),
+                        files[:1],
+                        stop,
+                    )
                 )
-            )
     found.raise_all()
 
 
@@ -210,7 +212,7 @@ def _check_policy(config: TrainConfig) -> None:
     check_disk(config.run, config.learner, config.replay, size, free_bytes(locations.run_dir(config.run)), adapters)
 
 
-def _check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
+def _check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool, trial: TrialProcess) -> None:
     """Raises ConfigError: the tools, environments, users or the agent of the episodes cannot be used."""
     from asyncrl.agents.chat_api.agent import load_agent
     from asyncrl.agents.chat_api.program import check_command
@@ -226,9 +228,9 @@ def _check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> 
     if actor.agent_command:
         check_command(actor.agent_command)
     if not actor.played_by:
-        _check_creation(actor, files)
+        check_creation(actor, files, trial)
         _warn_of_missing_tools(actor, files)
-        _check_users(actor, files, trains)
+        check_users(actor, files, trains, trial)
 
 
 def _check_scoring(scoring: ScoringConfig, sandbox: SandboxConfig) -> None:
@@ -275,44 +277,6 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
                 check_tasks(chat, {file.place(row): task}, offer.functions(task))
 
 
-def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
-    """Create the tools of rows, and release them again. Raises ConfigError: a tool cannot be created, or a row names a
-    tool that the run does not offer."""
-    from asyncrl.actor.from_config import open_toolbox
-    from asyncrl.tools.toolbox import Toolbox
-
-    toolbox = open_toolbox(actor)
-    is_tools = isinstance(toolbox, Toolbox)
-
-    async def create(ticket: Ticket) -> None:
-        try:
-            async with toolbox.open(ticket):
-                pass
-        finally:
-            await toolbox.close()
-
-    for file in files:
-        for row, task in (file.by_roles() | file.by_environment()).items():
-            place = file.place(row)
-            # A `create` that blocks cannot be interrupted, and the first one may take minutes, such as for a download.
-            what = "`create` of actor.tools" if is_tools else "`reset` of an environment"
-            try:
-                with notice(f"{what} still runs with {place}"):
-                    asyncio.run(create(try_ticket(task)))
-            except Exception as error:
-                reason = error if isinstance(error, ToolError) else reason_of(error)
-                if not isinstance(toolbox, Toolbox):
-                    raise ConfigError(
-                        f"with {place}, {reason}; `reset` gets the task's row as keywords (docs/environments.md)"
-                    ) from error
-                given = ", ".join(name for name, kwargs in task.tools_kwargs.items() if kwargs) or "none"
-                raise ConfigError(
-                    f"actor.tools: with {place}, {reason}; `create` gets the row's "
-                    "extra_info.tools_kwargs[NAME] as keywords, where NAME is the name in the tool's `schema` "
-                    f"(on offer: {', '.join(toolbox.functions)}; the row has: {given}; docs/tools.md)"
-                ) from error
-
-
 def _warn_of_missing_tools(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     """Warn if a row has arguments for tools that the run does not offer."""
     from asyncrl.tools.offered import Offer
@@ -330,34 +294,3 @@ def _warn_of_missing_tools(actor: ActorConfig, files: Sequence[TaskFile]) -> Non
                     *(", ".join(offered) or "no tools", file.place(row), ", ".join(named)),
                 )
                 return
-
-
-def _check_users(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
-    """Start each simulated user with the first row that names it, and finalize it again. Raises ConfigError: a user
-    cannot start, no row names a user, or a row names an unknown user."""
-    from asyncrl.tools.interactions.registry import load_interactions
-    from asyncrl.tools.interactions.users import InteractionLimits, Interactions
-
-    if not actor.interactions or not files:
-        return
-    limits = InteractionLimits(actor.interaction_timeout_s)
-    users = Interactions(load_interactions(actor.interactions), limits)
-
-    async def start(ticket: Ticket) -> None:
-        async with users.open(ticket):
-            pass
-
-    named = [(file.place(row), task) for file in files for row, task in file.by_user().items()]
-    if not named and trains:  # An evaluation may be on tasks without a user.
-        raise ConfigError(
-            "actor.interactions: no task names one of the users in extra_info.interaction_kwargs.name "
-            "(docs/environments.md); add it to the data, or leave actor.interactions empty"
-        )
-    for place, task in named:
-        try:
-            asyncio.run(start(try_ticket(task)))
-        except InteractionError as error:
-            raise ConfigError(
-                f"actor.interactions: with {place}, {error}; `start_interaction` gets the row's "
-                "extra_info.interaction_kwargs as keywords (docs/environments.md)"
-            ) from error
