@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,7 +28,7 @@ from rich.console import Console
 
 from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
-from asyncrl.commands.trial.engines import ServerEngine, read_answers
+from asyncrl.commands.trial.answers import read_answers
 from asyncrl.commands.trial.transcript import Transcript
 from asyncrl.config.commands import command_name
 from asyncrl.config.compose import composed, read
@@ -36,13 +36,10 @@ from asyncrl.config.exits import EXIT_FAILURE, exit_status
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.quoting import quoted
 from asyncrl.config.refusals import may_exist
-from asyncrl.config.schema import ActorConfig, EngineConfig, ModelConfig, TrainConfig
+from asyncrl.config.schema import ActorConfig, ModelConfig, TrainConfig
 from asyncrl.data.from_config import run_tasks
 from asyncrl.engine.base import Engine
-from asyncrl.engine.embedded import EmbeddedEngine
-from asyncrl.engine.fleet.server import InferenceServer
-from asyncrl.engine.from_config import open_server
-from asyncrl.engine.scripted import VERSION, ScriptedEngine
+from asyncrl.engine.scripted import ScriptedEngine
 from asyncrl.errors import ConfigError, DataError, ScoringError
 from asyncrl.launch.preflight.datasets import make_tasks
 from asyncrl.launch.preflight.models import missing_model
@@ -172,20 +169,6 @@ def _tokenizer(model: ModelConfig) -> Any:
     return build_tokenizer()
 
 
-def _engine(engine: EngineConfig, model: ModelConfig, seed: int, opened: Callable[[str], InferenceServer]) -> Engine:
-    """The embedded engine with the model's own weights, or the SGLang server of `engine.urls`. `opened` opens a server.
-    Raises ConfigError: this kind of engine, or this number of servers, cannot play a single episode.
-    """
-    if engine.kind == "embedded":
-        return EmbeddedEngine.load(model, engine, seed=seed, initial_version=VERSION)
-    if engine.kind != "sglang":
-        # Joining a vLLM server, as an actor must, would end the requests of others.
-        raise ConfigError(f"engine.kind={engine.kind}: use sglang, embedded or --answers to try an episode")
-    if len(engine.urls) != 1:
-        raise ConfigError("engine.urls: name exactly one server, such as http://HOST:PORT")
-    return ServerEngine(opened(engine.urls[0]))
-
-
 async def _play(
     config: TrainConfig, request: TrialRequest, task: Task, tokenizer: Any, transcript: Transcript
 ) -> Trajectory | None:
@@ -195,9 +178,14 @@ async def _play(
     ends = () if config.model.path == NO_MODEL else end_tokens(config.model, actor.end_tokens, tokenizer)
     chat = Chat(tokenizer, actor.template_kwargs, actor.tool_call_format, ends)
     async with AsyncExitStack() as stack:
+        engine: Engine
         if request.answers is None:
+            # Imported here, because a script should not wait for the imports of an engine.
+            from asyncrl.commands.trial.engines import open_engine
+            from asyncrl.engine.from_config import open_server
+
             sized = replace(config.engine, max_length=config.engine.max_length or actor.max_tokens)
-            engine = _engine(sized, config.model, config.run.seed, partial(open_server, config))
+            engine = open_engine(sized, config.model, config.run.seed, partial(open_server, config))
         else:
             engine = ScriptedEngine(chat, tokenizer, read_answers(request.answers))
         stack.push_async_callback(engine.close)

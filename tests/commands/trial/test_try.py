@@ -118,8 +118,8 @@ class Numbers:
 
     def score(self, transcripts):
         return [
-            StepScores.of_probabilities([self.found if "50" in each.plain else 0.25 for each in passages if each.is_step])
-            for passages in transcripts
+            StepScores.of_probabilities([self.found if "50" in each.plain else 0.25 for each in passage if each.is_step])
+            for passage in transcripts
         ]
 """
 
