@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from asyncrl.config.imports import imported
@@ -66,13 +67,24 @@ class OwnCode:
         return "the environment" + " or".join(f"{name and ' '}{name}{each}" for name, each in self.environments.items())
 
 
-def names_own_code(actor: ActorConfig, scoring: ScoringConfig) -> bool:
-    """True if the configuration names code that a start tries. Nothing is imported, so this is a guess."""
-    models, manager = (scoring.prm.family, scoring.outcome_model.family), scoring.manager
-    play = [*actor.tools, actor.environment, *actor.environments.values(), actor.step_split]
-    scorers = [scoring.steps, manager.name, manager.compute_score, *models, scoring.rule, *scoring.rules.values()]
-    named = any("." in each and not each.startswith("asyncrl.") for each in map(str, [*play, *scorers]))
-    return not actor.played_by and (named or bool(actor.interactions))
+def own_paths(actor: ActorConfig, scoring: ScoringConfig) -> list[str]:
+    """The dotted paths of the user's own code that a start tries, as the configuration names them. Nothing is
+    imported."""
+    if actor.played_by:
+        return []
+    users = [each if isinstance(each, str) else each.get("class_name") for each in actor.interactions.values()]
+    play = [*actor.tools, actor.environment, *actor.environments.values(), actor.step_split, *users]
+    rules = chain.from_iterable(map(_names, (scoring.rule, *scoring.rules.values())))
+    manager = scoring.manager
+    models = [each.family for each in (scoring.prm, scoring.outcome_model) if _is_light(each)]
+    named = [*play, *rules, scoring.steps, manager.name, manager.compute_score, *models]
+    return [each for each in named if isinstance(each, str) and "." in each and not each.startswith("asyncrl.")]
+
+
+def _names(rules: Any) -> list[Any]:
+    """The names in a value of `scoring.rule`, which another check refuses if it is malformed."""
+    entries = rules if isinstance(rules, list) else [rules]
+    return [each.get("name") if isinstance(each, dict) else each for each in entries]
 
 
 def own_scorers(scoring: ScoringConfig, task: Task) -> dict[str, str]:

@@ -39,7 +39,7 @@ from asyncrl.launch.preflight.models import (
     check_tokenizer,
     policy_size,
 )
-from asyncrl.launch.preflight.own_code import names_own_code
+from asyncrl.launch.preflight.own_code import own_paths
 from asyncrl.launch.preflight.prompts import check_prompts, prompt_lengths
 from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
 from asyncrl.launch.preflight.truths import check_truths
@@ -82,7 +82,7 @@ def preflight(
     found.check(*more)
     files = _task_files(run_tasks(config), partial(make_tasks, config), missing, found)
     with closing(TrialProcess(values_of(config), stop, open_pool)) as trial:
-        if files and names_own_code(actor, scoring):
+        if files and own_paths(actor, scoring):
             trial.begin()
         if config.replay.source is not None:
             found.check(partial(_check_source, Path(config.replay.source)))

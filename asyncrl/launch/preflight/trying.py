@@ -11,7 +11,7 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, chdir, contextmanager
+from contextlib import AsyncExitStack, chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from asyncrl.actor.from_config import open_runner
 from asyncrl.chat.chat import Chat
 from asyncrl.chat.from_config import open_chat
 from asyncrl.config.changes import with_values
+from asyncrl.config.imports import imported
 from asyncrl.config.load import log_to_stderr
 from asyncrl.config.schema import ActorConfig, ScoringConfig, TrainConfig
 from asyncrl.engine.scripted import Answer, ScriptedEngine
@@ -37,7 +38,7 @@ from asyncrl.errors import (
     UnavailableError,
 )
 from asyncrl.launch.preflight.creation import create, start_user, try_ticket
-from asyncrl.launch.preflight.own_code import OwnCode
+from asyncrl.launch.preflight.own_code import OwnCode, own_paths
 from asyncrl.launch.preflight.trial import WORDS
 from asyncrl.machine.blocked_loop import running_line, watched_loop
 from asyncrl.modelling.tokenizer import open_tokenizer
@@ -258,6 +259,10 @@ def load(settings: Mapping[str, Any]) -> Answering:
         cache(partial(open_chat, config)),
         partial(open_runner, config),
     )
+    # Imports may take long, which does not count as slow code. An error is raised again by the first use.
+    for work in (stage.tokenizer, *(partial(imported, path, path) for path in own_paths(config.actor, config.scoring))):
+        with suppress(ConfigError):
+            work()
     sandbox, running = open_sandbox(config.actor.sandbox), Path(settings["running"])
     return Trying(stage, config.actor, config.scoring, sandbox, settings["limit_s"], running.write_text)
 

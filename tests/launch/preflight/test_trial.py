@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
 import sys
 import threading
 from contextlib import closing
@@ -98,7 +95,7 @@ def test_code_that_ends_or_crashes_the_process_is_refused_with_its_line_and_the_
 @pytest.mark.slow
 def test_a_rule_that_ends_its_process_does_not_start(config: TrainConfig) -> None:
     config.actor.tools, config.scoring.rule = [], "moody_code.ends"
-    with pytest.raises(ConfigError, match=r"it ended with status 0; scoring\.rule: moody_code\.ends \(.*line 33\) was"):
+    with pytest.raises(ConfigError, match=r"it ended with status 0; scoring\.rule: moody_code\.ends \(.*line 32\) was"):
         preflight(config)
 
 
@@ -106,10 +103,12 @@ def test_a_rule_that_ends_its_process_does_not_start(config: TrainConfig) -> Non
 def test_code_that_blocks_is_ended_after_the_limit_and_its_line_is_named(
     config: TrainConfig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(TrialProcess(values_of(config), limit_s=2.0)) as trial:
+    with closing(TrialProcess(values_of(config), limit_s=5.0)) as trial:
+        until(lambda: trial.play("your code", task_of(config), "row 0"))  # On a busy machine the first is slow, too.
+        caplog.clear()
         assert trial.play("your code", task_of(config, fate="block"), "row 0") is None
     [said] = (each.getMessage() for each in caplog.records if each.name == "asyncrl.train")
-    assert "with row 0, the episode that tries your own code took over 2 s, so it is left out" in said
+    assert "with row 0, the episode that tries your own code took over 5 s, so it is left out" in said
     assert "the tool moody (" in said
     assert "moody_code.py, line 26 and may be slow" in said
 
@@ -129,27 +128,3 @@ def test_a_stop_ends_code_that_blocks_at_once(config: TrainConfig, tmp_path: Pat
             trial.play("your code", task_of(config, fate="block", file=str(pid)), "row 0")
     stopping.join()
     assert has_ended(int(pid.read_text()))
-
-
-@pytest.mark.slow
-def test_code_that_blocks_ends_with_a_start_that_is_killed(tmp_path: Path) -> None:
-    program = f"""
-from pathlib import Path
-from asyncrl.config.changes import values_of
-from asyncrl.launch.preflight.trial import TrialProcess
-from tests.launch.preflight.test_trial import MODULE, config_of, task_of
-folder = Path({str(tmp_path)!r})
-(folder / "moody_code.py").write_text(MODULE)
-config = config_of(folder, "hermes3", ["user"], ["moody_code.Moody"])
-config.actor.tool_timeout_s = 600.0
-trial = TrialProcess(values_of(config), limit_s=600.0)
-trial.play("your code", task_of(config, fate="block", file=str(folder / "pid")), "row 0")
-"""
-    paths = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    start = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": paths})
-    try:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
-    finally:
-        start.send_signal(signal.SIGKILL)
-        start.wait()
-    until(lambda: has_ended(int((tmp_path / "pid").read_text())))
