@@ -5,8 +5,8 @@ stop the scorer or become a reward.
 
 If a request takes too long, the process that runs it writes its stacks and ends itself. If it does not, the scorer
 kills it. A process that crashes writes its stacks, too. The scorer logs the stacks, and its error names the line of the
-user's code. The scorer also measures the memory of the process. A limit inside the process would raise a MemoryError in
-the code, and the code might treat it as a wrong answer.
+user's code. The scorer also measures the memory of the process. A memory limit set inside the process would raise a
+MemoryError in the code, and the code might treat this error as a wrong answer.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class JudgePool:
     ) -> None:
         if MARK in os.environ:
             raise ConfigError(
-                f"the module that has {limits.judge} scores episodes as soon as it is imported: put the code that it "
-                'runs under if __name__ == "__main__":'
+                f"the module that has {limits.judge} scores episodes as soon as it is imported: move the code that "
+                'does so into a block that begins with if __name__ == "__main__":'
             )
         self._program = program
         self._settings = settings
@@ -183,7 +183,7 @@ class JudgePool:
             reason = (
                 f"{limits.judge} took longer than {limits.timeout_key}={limits.timeout_s:g}"
                 if overran
-                else f"{limits.judge} took its process down{process.end}"
+                else f"{limits.judge} ended its process{process.end}"
             )
             raise EndedError(f"{reason} ({line})" if line else reason, overran, line) from error
 
@@ -229,7 +229,7 @@ class _JudgeProcess:
         self._held.callback(os.close, self._stacks)
         Path(name).unlink()
         files = [theirs.fileno(), self._stacks]
-        # The process imports the same modules as this process.
+        # The new process looks for modules where this process does.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
         guard = self._held.enter_context(Guarded([sys.executable, "-m", program, *map(str, files)]))
         self._process = subprocess.Popen(
@@ -238,8 +238,8 @@ class _JudgeProcess:
         self._memory_before = 0
         theirs.close()
         # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
-        # machine can read command lines. If the process has ended already, the error is ignored here, and `receive`
-        # raises one.
+        # machine can read command lines. If the process has ended already, the error of this write is ignored,
+        # and `receive` raises one.
         with suppress(ConnectionError):
             self._pipe.send_bytes(json.dumps(settings).encode())
 
@@ -275,7 +275,7 @@ class _JudgeProcess:
         for process in self._tree():
             with suppress(psutil.Error):
                 process.kill()
-        # Until `wait` is called, the system gives the process's id to no other process.
+        # `wait` has not returned yet, so no other process can have got this id: `killpg` kills only what it should.
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -294,7 +294,7 @@ class _JudgeProcess:
         """The way in which a killed process had ended before, as the end of a sentence; empty if it is unknown."""
         status = self._process.returncode
         if status >= 0:
-            return f": it ended with status {status}"
+            return f" with status {status}"
         # The process also kills itself by SIGKILL, after an error that its log has.
         return "" if status == -signal.SIGKILL else f" by {signal.Signals(-status).name}"
 
@@ -315,7 +315,7 @@ class _JudgeProcess:
 def _resident(process: psutil.Process) -> int:
     """The bytes of memory that a process uses.
 
-    Shared memory is divided among the processes that share it, if the system can tell.
+    On Linux, memory that several processes share is divided among them.
     """
     with suppress(psutil.NoSuchProcess):
         try:
@@ -334,8 +334,8 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
     first message has the settings, among them `timeout_s`, the limit of a request. `load` makes the answering function
     from the settings; an error that `load` raises is sent to the scorer.
     """
-    # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to the scorer's children too, which
-    # ignore them.
+    # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to this process too, which ignores
+    # them, because the scorer may still need it.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     fd, stacks = map(int, arguments)
@@ -347,7 +347,7 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
         with Connection(fd) as pipe, suppress(EOFError):
             _serve(pipe, stacks, json.loads(pipe.recv_bytes()), load)
     except Exception:
-        logger.exception("the process that judges has failed")
+        logger.exception("a process that runs users' code has failed")
     finally:
         sys.stdout.flush()
         os.killpg(0, signal.SIGKILL)
@@ -356,14 +356,14 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
 def _serve(
     pipe: Connection, stacks: int, settings: Mapping[str, Any], load: Callable[[Mapping[str, Any]], Answer]
 ) -> None:
-    """Raises EOFError: the pipe has ended."""
+    """Make the function that answers, then answer requests without end. Raises EOFError: the pipe was closed."""
     try:
         answer = load(settings)
     except AsyncrlError as error:
         _send(pipe, failed(str(error)))
         return
     except Exception as error:
-        logger.exception("the process that judges cannot start")
+        logger.exception("a process that runs users' code cannot start")
         _send(pipe, failed(reason_of(error)))
         return
     _send(pipe, Message("ready"))
@@ -375,7 +375,7 @@ def _serve(
         try:
             reply = answer(messages, deadline)
         except SystemExit as error:
-            reply = failed(f"the code that judges raised {reason_of(error)}")
+            reply = failed(f"the code raised {reason_of(error)}")
         faulthandler.cancel_dump_traceback_later()
         # If stdout is a file, Python keeps the code's output in a buffer until this flush.
         sys.stdout.flush()

@@ -79,13 +79,11 @@ def test_code_that_ends_or_crashes_the_process_is_refused_with_its_line_and_the_
         assert trial.play("your code", task_of(config), "row 0") is not None
         with pytest.raises(
             ConfigError,
-            match=r"with row 0, your own code took its process down: it ended with status 3; "
+            match=r"with row 0, your own code ended its process with status 3; "
             r"the tool moody \(.*moody_code\.py, line 11\) was called last",
         ):
             trial.play("your code", task_of(config, fate="end"), "row 0")
-        with pytest.raises(
-            ConfigError, match=r"took its process down by SIGSEGV \(.*moody_code\.py, line 23\); the tool"
-        ):
+        with pytest.raises(ConfigError, match=r"ended its process by SIGSEGV \(.*moody_code\.py, line 23\); the tool"):
             trial.play("your code", task_of(config, fate="crash"), "row 0")
         with pytest.raises(ConfigError, match=r"tool moody failed .*SystemExit"):
             trial.play("your code", task_of(config, fate="leave"), "row 0")
@@ -95,7 +93,8 @@ def test_code_that_ends_or_crashes_the_process_is_refused_with_its_line_and_the_
 @pytest.mark.slow
 def test_a_rule_that_ends_its_process_does_not_start(config: TrainConfig) -> None:
     config.actor.tools, config.scoring.rule = [], "moody_code.ends"
-    with pytest.raises(ConfigError, match=r"it ended with status 0; scoring\.rule: moody_code\.ends \(.*line 32\) was"):
+    said = r"ended its process with status 0; scoring\.rule: moody_code\.ends \(.*line 32\) was"
+    with pytest.raises(ConfigError, match=said):
         preflight(config)
 
 
