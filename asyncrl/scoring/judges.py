@@ -5,8 +5,10 @@ stop the scorer or become a reward.
 
 If a request takes too long, the process that runs it writes its stacks and ends itself. If it does not, the scorer
 kills it. A process that crashes writes its stacks, too. The scorer logs the stacks, and its error names the line of the
-user's code. The scorer also measures the memory of the process. A memory limit set inside the process would raise a
-MemoryError in the code, and the code might treat this error as a wrong answer.
+user's code.
+
+The scorer also measures the memory of the process. A memory limit set inside the process would raise a MemoryError in
+the code, and the code might treat this error as a wrong answer.
 """
 
 from __future__ import annotations
@@ -134,9 +136,9 @@ class JudgePool:
     def submit(self, messages: Sequence[Message], read: Callable[[Message], T]) -> Future[T]:
         """Send a request in the background. The future gets what `read` makes of the answer.
 
-        The future raises ScoringError if the code failed, overran a limit, or ended its process (EndedError),
-        ConfigError if a process does not start, and CancelledError if the pool is closed first. Raises ScoringError:
-        the pool is closed.
+        The future raises ScoringError if the code failed or overran a limit, and EndedError if its process ended. It
+        raises ConfigError if a process does not start, and CancelledError if the pool is closed first. Raises
+        ScoringError: the pool is closed.
         """
         try:
             return self._threads.submit(lambda: read(self._ask(messages)))

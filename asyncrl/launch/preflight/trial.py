@@ -108,17 +108,16 @@ class TrialProcess:
         except EndedError as error:
             running = self._running.read_text()
             if error.overran:
-                return self._leave_out(place, running, error.line)
+                warn_of_slow_code(place, self._limit_s, running, error.line)
+                return None
             raise ConfigError(f"with {place}, {error}; {running} was called last: mend it") from error
         if reply.kind == "slow":
-            return self._leave_out(place, self._running.read_text(), reply.body["line"])
+            warn_of_slow_code(place, self._limit_s, self._running.read_text(), reply.body["line"])
+            return None
         if reply.kind == "left_out":
             log.debug("no episode of %s was tried before the start: %s", place, reply.body["reason"])
             return None
         return reply
-
-    def _leave_out(self, place: str, running: str, line: str) -> None:
-        warn_of_slow_code(place, self._limit_s, running, line)
 
     def close(self) -> None:
         """End the process."""

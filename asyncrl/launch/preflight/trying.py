@@ -195,8 +195,8 @@ class Trying:
         found = rule_input(task, trajectory, self._stage.tokenizer(), self._scoring.strip_thoughts)
         given = replace(found, sandbox=self._sandbox, deadline=deadline)
         if answer is not None:
-            texts = {"answer": answer, "full_answer": answer, "response": answer}
-            given = replace(given, turn_texts=[*given.turn_texts[:-1], answer], **texts)
+            turns = [*given.turn_texts[:-1], answer]
+            given = replace(given, answer=answer, full_answer=answer, response=answer, turn_texts=turns)
         try:
             return Message("scored", 0, {"answer": given.answer, "total": self._rules().score(given).total})
         except ScoringError as error:
@@ -260,9 +260,11 @@ def load(settings: Mapping[str, Any]) -> Answering:
         partial(open_runner, config),
     )
     # Imports may take long, which does not count as slow code. An error is raised again by the first use.
-    for work in (stage.tokenizer, *(partial(imported, path, path) for path in own_paths(config.actor, config.scoring))):
+    with suppress(ConfigError):
+        stage.tokenizer()
+    for path in own_paths(config.actor, config.scoring):
         with suppress(ConfigError):
-            work()
+            imported(path, path)
     sandbox, running = open_sandbox(config.actor.sandbox), Path(settings["running"])
     return Trying(stage, config.actor, config.scoring, sandbox, settings["limit_s"], running.write_text)
 

@@ -117,10 +117,9 @@ class Numbers:
         self.found = config.params["found"]
 
     def score(self, transcripts):
-        return [
-            StepScores.of_probabilities([self.found if "50" in each.plain else 0.25 for each in passage if each.is_step])
-            for passage in transcripts
-        ]
+        steps = [[each.plain for each in transcript if each.is_step] for transcript in transcripts]
+        scores = [[self.found if "50" in text else 0.25 for text in texts] for texts in steps]
+        return list(map(StepScores.of_probabilities, scores))
 """
 
 
