@@ -134,6 +134,21 @@ def even_steps(task: Task, texts: Sequence[str]) -> list[float]:
     return [0.5 for _ in texts]
 
 
+def broken_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
+    return float(extra_info["difficulty"])
+
+
+def plain_score(data_source: str, solution_str: str, ground_truth: Any, extra_info: Mapping[str, Any]) -> float:
+    return 1.0
+
+
+class Unmade:
+    def __init__(self, tokenizer: Any, num_examine: int, compute_score: Any = None) -> None:
+        raise OSError("no licence")
+
+    def __call__(self, data: Any) -> Any: ...
+
+
 class Even:
     """A process reward model without a checkpoint."""
 
@@ -309,6 +324,20 @@ def test_a_model_with_a_path_or_on_a_gpu_is_not_loaded_by_the_check(tmp_path: Pa
     check(config)
     config.scoring.outcome_model.path, config.scoring.outcome_model.device = None, "cuda"
     check(config)
+
+
+@pytest.mark.heavy
+def test_a_reward_manager_that_fails_does_not_start(tmp_path: Path):
+    config = config_of(tmp_path, "phi4", ["user"], [])
+    config.scoring.manager.name, config.scoring.manager.compute_score = "naive", own("broken_score")
+    said = refusal(config)
+    assert said.startswith(f"scoring.manager: {own('broken_score')} (")
+    assert "the reward manager raised KeyError: 'difficulty'" in said
+    assert said.count("test_episode.py, line") == 2
+    config.scoring.manager.compute_score = own("plain_score")
+    check(config)
+    config.scoring.manager.name, config.scoring.manager.compute_score = own("Unmade"), None
+    assert "it cannot be made: OSError: no licence (" in refusal(config)
 
 
 def test_an_agent_is_not_played_and_a_debug_line_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture):
