@@ -41,8 +41,9 @@ def _own_line(frame: FrameType | None) -> str:
 
 
 class BlockedLoop:
-    """Finds the code that blocks the event loop of `thread` for `limit_s`, logs each line once, and shows it as the
-    work of `activity`. `clock` gives monotonic seconds, and `frames` the innermost frame of each thread."""
+    """Finds the code that blocks the event loop of `thread` for `limit_s` seconds, logs each line of such code once,
+    and shows it as the work of `activity`. `clock` gives monotonic seconds, and `frames` the innermost frame of each
+    thread."""
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class BlockedLoop:
         self._show(f"blocked by {line}" if line else "")
 
     def _line(self) -> str:
-        """The innermost line of the user's own code that the loop runs; empty if it runs none."""
+        """Return the innermost line of the user's own code that the loop runs, or an empty text if it runs none."""
         return _own_line(self._frames().get(self._thread))
 
     def _show(self, text: str) -> None:

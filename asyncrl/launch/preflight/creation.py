@@ -38,7 +38,7 @@ def check_creation(actor: ActorConfig, files: Sequence[TaskFile], trial: TrialPr
                 trial.create(own.opened(), task, place)
                 continue
             # Asyncrl's own tools may take minutes at first, such as for a download.
-            with _notice(f"`create` of actor.tools still runs with {place}"):
+            with _notice(f"`create` of actor.tools has not finished yet, for {place}"):
                 asyncio.run(create(actor, task, place))
 
 

@@ -167,7 +167,8 @@ class Problems:
 def _task_files(
     tasks: RunTasks, make: Callable[[Sequence[str]], None], missing: Collection[str], found: Problems
 ) -> list[TaskFile]:
-    """The tasks of data.train and data.eval that can be read. If both are the same files, they are returned only once.
+    """Return the tasks of data.train and data.eval that can be read. If both are the same files, they are returned only
+    once.
 
     `make` makes the tasks of sources that roles cannot read themselves.
     """
@@ -213,7 +214,7 @@ def _check_policy(config: TrainConfig) -> None:
 
 
 def _check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool, trial: TrialProcess) -> None:
-    """Raises ConfigError: the tools, environments, users or the agent of the episodes cannot be used."""
+    """Raises ConfigError: the tools, environments, simulated users or the agent of the episodes cannot be used."""
     from asyncrl.agents.chat_api.agent import load_agent
     from asyncrl.agents.chat_api.program import check_command
     from asyncrl.episode.steps import find_split
@@ -254,8 +255,8 @@ def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
 
 
 def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template refuses the tools or the data, a prompt ends with the assistant, or
-    a row has images that the model or the engine cannot read."""
+    """Raises ConfigError: the model's chat template refuses the tools or the data; a prompt ends with a message of the
+    assistant; or a row has images that the model or the engine cannot read."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
