@@ -125,7 +125,7 @@ class JudgePool:
                 'does so into a block that begins with if __name__ == "__main__":'
             )
         self._program = program
-        self._settings = settings
+        self._settings = {**settings, "judge": limits.judge}
         self._limits = limits
         self._lock = threading.Lock()
         self._running: set[_JudgeProcess] = set()
@@ -377,7 +377,7 @@ def _serve(
         try:
             reply = answer(messages, deadline)
         except SystemExit as error:
-            reply = failed(f"the code raised {reason_of(error)}")
+            reply = failed(f"{settings['judge']} raised {reason_of(error)}")
         faulthandler.cancel_dump_traceback_later()
         # If stdout is a file, Python keeps the code's output in a buffer until this flush.
         sys.stdout.flush()

@@ -155,7 +155,7 @@ def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
     [
         ("crash", "the rule ended its process with status 3"),
         ("segmentation fault", r"ended its process by SIGSEGV \(\S*obedient_rewards\.py, line \d+\)"),
-        ("leave the program", r"raised SystemExit: enough \(\S*obedient_rewards\.py, line \d+\)"),
+        ("leave the program", r"the rule raised SystemExit: enough \(\S*obedient_rewards\.py, line \d+\)"),
         ("raise", "LookupError: no such thing"),
         ("memory", r"more than scoring\.rule_memory_mb=512"),
         ("child memory", r"more than scoring\.rule_memory_mb=512"),
