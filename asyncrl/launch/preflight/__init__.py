@@ -2,5 +2,6 @@
 here has cost little.
 
 `preflight.py` has the list of all checks; each other file has the checks of one topic, which take sections of the
-configuration.
+configuration. The user's own code runs in a child process: `trial.py` is the starter's side, and `trying.py` the
+program.
 """
