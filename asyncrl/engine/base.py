@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.errors import EngineError
-from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import Sampling
-from asyncrl.weights.canary import CanaryCheck
-from asyncrl.weights.folders import Weights
+
+if TYPE_CHECKING:  # These import torch, for which an episode without a model should not wait.
+    from asyncrl.modelling.routing import RoutedTokens
+    from asyncrl.weights.canary import CanaryCheck
+    from asyncrl.weights.folders import Weights
 
 
 class Alternatives(NamedTuple):

@@ -4,15 +4,17 @@ as log-probs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from asyncrl.chat.history import Message, repeats, same_message
 from asyncrl.engine.base import PlacedImage
-from asyncrl.modelling.routing import RoutedTokens
 from asyncrl.types import DIGEST_BYTES, NO_ROUTING, NO_VERSION, Grammar, Role, ToolCall, Turn
+
+if TYPE_CHECKING:
+    from asyncrl.modelling.routing import RoutedTokens
 
 
 class Branch:

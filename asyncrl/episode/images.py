@@ -12,7 +12,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,10 @@ from asyncrl.config.schema import EngineConfig, ImagesConfig, ModelConfig
 from asyncrl.engine.base import PlacedImage
 from asyncrl.errors import ConfigError, RefusedError
 from asyncrl.modelling.images import BadImageError, ImageReader, digest_of
-from asyncrl.modelling.opening import open_config, reads_images
-from asyncrl.modelling.vision import VisionShape, vision_shape
 from asyncrl.types import MAX_IMAGES
+
+if TYPE_CHECKING:
+    from asyncrl.modelling.vision import VisionShape
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,12 @@ class ImageDesk:
         Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may exceed the largest message to the
         replay.
         """
+        if engine.kind != "sglang":
+            return None
+        # Imported here, because an episode without images should not wait for torch.
+        from asyncrl.modelling.opening import open_config, reads_images
+        from asyncrl.modelling.vision import vision_shape
+
         shape = vision_shape(open_config(model)) if reads_images(engine.kind, model) else None
         if shape is None:
             return None
