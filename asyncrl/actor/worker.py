@@ -47,7 +47,7 @@ The function may raise any error.
 
 
 class RolloutWorker:
-    """Keeps up to `concurrency` episodes running; `active` is the number of tickets without an outcome.
+    """Keeps up to `concurrency` episodes running; `active` is the number of tickets that have no outcome yet.
 
     An episode may take `limit_s` seconds from the time at which the engine serves the version of its ticket. While no
     slot is free, the worker renews its leases every `renew_s` seconds.
@@ -89,8 +89,8 @@ class RolloutWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Work until `stop`. Then cancel the running episodes, which releases their tools, and abandon their tickets.
 
-        All calls of source and sink have returned when this returns. Raises their exceptions, except StoppedError,
-        which ends this like `stop`.
+        All calls of source and sink have returned when this returns. Raises the exceptions of these calls, except
+        StoppedError, which ends the work as `stop` does.
         """
         try:
             with suppress(StoppedError):
@@ -175,8 +175,8 @@ class RolloutWorker:
             while len(finished) < CREDITS and not self._finished.empty():
                 finished.append(self._finished.get_nowait())
             await self._delivery.deliver({ticket_id: outcome for ticket_id, outcome, _ in finished})
-            # Exactly once: a ticket is released only when its outcome is durable. If an answer is lost, the delivery is
-            # repeated, and the replay recognises the trajectory by its id, which is the ticket's.
+            # Exactly once: a ticket is released only when its outcome is durable. If the replay's answer is lost, the
+            # delivery is repeated, and the replay recognises the trajectory by its id, which is the ticket's.
             for ticket_id, outcome, ended in finished:
                 self._show(ticket_id, outcome, ended)
                 self._held.acknowledged(ticket_id)

@@ -49,7 +49,7 @@ class ToolLimits:
 
 @dataclass(slots=True)
 class ToolCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
     - `calls`: all calls
     - `malformed`: malformed calls; `unknown`: calls of tools that do not exist; `refused`: calls that a tool refused
@@ -131,7 +131,7 @@ class Toolbox:
             except Exception as error:
                 reason = _reason(error, limit, self._limits.timeout_s)
                 self._error_logger.exception(
-                    f"tool {name} failed to release; the episode keeps its outcome: {reason}", error
+                    f"tool {name}: `release` failed, but the episode keeps its outcome: {reason}", error
                 )
 
     def _schemas(self, ticket: Ticket) -> dict[str, Mapping[str, Any]]:
@@ -245,12 +245,12 @@ class OpenTools:
                 raise
             except StateLostError as error:
                 self._counts.failures += 1
-                raise ToolError(f"tool {name} failed to {what}: {error}") from error
+                raise ToolError(f"tool {name}: `{what}` failed: {error}") from error
             except Exception as error:
                 self._counts.failures += 1
                 reason = _reason(error, limit, limit_s)
-                self._error_logger.exception(f"tool {name} failed to {what}, attempt {attempt}: {reason}", error)
-        raise ToolError(f"tool {name} failed to {what} {attempt} times, at last with {reason}")
+                self._error_logger.exception(f"tool {name}: `{what}` failed in attempt {attempt}: {reason}", error)
+        raise ToolError(f"tool {name}: `{what}` failed {attempt} times, at last with {reason}")
 
 
 def _reason(error: Exception, limit: asyncio.Timeout, limit_s: float | None) -> str:

@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 1 << 20
 _UNKNOWN = "there is no such session, or this is not its key"
 
 Read = Callable[[web.Request], Awaitable[object]]
-"""Reads the body of a request as JSON. Raises RefusedError."""
+"""Reads the body of a request as JSON. Raises RefusedError: the body is too large, comes too slowly, or is not JSON."""
 
 
 class SessionRoutes:

@@ -51,12 +51,13 @@ FAULTS = (NameError, ImportError, SyntaxError)
 """Errors of a tool whose cause is the tool's code, not the policy's move."""
 
 MAX_STUCK = 1000
-"""While this many threads have calls that do not return, no episode begins, because each thread holds memory."""
+"""The maximum number of threads whose call does not return. Once it is reached, no episode begins, because each thread
+holds memory."""
 
 
 @dataclass(slots=True)
 class EnvironmentCounts:
-    """Counts since the start, except `stuck`.
+    """Counts since the actor started, except `stuck`.
 
     - `resets`: episodes begun
     - `errors`: errors of tools that the policy read
@@ -97,7 +98,7 @@ class Environments:
 
     @asynccontextmanager
     async def open(self, ticket: Ticket) -> AsyncIterator[OpenEnvironment]:
-        """Open the environment of one episode, after its `reset`.
+        """Make and `reset` the environment of one episode.
 
         Raises ToolError: the task names an unknown environment or tool, or `reset` failed.
         """
@@ -227,7 +228,7 @@ class OpenEnvironment:
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
         """Run the calls one after another. Returns their results.
 
-        Raises ToolError: a call took too long, or its reward failed.
+        Raises ToolError: the environment failed.
         """
         self._environments.tool_counts.calls += len(calls)
         self._call_rewards = []
@@ -236,11 +237,12 @@ class OpenEnvironment:
 
     @property
     def turn_reward(self) -> float | None:
-        """The sum of the rewards of the calls of the last turn. None: no call has a reward."""
+        """The sum of the rewards for the last turn's calls, or None if no call has a reward."""
         return sum(self._call_rewards) if self._call_rewards else None
 
     async def rewards(self) -> dict[str, float]:
-        """The result of `get_reward` by the environment's name; empty without this method. Raises ToolError."""
+        """Maps the environment's name to the result of `get_reward`; empty if the class lacks this method. Raises
+        ToolError: the method failed."""
         if not self._cls.rewards:
             return {}
         return {self._cls.name: await self._within_limits("get_reward", self._object.get_reward, _reward)}
@@ -314,7 +316,7 @@ class OpenEnvironment:
     async def _result(self, method: Callable[[], Any], read: Read) -> Any:
         function = method.func if isinstance(method, partial) else method
         result = method() if inspect.iscoroutinefunction(function) else await self._thread.call(method)
-        # A decorator may hide that a method is a coroutine function, so the result shows it.
+        # A decorator may hide that a method is a coroutine function. Then only its result shows it.
         if inspect.isawaitable(result):
             result = await result
         if result is None or type(result) in (str, int, float, bool):

@@ -48,7 +48,7 @@ class InteractionLimits:
 
 @dataclass(slots=True)
 class InteractionCounts:
-    """Counts since the start.
+    """Counts since the actor started.
 
     - `responses`: all responses of users
     - `ended`: responses that ended the conversation
@@ -151,7 +151,7 @@ class OpenInteraction:
 
     @property
     def may_go_on(self) -> bool:
-        """True if the policy may read the user's last response. If not, the limit of messages would be exceeded."""
+        """True if the policy may read the user's last response. False if this would exceed the limit of messages."""
         return self._limits.max_messages is None or self._responses <= self._limits.max_messages
 
     async def start(self) -> None:

@@ -1,7 +1,7 @@
 """A session with an MCP server: its handshake, its tools and its calls, each within a time limit.
 
-A separate task holds the connection, because the package `mcp` must open and close a connection in one task, and
-cancels this task when the connection breaks.
+A separate asyncio task holds the connection, because the package `mcp` must open and close a connection in one task,
+and cancels this task when the connection breaks.
 """
 
 from __future__ import annotations
@@ -163,7 +163,8 @@ class Session:
         finally:
             sending.add_done_callback(_forget_error)
             sending.cancel()
-        # At a URL each call is a separate request, and a new session would not help against a server that hangs.
+        # A late answer does not end a shared session that answers other calls. At a URL, each call is a separate
+        # request, so a new session would not help if the server hangs.
         if not done and self._server.shared and (self._server.url is not None or self.answered > before):
             raise AnswerError(f"it did not answer within {limit_s:g} s; the calls of other episodes continue")
         if not done:
