@@ -113,7 +113,7 @@ class Scheduler:
 
     @property
     def running(self) -> Collection[Slot]:
-        """The slots with requests, in the order in which they got them."""
+        """The slots with requests, in the order in which the requests got their slots."""
         return self._running.values()
 
     @property
@@ -197,8 +197,8 @@ class Scheduler:
     def forget(self, keep: bool = False) -> set[int]:
         """Mark the whole cache as computed by an older version. Returns the slots whose contents are still used.
 
-        Running sequences are computed again, and idle sessions lose their slots. With `keep`, sessions go on using
-        their keys and values.
+        Running sequences are computed again, and idle sessions lose their slots. With `keep`, all sessions keep their
+        slots, keys and values.
         """
         if keep:
             kept = [*self._running.values(), *self._idle.values()]

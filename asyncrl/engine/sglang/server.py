@@ -5,8 +5,8 @@ servers have neither, and crash if they are flushed while they have requests, so
 update.
 
 With SGLang's overlap schedule, which is on by default on GPUs, a pause `in_place` leaves the results of the last step
-in a queue. Their tokens, one for each request, are counted after the update. So they would have the new version
-although the old version sampled them. A pause `retract` empties the queue first.
+in a queue. The tokens of this step, one for each request, are recorded after the update. So they would get the new
+version although the old version sampled them. A pause `retract` empties the queue first.
 """
 
 from __future__ import annotations

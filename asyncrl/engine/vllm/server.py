@@ -1,8 +1,8 @@
 """Calls one vLLM server, started with VLLM_SERVER_DEV_MODE=1 for its control calls. It loads weights from a folder.
 
 A server started with `--enable-scale-out` reports which version sampled which token, so that requests may continue
-through an update. On other servers no request may run during an update. A restart loses the pushed weights; it is
-detected by the server's start time.
+through an update. On other servers no request may run during an update. After a restart the pushed weights are lost; a
+restart is detected by the server's start time.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class VllmServer:
         label = self._label
         body = completion_body(self._model, rid, tokens, sampling, stop, salt)
         answer = await self._http.call("POST", "/v1/completions", msgspec.json.encode(body))
-        # The answer does not show if the server was restarted, and then answered with its folder's weights.
+        # The answer does not show if the server was restarted meanwhile, and answered with the weights of its folder.
         await self.check()
         return read_segment(answer, sampling, stop, label)
 
