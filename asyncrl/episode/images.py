@@ -75,8 +75,8 @@ class ImageDesk:
     ) -> ImageDesk | None:
         """The desk for the policy of `model`. None if the policy or its engine reads no images.
 
-        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may exceed the largest message to the
-        replay.
+        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may be larger than the largest message
+        that the replay takes.
         """
         shape = vision_shape(open_config(model)) if reads_images(engine.kind, model) else None
         if shape is None:
@@ -95,8 +95,8 @@ class ImageDesk:
         return cls(ImageReader.of(model, images), shape, images)
 
     async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
-        """The digest of a block's image, and the image. Raises RefusedError: the block's file cannot be read, or is not
-        an image."""
+        """Read the image of a block. Returns its digest and the image. Raises RefusedError: the block's file cannot be
+        read, or is not an image."""
         data = await read_source(block, self.config, self.fetch)
         name = digest_of(data)
         if name not in self._tokens:

@@ -67,7 +67,7 @@ class Endpoint:
     - The policy's token ids are less than `vocabulary`.
     - The endpoint counts `server_faults`, `server_updates` and `canary_failures` in `counts`.
     - It records in `pauses` each time that an update stops the server.
-    - With `turns` the server shares its GPUs with the learner, and holds no GPU memory while `rests` is true.
+    - With `turns` the server shares its GPUs with the learner, and has no GPU memory while `rests` returns true.
     - `fault` is the reason why the server is lost, or "".
     """
 
@@ -284,7 +284,7 @@ class Endpoint:
 
     def _take_requests(self, update: Update) -> None:
         self.version, self._label = update.version, update.label
-        # A request that failed before the verdict is a reason to check the server.
+        # If a request failed before the verdict, the state stays SUSPECT, so that the server is checked.
         self._enter(self.state if self._suspect else EndpointState.READY)
 
     def _log(self, error: Exception) -> None:

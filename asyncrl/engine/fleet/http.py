@@ -1,4 +1,5 @@
-"""HTTP calls to one server. A server that fails and a server that refuses the request raise different errors."""
+"""HTTP calls to one server. A call raises one error if the server fails, and another one if the server refuses the
+request."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ class RequestsInFlight:
         return await self._idle.wait_for(lambda: not self._scopes, seconds)
 
     async def abort_all(self) -> None:
-        """Let the server end all requests and answer each with its tokens so far. Raises ServerFaultError: some do not
-        end."""
+        """Let the server end all requests and answer each with its tokens so far. Raises ServerFaultError: some
+        requests do not end."""
         for _ in range(int(ABORT_S / ABORT_RETRY_S)):
             if not self._scopes:
                 return

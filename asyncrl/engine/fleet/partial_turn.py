@@ -77,7 +77,8 @@ class PartialTurn:
         if segment.routing is not None:
             self._routing.append(segment.routing)
             self.routed_from = segment.routing.end
-        # Fewer tokens than the request's limit mean that the server's own limit was reached, which ends the turn.
+        # If the finish is `length`, but with fewer tokens than the request's limit, the server's own limit was reached.
+        # This ends the turn.
         own_limit = len(segment.tokens) < self._limit
         is_marked = bool(np.isin(segment.tokens, self._marks).any())
         if is_marked and segment.finish == "cut":
@@ -105,7 +106,7 @@ def without_recomputed(segment: Segment, prompt: int) -> Segment:
     tokens.
 
     The server drops the keys and values of requests at a push. So it computed the tokens sampled before the push again,
-    with newer weights, and reports these experts instead of the experts that sampled the tokens.
+    with newer weights, and reports the experts of this second computation instead of those that sampled the tokens.
     """
     routing = segment.routing
     if routing is None or len(segment.spans) < 2:

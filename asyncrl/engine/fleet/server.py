@@ -102,9 +102,11 @@ def check_segment(segment: Segment, vocabulary: int) -> None:
 
 
 def check_overrides(url: str, wanted: Mapping[str, Any], given: Mapping[str, Any], flag: str) -> None:
-    """Raises ServerFaultError: the server at `url`, started with `given` for its `flag`, lacks some of `wanted`.
+    """Raises ServerFaultError: the server at `url`, which was started with `given` for its `flag`, lacks entries of
+    `wanted`.
 
-    `wanted` is the run's override_config. Without it the server's log-probs would differ from the learner's.
+    `wanted` is the run's override_config. Without these entries, the server's log-probs would differ from the
+    learner's.
     """
     lacking = {name: value for name, value in wanted.items() if name not in given or given[name] != value}
     if lacking:
