@@ -23,10 +23,10 @@ from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.messages import Call, Reply
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.pinned import require_pinned
 from asyncrl.replay.planning import LearnerWaits, Planning
-from asyncrl.replay.protocol import Call, Reply
 from asyncrl.replay.readers import Readers
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings

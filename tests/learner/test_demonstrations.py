@@ -17,7 +17,7 @@ from asyncrl.config.schema import LearnerConfig, SftConfig, TrainConfig
 from asyncrl.data.rendered import RenderedDemonstrations
 from asyncrl.errors import CheckpointError, ConfigError, DataError
 from asyncrl.learner.batch.minibatch import ImitationBatch, Minibatch
-from asyncrl.learner.checkpoint.checkpoint import Progress
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.demonstrations import DemonstrationFeed, DemonstrationOrder, sft_weight
 from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.modelling.flops import ForwardFlops
