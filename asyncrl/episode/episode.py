@@ -50,7 +50,8 @@ class EpisodeRunner:
 
     - `as_rendered`: see Recorder; `step_split`: see `split_steps`.
     - `spans` records the phases of each episode.
-    - `demonstrate` records a task's demonstration, if a ticket asks for the demonstration instead of an episode.
+    - `demonstrate` records the demonstration of a task. It is called for tickets that ask for the demonstration instead
+      of an episode.
     - `images` reads the images of messages, if the policy sees images. `outgoing` keeps the images of a trajectory
       until it is delivered.
     """
@@ -112,7 +113,7 @@ class Episode:
     async def complete(self, request: CompletionRequest, read_turn: ReadTurn) -> Completion:
         """Sample the policy's next turn and record it. If this raises or is cancelled, nothing is recorded.
 
-        In a turn that was sampled under a grammar, no calls are searched.
+        A turn that was sampled under a grammar is not searched for calls.
 
         Raises LimitError: no room is left. Raises RefusedError: the chat template does not take the request, the engine
         takes no grammars, or the request has a grammar and tools. Raises EngineError: the engine failed. Raises
@@ -163,7 +164,7 @@ class Episode:
         raise StoppedError("the episode is over")
 
     async def _generate_all(self, reservations: Sequence[Reservation]) -> list[Generation]:
-        """Sample all completions at once. The first error cancels the rest."""
+        """Sample all completions at once. The first error cancels the other completions."""
         if len(reservations) == 1:
             return [await self._generate(reservations[0])]
         try:
