@@ -135,7 +135,7 @@ class RolloutWorker:
                     await asyncio.wait_for(self._slot_is_free.wait(), self._renew_s)
 
     async def _play_episodes(self) -> None:
-        """Play one ready ticket after another. Each slot runs this in its own task."""
+        """Play one ready ticket after another. Each slot runs this in its own asyncio task."""
         while True:
             _, _, ticket = await self._ready.get()
             self._spans.add("queued", self._held.arrival(ticket.id), self._spans.clock(), episode=ticket.id)
@@ -145,7 +145,7 @@ class RolloutWorker:
             self._slot_is_free.set()
 
     async def _play(self, ticket: Ticket) -> EpisodeOutcome:
-        """Run the episode of a ticket. An error becomes the reason of its failure."""
+        """Run the episode of a ticket. If the episode raises an error, return the reason of the failure."""
         limit = asyncio.timeout(None)
 
         def begin() -> None:

@@ -47,8 +47,8 @@ Item = Mapping[str, Any]
 
 
 class NemoGymAgent:
-    """Plays episodes with the resources server at `url`. `ServerOptions` describes the `options`, and when they raise
-    ConfigError."""
+    """Plays episodes with the resources server at `url`. `ServerOptions` describes the `options`. Raises ConfigError:
+    an option has an impossible value."""
 
     def __init__(self, url: str, **options: Any) -> None:
         self._server = EnvironmentServer(ServerOptions(url, **options))

@@ -66,8 +66,8 @@ class OpenEnvAgent:
     """Plays episodes with the server at `url`. Raises ConfigError: see `ServerOptions`.
 
     `action` names the field of an action that gets the policy's answer. It is needed if the schema does not show which
-    field that is. `observation` is the field of an observation that the policy reads. For the `options` see
-    `ServerOptions`.
+    field that is. `observation` names the field of an observation that the policy reads; None: see `observation_text`.
+    For the `options` see `ServerOptions`.
     """
 
     def __init__(self, url: str, action: str | None = None, observation: str | None = None, **options: Any) -> None:

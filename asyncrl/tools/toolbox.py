@@ -184,7 +184,8 @@ class OpenTools:
             await self._within_limits(name, "create", tool.create, **kwargs)
 
     async def answer(self, calls: Sequence[ToolCall | MalformedCall]) -> list[Content]:
-        """Run the calls at the same time. Returns their results in the order of the calls. Raises ToolError."""
+        """Run the calls at the same time. Returns their results in the order of the calls. Raises ToolError: a tool
+        failed."""
         self._counts.calls += len(calls)
         answers = await asyncio.gather(*map(self._answer, calls), return_exceptions=True)
         results = []
@@ -195,7 +196,8 @@ class OpenTools:
         return results
 
     async def rewards(self) -> dict[str, float]:
-        """Collect the rewards of the tools that were used. Raises ToolError."""
+        """Collect the rewards of the tools that were used. Raises ToolError: a tool failed, or its reward is not
+        finite."""
         rewards = {}
         for name in sorted(self._used):
             reward = float(await self._within_limits(name, "reward", self._tools[name].reward))

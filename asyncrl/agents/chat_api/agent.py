@@ -55,7 +55,7 @@ def load_agent(path: str, options: Mapping[str, Any]) -> Agent:
 
 
 def _made(cls: type, setting: str, options: Mapping[str, Any]) -> Any:
-    """Make an agent of a class. Raises ConfigError: the class does not take the options, or fails."""
+    """Make an agent of a class. Raises ConfigError: the class does not take the options, or raises an exception."""
     try:
         inspect.signature(cls).bind(**options)
         return cls(**copied(dict(options)))

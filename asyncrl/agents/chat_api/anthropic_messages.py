@@ -120,8 +120,8 @@ class AnthropicMessages(Api):
 
 
 def _as_messages(message: Any) -> list[dict[str, Any]]:
-    """Convert a message to messages of the chat-completions API. Raises RefusedError: a block of it cannot become
-    tokens."""
+    """Convert a message to messages of the chat-completions API. Raises RefusedError: the message is malformed, or has
+    a block that cannot become tokens."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise RefusedError(f"a message must have a role of user, assistant or system, not {message!s:.100}")

@@ -57,7 +57,7 @@ _WORDS = re.compile(r"\s*\S+|\s+\Z")
 class PolicyRequest:
     """A request for `count` completions.
 
-    - `wants_call`: the caller wants a tool call. The policy may still answer without one
+    - `wants_call`: the agent wants a tool call. The policy may still answer without one
     - `overridden`: the names of the request's settings that have no effect
     - `options`: settings for the answer that only the request's protocol has
     """
@@ -154,7 +154,8 @@ def only_named(tools: tuple[Message, ...], names: Sequence[Any]) -> tuple[Messag
 
 
 def refuse_fields(body: Mapping[str, Any], reasons: Mapping[str, str]) -> None:
-    """Raises RefusedError: the body has a field that is a key of `reasons`. The value is the reason for the refusal."""
+    """Raises RefusedError: the body has a field that must be refused. `reasons` maps the names of such fields to the
+    reasons."""
     for name, reason in reasons.items():
         if body.get(name):
             raise RefusedError(f"{name}: {reason}")
@@ -188,7 +189,7 @@ def pieces(text: str) -> list[str]:
 
 
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """A server-sent event."""
+    """Write a server-sent event with `data`, and with a name unless `name` is empty."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data)}\n\n".encode()
 

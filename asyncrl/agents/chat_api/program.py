@@ -52,7 +52,7 @@ _BOM = b"\xef\xbb\xbf"
 
 READING_S = 1.0
 """The maximum seconds for which the actor still reads the output of a program that has ended. The output may stay open
-longer, because processes that left the program's group hold it."""
+longer, because processes that left the program's group may hold it open."""
 
 ENDING_S = 5.0
 """Seconds in which a program that plays only one episode must end after its answer."""
@@ -102,7 +102,7 @@ class AgentPrograms:
                 await program.end()
 
     async def __call__(self, task: Task, base_url: str, api_key: str) -> AgentResult:
-        """Let a program play one episode. Raises AgentError: it reported an error, ended, or gave no valid answer."""
+        """Let a program play one episode. Raises AgentError: the program reported an error, or gave no valid answer."""
         request = {"task": task_body(task), "base_url": base_url, "api_key": api_key}
         program = await self._idle.get() if self._stays else None
         kept = False
@@ -194,8 +194,8 @@ class AgentProgram:
     async def play(self, request: Mapping[str, object], last: bool) -> dict[str, object]:
         """Send a request and wait for its answer.
 
-        `last` says that no request follows. Then the program may end with status 0 and without a line that looks like
-        an answer, and the result is {}. Raises ProgramError: the program ended in another way.
+        `last` says that no request follows. In this case, the program may end with status 0 and without a line that
+        looks like an answer. The result is then {}. Raises ProgramError: the program ended in another way.
         """
         answer: asyncio.Future[dict[str, object]] = asyncio.get_running_loop().create_future()
         self._answer, self._key, self._unread = answer, request["api_key"], b""
@@ -226,7 +226,7 @@ class AgentProgram:
             self._answer = None
 
     async def end(self) -> None:
-        """Kill the group of the program, and wait for its end."""
+        """Kill the program's process group, and wait until the program has ended."""
         self._stop()
         self._close_given()
         await self._ended

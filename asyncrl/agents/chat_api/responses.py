@@ -208,7 +208,7 @@ def _content(content: Any, name: str) -> Any:
 
 
 def _sharing_images(messages: Sequence[Message], conversations: Conversations) -> list[Message]:
-    """Return the messages. An image that `conversations` already have is replaced by theirs, so that it is in memory
+    """Return the messages. If `conversations` already have an image, theirs is used, so that each image is in memory
     once."""
     # Clients repeat all images in each request. Without sharing, each stored response would have a copy of them.
     known = {url: url for messages in conversations.values() for url in _image_urls(messages)}

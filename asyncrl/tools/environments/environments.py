@@ -3,10 +3,10 @@
 Each episode has its own object of the environment's class. `reset` gets the task's row, and returns text or images that
 are added to the prompt. Calls run one after another, even within one turn. `get_call_reward` may reward each call.
 
-If a tool raises, the policy reads the error, because an environment may refuse a move in this way. The environment has
-failed if `get_reward` or `get_call_reward` raises, if `reset` keeps raising, or if a call takes too long, since the
-object's state is then unknown. It has also failed if a tool raises an error that no move can cause, such as an unknown
-name. When the environment fails, the episode fails, and is played again.
+If a tool raises an exception, the policy reads its text, because an environment may refuse a move in this way. The
+environment has failed if `get_reward` or `get_call_reward` raises, if `reset` keeps raising, or if a call takes too
+long, since the object's state is then unknown. It has also failed if a tool raises an error that no move can cause,
+such as an unknown name. When the environment fails, the episode fails, and is played again.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ holds memory."""
 class EnvironmentCounts:
     """Counts since the actor started, except `stuck`.
 
-    - `resets`: episodes begun
+    - `resets`: episodes that have begun
     - `errors`: errors of tools that the policy read
     - `failures`: failures of environments
     - `stuck`: the current number of threads whose call took too long and has not returned
@@ -172,7 +172,8 @@ def _shown(result: Any) -> Content:
 
 
 def _observation(result: Any) -> Content | None:
-    """Read the result of `reset`. Raises TypeError, and the errors of `read_content`."""
+    """Read the result of `reset`. Raises TypeError: it is no text, no list of texts and images, and not None. Raises
+    also the errors of `read_content`."""
     if isinstance(result, str):
         return _shown(result)
     content = read_content(result)
@@ -182,12 +183,13 @@ def _observation(result: Any) -> Content | None:
 
 
 def _call_reward(result: Any) -> float | None:
-    """Read the result of `get_call_reward`. Raises as `_reward`."""
+    """Read the result of `get_call_reward`. Raises the errors of `_reward`."""
     return None if result is None else _reward(result)
 
 
 def _reward(result: Any) -> float:
-    """Read the result of `get_reward`. Raises TypeError; OverflowError: it is too large for a float."""
+    """Read the result of `get_reward`. Raises TypeError: it is not a finite number; OverflowError: it is too large for
+    a float."""
     if not isinstance(result, Real) or not math.isfinite(result):
         raise TypeError(f"it returned {result!r:.100}, not a finite number")
     return float(result)
@@ -214,7 +216,7 @@ class OpenEnvironment:
         self.shown = [{"type": "function", "function": function} for function in self.functions.values()]
 
     async def reset(self, row: Mapping[str, Any]) -> None:
-        """Make the object and begin the episode. Raises ToolError."""
+        """Make the object and begin the episode. Raises ToolError: one of these failed."""
         self._object = await self._within_limits("__init__", self._cls.make)
         reset = self._object.reset
         observation = await self._within_limits("reset", partial(reset, **_taken(reset, row)), _observation)
@@ -283,7 +285,7 @@ class OpenEnvironment:
             return f"Error: {_message_of(error)}"
 
     async def _reward_call(self) -> None:
-        """Note the reward of a call that has returned. Raises ToolError."""
+        """Note the reward of a call that has returned. Raises ToolError: `get_call_reward` failed."""
         if self._cls.call_rewards:
             reward = await self._within_limits(CALL_REWARD, getattr(self._object, CALL_REWARD), _call_reward)
             self._call_rewards += [] if reward is None else [reward]

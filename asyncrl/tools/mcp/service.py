@@ -100,7 +100,8 @@ class McpService:
         await self._for_all.close()
 
     async def open(self) -> Session:
-        """Wait for the delay that earlier failures have caused, and open a new session. Raises SessionError."""
+        """Wait for the delay that earlier failures have caused, and open a new session. Raises SessionError: it cannot
+        be opened."""
         async with self._starting:
             if (wait_s := self._not_before - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
@@ -175,7 +176,8 @@ class _EpisodeSession:
             await session.close()
 
     async def _opened(self) -> Session:
-        """The session, once it has started. Concurrent calls wait for the same start. Raises SessionError."""
+        """The session, once it has started. Concurrent calls wait for the same start. Raises SessionError: the session
+        cannot be opened."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._service.open())
         opening = self._opening

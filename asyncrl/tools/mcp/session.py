@@ -35,8 +35,8 @@ from asyncrl.tools.mcp.settings import McpServer
 from asyncrl.tools.mcp.stdio import MAX_MESSAGE_BYTES, TOO_LARGE
 
 CLOSE_S = 5.0
-"""Seconds that a connection may take to close. After that, its task is cancelled. If the server is a program, this
-kills it at once."""
+"""Seconds that a connection may take to close. After that, its task is cancelled. If the server is a program, the
+cancellation kills the program at once."""
 
 MAX_PAGES = 100
 """The maximum number of pages in a list of tools. All pages together may have MAX_MESSAGE_BYTES characters."""
@@ -87,7 +87,7 @@ class Session:
 
     @classmethod
     async def open(cls, link: Link, server: McpServer) -> Session:
-        """Open a session, with its handshake. Raises SessionError."""
+        """Open a session, with its handshake. Raises SessionError: it cannot be opened."""
         session = cls(link, server)
         both: set[asyncio.Future[Any]] = {session._holding, session._ready}
         try:

@@ -28,7 +28,7 @@ class McpServer:
       names with `prefix` in front.
     - `shared`: true if one session serves all episodes. `sessions`: the maximum number of episodes that have a session
       at once.
-    - `start_s`, `timeout_s`: how many seconds a start may take, and a call.
+    - `start_s`, `timeout_s`: how many seconds a start may take, and how many seconds a call may take.
     """
 
     name: str
@@ -59,7 +59,7 @@ KEYS = ("command", "args", *(field.name for field in fields(McpServer)[2:]))
 
 
 def read_servers(actor: ActorConfig) -> list[McpServer]:
-    """Read the servers, in the order of their names. Raises ConfigError: one has a wrong key or value."""
+    """Read the servers, in the order of their names. Raises ConfigError: an entry has a wrong key or value."""
     return [_server(name, given, actor) for name, given in sorted(actor.mcp_servers.items())]
 
 
@@ -97,7 +97,7 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
 
 
 class _Reader:
-    """Reads the values of one server. All methods raise ConfigError, which names the key."""
+    """Reads the values of one server. If a value is invalid, all methods raise ConfigError, which names the key."""
 
     def __init__(self, setting: str, given: Mapping[str, Any]) -> None:
         self._setting = setting

@@ -233,8 +233,8 @@ class PolicyConnection:
         self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     def answer(self, messages: list[Mapping[str, Any]]) -> tuple[Mapping[str, Any], bool] | None:
-        """Request the policy's next turn. Returns it, and true if it reached its length limit. Returns None if the
-        conversation has no room for a further turn. Raises GameError: the request was refused."""
+        """Request the policy's next turn. Returns the turn, and true if it was cut at its length limit. Returns None if
+        the conversation has no room for a further turn. Raises GameError: the request was refused."""
         self._server.request("POST", self._path, json.dumps({"messages": messages}), self._headers)
         response = self._server.getresponse()
         body = json.load(response)

@@ -4,9 +4,9 @@
     PYTHON verifiers_agent tasks ENV_ID [--args JSON] [--split train] [--limit 1000]     writes tasks as JSON lines
     PYTHON verifiers_agent                                     plays episodes, as the program of `actor.agent_command`
 
-A row of a task file has the environment's whole task, so that a program needs no data set. The rewards of an episode
-have the names that the rubric gives. They are weighted, so their sum is the reward of verifiers. Metrics are
-unweighted.
+A row of a task file has the environment's whole task, so that no data set is needed to play it. The rewards of an
+episode have the names that the rubric gives. They are weighted, so their sum is the reward that verifiers computes.
+Metrics are unweighted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NO_MORE_TURNS = "actor.max_turns"
 that is too long."""
 
 NO_HARNESS = "bash"
-"""The name of the harness that verifiers uses for a taskset that names no harness. A harness is the program that holds
+"""The name of the harness that verifiers uses for a taskset that names no harness. A harness is the program that leads
 the conversation."""
 
 KEY_VARIABLE = "ASYNCRL_VERIFIERS_KEY"
@@ -215,7 +215,7 @@ class TasksetEnvironment:
         environment = self._environment
         await self._stack.enter_async_context(environment.serving())
         elsewhere = environment._shared_tools
-        environment._interception = None  # If a tunnel is needed, each rollout makes its own.
+        environment._interception = None  # If a tunnel is needed, each rollout makes its own interception.
         if not environment._requires_tunnel(elsewhere):
             secrets = tuple(each.state_secret for each in elsewhere.values() if each.state_secret)
             own = OwnInterception(state_service_secrets=secrets)
