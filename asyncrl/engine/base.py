@@ -120,7 +120,7 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """The policy version that the engine serves now; -1 before the first weights."""
+        """The policy version that the engine serves now; -1 before the first weights have arrived."""
 
     @property
     def takes_grammars(self) -> bool:

@@ -239,7 +239,7 @@ class EmbeddedEngine:
         check_ids(tokens, self._vocabulary)
         if len(tokens) >= self._max_length:
             raise EngineError(
-                f"{len(tokens)} tokens do not fit: engine.max_length is {self._max_length}, leave 1 to sample"
+                f"{len(tokens)} tokens leave no room for a sampled token: engine.max_length is {self._max_length}"
             )
 
     # All methods below run in the engine's own thread.
@@ -328,7 +328,7 @@ class EmbeddedEngine:
             self._advance(self._scheduler.plan())
         except Exception as error:
             failed = EngineError(f"a forward pass failed: {error!r}")
-            self._error_logger.exception(f"the requests in a forward pass end: {failed}", error)
+            self._error_logger.exception(f"requests end with an error: {failed}", error)
             self._scheduler.fail_all(failed, waiting=False)
 
     def _advance(self, work: Sequence[tuple[Slot, SlotChunk]]) -> None:

@@ -42,7 +42,7 @@ class OwnWeights:
         floating-point numbers, or the reverse.
         """
         if wrong := sorted(self.shapes.keys() ^ tensors.keys()):
-            raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}; send each once")
+            raise WeightsError(f"{len(wrong)} tensors are missing or unknown, the first is {wrong[0]}")
         for name, shape in self.shapes.items():
             if tuple(tensors[name].shape) != shape:
                 raise WeightsError(

@@ -1,4 +1,4 @@
-"""Runs an episode. It begins with a ticket, the replay's order to play a task, and ends with a trajectory.
+"""Runs an episode. It begins with a ticket, the replay's permission to play a task, and ends with a trajectory.
 
 The runner waits until the engine serves the ticket's version, lets a player lead the conversation, and builds the
 trajectory from the record. The player is `ToolPlayer` (`tool_player`), with asyncrl's own tools and users, or an agent
@@ -35,8 +35,8 @@ class Player(Protocol):
     """Leads the conversations of episodes."""
 
     async def __call__(self, episode: Episode) -> Mapping[str, float]:
-        """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. It
-        may raise any exception."""
+        """Lead one conversation to its end. Returns the rewards that the conversation's environment gave, by name. A
+        player may raise any exception."""
         ...
 
     def counters(self) -> Mapping[str, float]:
@@ -78,7 +78,7 @@ class EpisodeRunner:
         """
         if ticket.task.demonstration:
             if self.demonstrate is None:
-                raise RefusedError("data.demonstration is not set here, so no demonstration can be recorded")
+                raise RefusedError("data.demonstration is not set on this actor, so no demonstration can be recorded")
             begin()
             return self.demonstrate(ticket)
         episode = Episode(ticket, self)
@@ -123,7 +123,7 @@ class Episode:
         return completion
 
     async def complete_all(self, request: CompletionRequest, read_turn: ReadTurn, count: int) -> list[Completion]:
-        """Sample `count` turns, and record each in its own branch. If one fails, none is recorded. Raises as
+        """Sample `count` turns, and record each in its own branch. If one of them fails, no turn is recorded. Raises as
         `complete`."""
         if request.grammar is not None:
             self._check_grammar(request)
@@ -199,7 +199,7 @@ class Episode:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[dict[str, Value]]:
-        """Add the seconds that the body of the `with` statement takes to `phase`. The body may add values for the
+        """Add to `phase` the seconds that the body of the `with` statement takes. The body may add values for the
         timeline to the yielded dictionary."""
         started = self._clock()
         try:

@@ -111,7 +111,7 @@ class ImageDesk:
 
 
 class EpisodeImages:
-    """The images that the messages of one episode show. `desk` reads them. None: images are refused."""
+    """The images that the messages of one episode show. `desk` reads the images; if it is None, images are refused."""
 
     def __init__(self, desk: ImageDesk | None) -> None:
         self._desk = desk

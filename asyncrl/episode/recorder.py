@@ -50,11 +50,11 @@ from asyncrl.types import MAX_IMAGES, NO_MASS, Finish, Grammar, Role, Ticket, To
 class CompletionRequest(NamedTuple):
     """A request for a completion: all messages so far and the tools, both in the form that templates take.
 
-    - `max_tokens`: the caller's own limit of the completion
+    - `max_tokens`: the caller's own limit of tokens for the completion
     - `grammar`: the grammar that the completion obeys; None: no grammar
-    - `stop`: texts at which the completion ends for the caller, who gets it up to the first of them
-    - `alternatives`: the number of alternatives to each token; the caller gets their log-probs, if the engine gives
-      them
+    - `stop`: texts at which the completion ends for the caller, who gets only the part before the first such text
+    - `alternatives`: for how many of the most likely tokens the caller wants log-probs at each position. The engine may
+      give none
     """
 
     messages: tuple[Message, ...]
@@ -176,7 +176,7 @@ class Recorder:
             raise EngineError("the engine aborted the generation")
         if tokens > reserved or sampled.finish_reason not in ("stop", "length"):
             finish = sampled.finish_reason
-            raise EngineError(f"the engine gave {tokens} tokens of at most {reserved}, finish {finish!r}")
+            raise EngineError(f"the engine gave {tokens} tokens of at most {reserved}, finish reason {finish!r}")
 
     def record(
         self,

@@ -29,7 +29,8 @@ _NEWLINES = {"line": 1, "paragraph": 2}
 
 
 def find_split(name: str) -> Split:
-    """The split that `actor.step_split` names. Raises ConfigError: the name is unknown."""
+    """The split that `actor.step_split` names. Raises ConfigError: the name is unknown, or is not the dotted path of a
+    function."""
     if name in ("turn", *_NEWLINES):
         return name
     setting = f"actor.step_split={name}"

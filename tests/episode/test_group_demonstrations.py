@@ -91,7 +91,7 @@ def test_no_engine_is_asked_and_no_tool_is_made() -> None:
     assert trajectory.is_demonstration
     assert begun == [True], "it did not wait for a version that no engine will serve soon"
     assert not log.created
-    with pytest.raises(RefusedError, match=r"data\.demonstration is not set here"):
+    with pytest.raises(RefusedError, match=r"data\.demonstration is not set on this actor"):
         asyncio.run(replace(runner, demonstrate=None).run(ticket, lambda: None))
 
 

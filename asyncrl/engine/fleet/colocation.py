@@ -125,7 +125,7 @@ class ServerTurns:
                 if not server.answering:
                     since.pop(server.url, None)  # The server is starting, which has its own time limit.
                 elif self._clock() - since.setdefault(server.url, self._clock()) > self._release_s:
-                    logger.error("%s has not freed its memory within %g s; it is ended", server.url, self._release_s)
+                    logger.error("%s has not freed its memory within %g s; it is killed", server.url, self._release_s)
                     server.end()
             await asyncio.sleep(POLL_S)
 

@@ -158,7 +158,7 @@ class Fleet:
             interrupt(self._turns[session])
 
     def _forget(self, session: str) -> None:
-        """Forget the session's server and the prefix that it has computed."""
+        """Forget the session's server, and the prefix that this server has computed."""
         self._assignment.release(session)
         self._completion.forget(session)
 

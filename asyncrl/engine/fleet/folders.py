@@ -121,7 +121,7 @@ class Folders:
                 self._prune()
             except OSError as error:
                 if not folder.path.exists():
-                    raise UnavailableError(f"{folder.path} was removed; a newer one will follow") from error
+                    raise UnavailableError(f"the folder {folder.path} was removed; a newer one will follow") from error
                 raise WeightsError(
                     f"{folder.path} cannot be linked into {self.directory}, which must be writable here: {error}"
                 ) from error

@@ -21,7 +21,7 @@ _HEADERS = {"Content-Type": "application/json"}
 _NO_LIMIT = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
 _BUSY = (408, 429)
 _LARGE = 1 << 16
-"""Bodies of more bytes are sent in pieces, so that the event loop can do other work in between."""
+"""Bodies with more bytes than this are sent in pieces, so that the event loop can do other work in between."""
 
 
 class ServerRefusedError(EngineError):

@@ -63,7 +63,7 @@ class RequestsInFlight:
             await self._server.abort()
             if await self.idle(ABORT_RETRY_S):
                 return
-        raise ServerFaultError(f"requests did not end within {ABORT_S:g} s of being aborted")
+        raise ServerFaultError(f"requests did not end within {ABORT_S:g} s after they were aborted")
 
     def interrupt(self) -> None:
         """End all requests in this process, without a message to the server."""

@@ -40,7 +40,7 @@ class VllmServer:
 
     - The server must accept `context` tokens, and must have been started with `overrides` of its model's configuration.
     - `tied`: true if the policy's output layer is its embedding
-    - A check may take `silence_s`, and an update may take `load_s`.
+    - A check may take `silence_s` seconds, and an update may take `load_s` seconds.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class VllmServer:
             self._started = await self._start_time()
             await self.abort()
         except (ServerRefusedError, KeyError, TypeError, ValueError) as error:
-            raise ServerFaultError(f"this is no vLLM server with VLLM_SERVER_DEV_MODE=1: {error!r}") from error
+            raise ServerFaultError(
+                f"{self.url} is no vLLM server that was started with VLLM_SERVER_DEV_MODE=1: {error!r}"
+            ) from error
         self.spans = self._tried_spans = False
 
     def _wrong(self, longest: int, mode: str, device: str) -> str:

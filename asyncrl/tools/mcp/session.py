@@ -119,7 +119,7 @@ class Session:
                 return tools
             if size > MAX_MESSAGE_BYTES:
                 break
-        raise AnswerError(f"its list of tools is too long: {len(tools)} so far")
+        raise AnswerError(f"its list of tools is too long; it has {len(tools)} tools so far")
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> CallToolResult:
         """Call a tool. Raises ToolRefusal: the server refused the call, and the policy may read why; SessionError: the

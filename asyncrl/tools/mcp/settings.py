@@ -74,7 +74,7 @@ def _server(name: str, given: Any, actor: ActorConfig) -> McpServer:
     other = {"command": ("headers",), "url": ("args", "env", "cwd")}["url" if "url" in given else "command"]
     if wrong := [key for key in other if key in given]:
         kind = "a url" if "url" in given else "a command"
-        raise ConfigError(f"{setting}: {', '.join(wrong)} is not for a server with {kind}; leave it out")
+        raise ConfigError(f"{setting}: a server with {kind} has no {', '.join(wrong)}; leave it out")
     read = _Reader(setting, given)
     url = read.text("url")
     if url is not None and not url.startswith(("http://", "https://")):

@@ -110,7 +110,7 @@ class DistributedServerRoute(BucketServerRoute):
             store, port = await self._threads.run(partial(open_store, address, self._timeout_s))
             client = await self._threads.run(partial(join_store, address, port, self._timeout_s))
         except (ConfigError, OSError, UnavailableError) as error:
-            raise ServerRefusedError(f"no group with {self.end.url}: {error}") from error
+            raise ServerRefusedError(f"no group can be formed with {self.end.url}: {error}") from error
         name, ranks = f"asyncrl-{uuid.uuid4().hex}", 1 + self.end.ranks
         body = {
             "master_address": address,
