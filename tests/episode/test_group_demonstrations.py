@@ -167,7 +167,7 @@ def check(config: TrainConfig, files: Sequence[TaskFile]) -> None:
 @pytest.mark.parametrize(
     ("shown", "why"),
     [
-        (["4", "4" * 100], r"row 1, column target: message 1 ends after \d+ tokens .*actor\.max_tokens=80"),
+        (["4", "4" * 100], r"row 1, column target: message 1 ends after \d+ tokens.*actor\.max_tokens=80"),
         (["4", f"4{END}5"], "row 1, column target: message 1 contains"),
         (["4", json.dumps([USER])], "row 1, column target: it has no assistant turn"),
         (["4", '[{"role"'], "row 1, column target: .*; mend it, or set it to null"),
