@@ -115,7 +115,7 @@ def test_a_checkpoint_of_other_demonstrations_is_refused() -> None:
     feed.resume(progress)
     progress.demonstrations = 3
     make_feed(5).resume(progress)
-    with pytest.raises(CheckpointError, match="trained 3 demonstrations of files that have changed"):
+    with pytest.raises(CheckpointError, match="trained 3 demonstrations, whose files have "):
         make_feed(6).resume(progress)
 
 
