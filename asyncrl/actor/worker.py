@@ -204,8 +204,8 @@ class RolloutWorker:
 
 
 async def first_to_end(*works: Awaitable[object]) -> None:
-    """Run all `works` until one of them ends, and then cancel the others. Once all have ended, raises the error of the
-    first one that ended."""
+    """Run all `works` until one of them ends, and then cancel the others. If the first one ended with an error, raises
+    this error once all have ended."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -2,7 +2,7 @@
 
 This package keeps these promises (the numbers are those of docs/concepts.md):
 
-- 4, a failure is never a zero: an agent that fails ends its episode without a reward (`chat_api/agent.py`).
+- 4, a failure is never a reward of zero: an agent that fails ends its episode without a reward (`chat_api/agent.py`).
 - 7, back-pressure: connections, requests, bodies and waits are bounded (`chat_api/server.py`).
 - 8, closed by default: each episode has a key, and a malformed request is refused with a reason and counted
   (`chat_api/server.py`).

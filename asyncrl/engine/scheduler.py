@@ -11,7 +11,8 @@ Invariants:
   and then copies them.
 - A pass has every sequence that lacks one token, and at most `prefill_tokens` tokens of the remaining sequences, oldest
   request first. So a prompt of any length slows other sequences by a bounded amount.
-- After `forget` no earlier key or value is used. With `keep`, only the session that owns them reuses them.
+- After `forget` no earlier key or value is used. With `keep`, the session that owns them still uses them, but no other
+  session gets copies of them.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class Span(msgspec.Struct, frozen=True, gc=False):
 class Segment:
     """The unchecked answer to one request: tokens int32[G] with logprobs float32[G].
 
-    - `spans`: they should cover the tokens in order (see `check_segment`)
+    - `spans`: the label of each token's weights; `check_segment` checks that the spans cover the tokens in order
     - `routing`: the requested experts of prompt and answer tokens, or None
     - `routing_fault`: the reason why experts are refused; empty if none are refused
     - `alternatives`: the requested alternatives; None if the server gave none

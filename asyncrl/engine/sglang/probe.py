@@ -34,7 +34,8 @@ if package is None or not PathFinder.find_spec("sglang.launch_server", package.s
 
 
 def sglang_version(python: str) -> tuple[str, str]:
-    """The version of SGLang in a Python, and "". If SGLang cannot be imported, an empty version and the reason."""
+    """Return the version of SGLang in a Python, and an empty reason. If SGLang cannot be imported, return an empty
+    version and the reason."""
     try:
         printed, error = _run(python, PRINT_VERSION, {}, PROGRAM_S)
     except TimeoutError as late:

@@ -50,7 +50,8 @@ class McpServer:
         return f"actor.mcp_servers.{self.name}"
 
     def filled(self, pairs: Pairs, variables: Mapping[str, str]) -> dict[str, str]:
-        """Replace $NAME in `env` or `headers` by `variables`. Raises ConfigError: a variable is missing."""
+        """Replace $NAME in `env` or `headers` by the value of NAME in `variables`. Raises ConfigError: a variable is
+        missing."""
         return {name: with_variables(text, self.setting, variables) for name, text in pairs}
 
 
