@@ -128,7 +128,7 @@ class Prefix(NamedTuple):
     """The tokens of `branch` up to the end of `turn`, a completion.
 
     These tokens show the list of `tools` and the conversation `messages`, whose last message is the completion. If only
-    a stop text was cut from the completion's end, `shown` is the completion as the caller got it.
+    a stop text was cut from the completion's end, `shown` is the completion as the caller got it, otherwise None.
     """
 
     branch: Branch

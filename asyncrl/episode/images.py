@@ -76,8 +76,8 @@ class ImageDesk:
     ) -> ImageDesk | None:
         """The desk for the policy of `model`. None if the policy or its engine reads no images.
 
-        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may exceed the largest message to the
-        replay.
+        Raises ConfigError: see `vision_shape` and `ImageReader.of`; or an image may be larger than the largest message
+        that the replay takes.
         """
         if engine.kind != "sglang":
             return None
@@ -102,8 +102,8 @@ class ImageDesk:
         return cls(ImageReader.of(model, images), shape, images)
 
     async def read(self, block: Mapping[str, Any]) -> tuple[bytes, ShownImage]:
-        """The digest of a block's image, and the image. Raises RefusedError: the block's file cannot be read, or is not
-        an image."""
+        """Read the image of a block. Returns its digest and the image. Raises RefusedError: the block's file cannot be
+        read, or is not an image."""
         data = await read_source(block, self.config, self.fetch)
         name = digest_of(data)
         if name not in self._tokens:
@@ -118,7 +118,7 @@ class ImageDesk:
 
 
 class EpisodeImages:
-    """The images that the messages of one episode show. `desk` reads them. None: images are refused."""
+    """The images that the messages of one episode show. `desk` reads the images; if it is None, images are refused."""
 
     def __init__(self, desk: ImageDesk | None) -> None:
         self._desk = desk

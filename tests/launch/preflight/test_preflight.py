@@ -437,7 +437,7 @@ def test_tools_are_created_for_a_row_of_the_data_before_the_start_and_released(t
     start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather"]))
     assert Weather.released == 2  # An episode is played, too.
     names = r"'city'.*the tool's `schema` \(on offer: weather, forecast; the row has: weather;"
-    with pytest.raises(ConfigError, match=rf"with .*tasks\.parquet: row 0, tool forecast failed to create .*{names}"):
+    with pytest.raises(ConfigError, match=rf"with .*tasks\.parquet: row 0, tool forecast: `create` failed .*{names}"):
         start(config_of(tmp_path, "hermes3", ["user"], [f"{__name__}.Weather", f"{__name__}.Forecast"]))
     assert Weather.released == 4
 
