@@ -33,6 +33,7 @@ from asyncrl.launch.preflight.play import check_play
 from asyncrl.launch.preflight.problems import Problems
 from asyncrl.launch.preflight.prompts import prompt_lengths
 from asyncrl.launch.preflight.row_checks import RowChecks
+from asyncrl.launch.preflight.servers import warn_of_silent_servers
 from asyncrl.launch.preflight.trial import Pool, TrialProcess, open_trial_pool
 from asyncrl.launch.preflight.truths import check_truths
 from asyncrl.network.keys import check_keys
@@ -84,6 +85,7 @@ def preflight(
         ):  # Other hosts cannot be checked here. The placement checks their devices.
             found.check(partial(check_ports, config.network, learner, config.replay.shards))
             found.check(partial(check_devices, config))
+            warn_of_silent_servers(config.engine)
         found.check(partial(_check_optimizer, learner.optimizer), partial(_check_scoring, scoring, actor.sandbox))
         with found.collected():
             check_algorithm(config)
