@@ -198,7 +198,8 @@ class ObserveConfig:
     upload: list[str] = option(
         [],
         "files to send to sinks that can store files; episodes: the text of the kept episodes "
-        "(observe.keep_episodes); model: the exported model; the learner waits up to an hour for its upload",
+        "(observe.keep_episodes, observe.keep_evaluated); model: the exported model; the learner waits up to an hour "
+        "for its upload",
         choices=("episodes", "model"),
     )
     prometheus_host: str = option(

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from asyncrl.compat.rows import Setting, made, none, same, used
+from asyncrl.compat.rows import Row, Setting, made, none, same, used
+from asyncrl.compat.verl.configuration.actor_rows import router_replay_of
 from asyncrl.compat.verl.configuration.data_rows import MEMBERS
 from asyncrl.compat.verl.configuration.source import VerlConfig
 from asyncrl.compat.yaml_files import read_yaml
@@ -21,6 +22,18 @@ TOOLS = {"SandboxFusionTool": "python", "CustomSandboxFusionTool": "python"}
 ANSWER_CHECKER = "asyncrl.commands.demo.AnswerChecker"
 VERL_INTERACTION = "asyncrl.compat.verl.VerlInteraction"
 DEFAULT_MEMORY = 0.5
+OFF = {"enforce_eager": "--disable-cuda-graph", "enable_prefix_caching": "--disable-radix-cache"}
+"""Keys that turn a feature of SGLang off. One of them does so if it is true."""
+OPTIONS = {
+    "max_num_seqs": "--max-running-requests",
+    "max_model_len": "--context-length",
+    "expert_parallel_size": "--ep-size",
+    "scheduling_policy": "--schedule-policy",
+}
+SHIPPED = {"max_num_seqs": 256, "max_model_len": None, "expert_parallel_size": 1, "scheduling_policy": "fcfs"}
+"""verl's defaults, which leave the choice to SGLang here."""
+OF_VERL = ("custom_weight_loader",)
+"""Options that only verl's own servers know."""
 UNBOUNDED_TURNS = 64
 """The limit of turns if verl limits an episode only by its tokens."""
 
@@ -37,10 +50,7 @@ def _engine(source: VerlConfig) -> Iterator[Setting | str]:
 
 
 def _routed_experts(source: VerlConfig) -> Iterator[Setting | str]:
-    if (
-        source[f"{ROLLOUT}.enable_rollout_routing_replay"]
-        or source["actor_rollout_ref.actor.router_replay.mode"] == "R3"
-    ):
+    if source[f"{ROLLOUT}.enable_rollout_routing_replay"] or router_replay_of(source) == "R3":
         yield "engine.return_routed_experts", True
 
 
@@ -58,6 +68,24 @@ def _memory(source: VerlConfig) -> Iterator[Setting | str]:
         f"{ROLLOUT}.gpu_memory_utilization={share}: in verl the learner uses the rest of the GPU; without "
         "cluster.colocated=true a server has the GPU to itself, so set engine.server.memory=null"
     )
+
+
+def _arguments(source: VerlConfig) -> Iterator[Setting | str]:
+    if source[f"{ROLLOUT}.name"] == "hf":
+        return
+    words = [word for name, word in OFF.items() if source[f"{ROLLOUT}.{name}"] is (name == "enforce_eager")]
+    for name, flag in OPTIONS.items():
+        if source[f"{ROLLOUT}.{name}"] != SHIPPED[name]:
+            words += [flag, str(source[f"{ROLLOUT}.{name}"])]
+    for name, value in source.below(f"{ROLLOUT}.engine_kwargs.sglang").items():
+        flag = f"--{name.replace('_', '-')}"
+        if "." in name or name in OF_VERL or value is False or isinstance(value, Mapping):
+            yield f"{ROLLOUT}.engine_kwargs.sglang.{name}: left out; add an option of SGLang to engine.server.arguments"
+        elif value is not None:
+            given = [] if value is True else value if isinstance(value, list) else [value]
+            words += [flag, *map(str, given)]
+    if words:
+        yield "engine.server.arguments", words
 
 
 def _whole_distribution(source: VerlConfig) -> Iterator[Setting | str]:
@@ -203,6 +231,25 @@ ROWS = (
         "`cluster.colocated=true`.",
         _memory,
     ),
+    made(
+        f"{ROLLOUT}.enforce_eager",
+        "`engine.server.arguments`",
+        False,
+        "True becomes `--disable-cuda-graph`.",
+        _arguments,
+    ),
+    used(
+        f"{ROLLOUT}.enable_prefix_caching", "`engine.server.arguments`", True, "False becomes `--disable-radix-cache`."
+    ),
+    *(
+        used(f"{ROLLOUT}.{name}", "`engine.server.arguments`", SHIPPED[name], f"`{flag}`, if it is not verl's default.")
+        for name, flag in OPTIONS.items()
+    ),
+    Row(
+        (f"{ROLLOUT}.engine_kwargs.sglang.*",),
+        "`engine.server.arguments`",
+        "`a_b: 1` becomes `--a-b 1`. False, sections and verl's own `custom_weight_loader` are left out.",
+    ),
     none(
         ROLLOUT,
         "prompt_length response_length",
@@ -266,17 +313,11 @@ ROWS = (
     used(f"{VALIDATION}.top_k", "", -1, "It is treated like `top_p`."),
     none(
         ROLLOUT,
-        "enforce_eager cudagraph_capture_sizes free_cache_engine data_parallel_size expert_parallel_size "
-        "pipeline_model_parallel_size max_num_batched_tokens max_model_len max_num_seqs enable_chunked_prefill "
-        "enable_prefix_caching scheduling_policy load_format layered_summon disable_log_stats dtype quantization "
-        "quantization_config_file engine_kwargs.* skip_tokenizer_init mtp mtp.* qat qat.* disaggregation.* seed "
-        "full_determinism",
+        "cudagraph_capture_sizes free_cache_engine data_parallel_size pipeline_model_parallel_size "
+        "max_num_batched_tokens enable_chunked_prefill load_format layered_summon disable_log_stats dtype "
+        "quantization quantization_config_file engine_kwargs.* skip_tokenizer_init limit_images mtp mtp.* qat qat.* "
+        "disaggregation.* seed full_determinism",
         "`engine.server.arguments` takes SGLang's own options.",
-    ),
-    none(
-        ROLLOUT,
-        "n_gpus_per_node nnodes",
-        "asyncrl divides the GPUs between servers and learner; `cluster.pools` overrides the division.",
     ),
     none(
         ROLLOUT,
