@@ -93,7 +93,7 @@ def script_configuration(text: str, environment: Mapping[str, str]) -> tuple[lis
 
 
 def _with_options(words: Sequence[str], named: NamedConfig) -> NamedConfig:
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, [*words, ""][1:], strict=True):
         option, sign, value = word.partition("=")
         if option in OPTIONS and (value := value if sign else following):
             named = replace(named, **{OPTIONS[option]: value})
