@@ -72,7 +72,9 @@ def test_a_file_that_is_not_there_is_named_and_one_that_verl_ships_is_not(tmp_pa
     assert told.startswith("Not read: --config-name=multiturn: there is no such file in conf.")
     script.write_text("python3 -m verl.trainer.main_ppo --config-name ppo_trainer.yaml trainer.nnodes=1")
     assert not any("Not read" in line for line in translated(script, [], None)[1])
-    (tmp_path / "own.yaml").write_text("defaults: [ppo_trainer, {optional data: mine}, {actor: dp_actor}, {data: none_such}]")
+    (tmp_path / "own.yaml").write_text(
+        "defaults: [ppo_trainer, {optional data: mine}, {actor: dp_actor}, {data: none_such}]"
+    )
     _, [missing] = read_noting(tmp_path / "own.yaml", [], {})
     assert missing.endswith("own.yaml includes data/none_such, which is not there")
 
