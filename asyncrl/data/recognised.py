@@ -21,7 +21,7 @@ FULL_TRUTHS = (TRUTH, *TRUTHS, "reward_model.ground_truth")
 LIKELY_PROMPTS = ("messages", "conversations", "instruction", "query", "input", "text")
 LIKELY_TRUTHS = ("label", "target", "output", "response", "completion")
 """Columns that are used only if the configuration names them. A refusal proposes the first of them that a file has."""
-OF_VERL = ("prompt", "data_source", "reward_model", "extra_info", "tools", "environment")
+OF_VERL = ("prompt", "data_source", "reward_model", "extra_info", "tools", "environment", "images")
 """The columns of verl's layout. They do not become fields of `extra_info`."""
 
 

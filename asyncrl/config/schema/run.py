@@ -120,8 +120,8 @@ class DataConfig:
     columns: dict[str, str] = option(
         {},
         "columns of the files by field, such as {prompt: question, ground_truth: answer}; the fields are prompt, "
-        "ground_truth, data_source, tools and environment, and any other name is a field of extra_info; empty: the "
-        "columns of verl's layout",
+        "ground_truth, data_source, tools, environment and images, and any other name is a field of extra_info; empty: "
+        "the columns of verl's layout",
         fixed="stored groups name rows with these values",
         secret="none",
     )
