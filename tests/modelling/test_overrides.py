@@ -27,11 +27,11 @@ from asyncrl.learner.batch.packing import PackedSequences
 from asyncrl.learner.checkpoint.export import folder_writer
 from asyncrl.learner.model.loading import read_model
 from asyncrl.learner.model.policy import load_policy
-from asyncrl.learner.ranks.ranks import joined
 from asyncrl.modelling.opening import beside, open_config, server_overrides
 from asyncrl.modelling.overrides import override
 from tests.families import family_model
 from tests.learner.support import write_model
+from tests.one_rank import one_rank
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def test_the_learner_the_engine_and_the_export_compute_with_the_overrides(model:
     expected = logits(AutoModelForCausalLM.from_pretrained(model, config=config))
     assert (before - expected).abs().max() > 0.01
     ids = torch.arange(24)
-    with joined() as ranks, torch.no_grad():
+    with one_rank() as ranks, torch.no_grad():
         policy = load_policy(chosen, 1.0, ranks, 64)
         found, _ = policy(PackedSequences.of([ids]))
     wanted = expected[0].log_softmax(-1)[:-1].gather(1, ids[1:, None])[:, 0]
