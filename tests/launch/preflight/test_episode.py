@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from collections.abc import Mapping
@@ -97,6 +98,11 @@ class NoReward(Strict):
 
 def broken(task: Task, answer: str, trajectory: Trajectory) -> float:
     return float(task.extra_info["difficulty"])
+
+
+def in_a_process(task, answer, trajectory):  # type: ignore[no-untyped-def]
+    assert "ASYNCRL_JUDGE" in os.environ
+    return task.extra_info["difficulty"]
 
 
 def strict(task: Task, answer: str, trajectory: Trajectory) -> float:
@@ -213,10 +219,13 @@ def test_a_rule_that_fails_for_every_answer_does_not_start(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_a_start_judges_the_episode_in_the_processes_of_the_rules(tmp_path: Path):
+def test_a_start_judges_the_episode_in_the_processes_of_the_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     config = config_of(tmp_path, "phi4", ["user"], [])
-    config.scoring.rule = own("broken")
-    with pytest.raises(ConfigError, match=r"the rule raised KeyError: 'difficulty' \(\S*test_episode\.py, line \d+\)"):
+    # Not of this file: the process would load all that a test loads.
+    (tmp_path / "own_rules.py").write_text(f"import os\n\n\n{inspect.getsource(in_a_process)}")
+    monkeypatch.syspath_prepend(tmp_path)
+    config.scoring.rule = "own_rules.in_a_process"
+    with pytest.raises(ConfigError, match=r"the rule raised KeyError: 'difficulty' \(\S*own_rules\.py, line \d+\)"):
         preflight(config)
 
 
