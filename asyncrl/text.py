@@ -14,11 +14,13 @@ import msgspec
 from asyncrl.masking import masked_text
 
 _VARIES = re.compile(r"(?<!line )(?<!\d)\d+|'[^']*'|\"[^\"]*\"")
-"""Numbers and quoted values of a reason, such as an id or a missing key. The number of a line of code stays."""
+"""Matches the numbers and quoted values of a reason, such as an id or a missing key, but not the number of a line of
+code."""
 _LINE = re.compile(r"\([^()]+, line \d+\)")
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _NOT_OWN = (str(Path(__file__).parent), *_LIBRARIES, "<frozen", "<string>")
-"""The beginnings of the names of files that are not a user's: asyncrl, Python and its installed packages."""
+"""A file whose name begins with one of these is not the user's: it belongs to asyncrl, Python or an installed
+package."""
 
 
 def encodable(value: Any) -> Any:
@@ -114,7 +116,7 @@ def own_line(error: BaseException) -> str:
 
 
 def kind_of(reason: str) -> str:
-    """The reason without what differs between failures of one kind: its numbers and quoted values."""
+    """The reason with `#` for each number and quoted value, so that failures of one kind have the same text."""
     return _VARIES.sub("#", reason)
 
 

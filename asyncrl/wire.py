@@ -3,9 +3,9 @@
 The header is `[PROTOCOL, kind, sequence, body, [[name, dtype, shape], ...]]`. Arrays never pass through msgpack, and
 decoded arrays are views of the received buffers.
 
-The decoder trusts no sender. It first walks over the header, and refuses a list with fewer elements than announced.
-Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory and time for
-a message are bounded by its size.
+The decoder trusts no sender. It first walks over the header, and refuses a list that has fewer elements than it
+announces. Dtypes come from a closed list, and a buffer must have exactly the announced number of bytes. So the memory
+and time for a message are bounded by its size.
 
 `encode` replaces characters that UTF-8 cannot encode, and truncates a `reason`. msgpack has no integers of more than 64
 bits, so longer integers are encoded as an extension type.
@@ -131,7 +131,7 @@ class Message(msgspec.Struct, frozen=True, eq=False, dict=True):
     def read(self, decoder: msgspec.msgpack.Decoder[T]) -> T:
         """The body as the type of `decoder`, without unknown fields. Raises WireError: the body is not valid.
 
-        Call `check_plain` for fields of type `Any`.
+        The values of fields of type `Any` are not checked: call `check_plain` for each of them.
         """
         packed = self.content if isinstance(self.content, msgspec.Raw) else pack(self.content, "its body")
         try:

@@ -3,13 +3,13 @@ policy loss, the KL, and the sum that is trained.
 
 Tokens are packed: N tokens of S sequences are concatenated. `sequence` int64[N] has the index of each token's sequence
 in the global batch, and `mask` bool[N] is true on the tokens that the policy sampled. Tensors of facts about whole
-sequences have shape [S]. They are the same on every rank.
+sequences have shape [S]. Every rank has all of them, with the same values.
 
 This package keeps promise 6 of docs/concepts.md, the learner's math is exact: packed and unpacked tokens give the same
 result, and so do any split into micro-batches and any number of ranks. policy_tokens.py first selects the M policy
-tokens, and every formula runs on [M], so that masked tokens contribute exactly 0. aggregation.py divides only by counts
-over the global minibatch. `reduce` sums over ranks, and global_threshold.py finds thresholds over all ranks, so every
-rank has the same statistics.
+tokens, and every formula runs on [M], so that all other tokens contribute exactly 0. aggregation.py divides only by
+counts over the global minibatch. `reduce` sums over ranks, and global_threshold.py finds thresholds over all ranks, so
+every rank has the same statistics.
 
 In reading order:
 - parts.py: the base of every part of an algorithm. A part is an advantage estimator, a loss, a correction, a KL form,

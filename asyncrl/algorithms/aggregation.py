@@ -18,7 +18,7 @@ from asyncrl.errors import InvariantError
 
 
 class Aggregation(Part):
-    """Base of the aggregations."""
+    """The base class of the aggregations."""
 
     kind = "aggregation"
 
@@ -30,7 +30,7 @@ class Aggregation(Part):
         - `losses` float[M]: the losses of the kept tokens
         - `sequences`: the segments of these tokens by sequence
         - `lengths` int64[R]: the number of each sequence's policy tokens before any rejection
-        - `totals`: the counts over the global minibatch. Its `group_tokens` int64[R] are for the sequences of this pass
+        - `totals`: the counts over the global minibatch. `group_tokens` int64[R] is cut to the sequences of this pass
         """
 
 

@@ -97,7 +97,8 @@ class Algorithm:
         """The loss of this micro-batch, a float64 scalar, and float64 sums for `summary`.
 
         All of them are added over micro-batches and ranks. logprobs float[N] and entropy float[N] have a gradient. The
-        gradient of the loss is exactly 0 on every masked token, and on every dropped token that no loss stream trains.
+        gradient of the loss is exactly 0 where `tokens.mask` is false, and on every dropped token that no loss stream
+        trains.
         `tokens` are whole sequences, as `prepare` returned them. Raises InvariantError: shapes differ, or a tensor is
         missing.
         """
@@ -107,12 +108,12 @@ class Algorithm:
     def importance(self, logprobs: Tensor, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """The proximal log-probs float[N] and the importance weights float[N] that `loss` uses.
 
-        A weight is 0 where `loss` drops the token. Both are 0 on masked tokens.
+        A weight is 0 where `loss` drops the token. Log-probs and weights are 0 where `tokens.mask` is false.
         """
         return importance(self.parts, logprobs, tokens)
 
     def value_loss(self, values: Tensor, tokens: Tokens, totals: Totals) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critic's loss of this micro-batch, and sums for `summary`. values float[N] have a gradient."""
+        """The critic's loss of this micro-batch, and sums for `summary`. `values` float[N] has a gradient."""
         return value_loss(values, tokens, totals, self.parts.value, self.parts.value_aggregation)
 
     def implicit_loss(
@@ -121,7 +122,7 @@ class Algorithm:
         """The loss of an implicit process model on this micro-batch, and sums for `summary`.
 
         Such a model pi_phi gives each token the reward log(pi_phi / pi_ref), and learns only from outcomes. log_ratio
-        float[N] is this log-ratio, with gradient; outcome is float[S]. Raises ConfigError: the advantage is not
+        float[N] is this log-ratio, with gradient; `outcome` is float[S]. Raises ConfigError: the advantage is not
         `prime`, the only part that reads such a model.
         """
         if not isinstance(self.parts.advantage, Prime):

@@ -1,7 +1,7 @@
 """The input of the algorithms: the episodes of the global batch, and the packed tokens of some of its sequences.
 
-When they are constructed, shapes and dtypes are checked, so that no tensor is broadcast by accident. If one is wrong,
-an InvariantError names the field.
+When these objects are constructed, shapes and dtypes are checked, so that no tensor is broadcast by accident. If one is
+wrong, an InvariantError names the field.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Episodes:
     """Facts about the S sequences of the global batch, in the order of the batch plan. They are the same on every rank.
 
     - `group` int64[S]: the index of the sequence's group, counted from 0 without gaps
-    - `reward` float32[S]: the shaped reward
-    - `outcome` float32[S]: the verifier's score
+    - `reward` float32[S]: the reward of the labels
+    - `outcome` float32[S]: the outcome of the labels, which says if the answer is right
     - `lengths` int64[S]: the number of policy tokens
     - `extra`: the named scores float32[S] that parts of the algorithm read (`Part.reads`)
     - `greedy` bool[S]: true for members that were sampled greedily as a baseline
     - `demonstrated` bool[S]: true for demonstrations. None: the batch has none
     - `version`: the version of the policy that the learner trains
-    - `priority` float32[S]: the importance weights of a sampler that prefers some groups
+    - `priority` float32[S]: importance weights, which make up for a sampler that prefers some groups
 
     The batch has K process scores (K = 0 without a process model), ordered by sequence and step:
 
@@ -77,8 +77,8 @@ class Episodes:
         """[S]: the score of this name. Raises MissingScoreError: the episodes do not have it."""
         if name not in self.named:
             raise MissingScoreError(
-                f"the score {name} is not among {sorted(self.named)}: a part must name the scores that it reads in its "
-                "`reads`, and every episode's labels must have them"
+                f"the score {name} is not among {sorted(self.named)}: a part must list in its `reads` the scores that "
+                "it uses, and every episode's labels must have them"
             )
         return self.named[name]
 
@@ -135,7 +135,7 @@ class Tokens:
     - `rejected` int32[N]: bit k is set where the k-th correction drops the token
     - `selected` bool[N]: true on the tokens that the loss treats specially
     - `lag` int64[N]: the learner's version minus the token's
-    - `streams` float32[N, K]: the token's weight in each of the K weight streams
+    - `streams` float32[N, K]: the token's weight in each of the K loss streams
     - `centres`: the means of the advantages and returns of the whole batch
 
     `view` is the result of `PolicyTokens.of` for these tokens, if it was computed in advance so that the host need not
@@ -178,7 +178,7 @@ class Tokens:
                 yield field.name, value
 
     def select(self, index: Tensor) -> Tokens:
-        """The tokens at `index` int64[n], in that order; keep whole sequences together."""
+        """The tokens at `index` int64[n], in that order. The order must keep the tokens of a sequence together."""
         selected: dict[str, Any] = {name: value[index] for name, value in self.tensors()}
         return replace(self, view=None, **selected)
 
@@ -188,8 +188,8 @@ class Totals:
     """The numbers of policy tokens, sequences and groups in the global minibatch, by which losses are normalised.
 
     Sequences and groups without a policy token do not count. Counts are taken before any rejection. group_tokens
-    int64[S]: for each sequence of the batch, the policy tokens of its group in the minibatch; None: the groups are not
-    known.
+    int64[S]: for each sequence of the batch, the number of policy tokens that its group has in the minibatch; None: the
+    groups are not known.
     """
 
     tokens: int

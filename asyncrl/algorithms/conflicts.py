@@ -72,7 +72,10 @@ def _proximal_conflicts(parts: Composition) -> Iterator[str]:
             "set algorithm.proximal=recompute"
         )
     if parts.proximal in INTERPOLATED and (early := names_before_updates(parts)):
-        yield f"{setting} is known only in the forward pass, and {', '.join(early)} needs it before: use recompute"
+        yield (
+            f"{setting} is known only in the forward pass of an update, and {', '.join(early)} needs it before the "
+            "updates: set algorithm.proximal=recompute"
+        )
 
 
 def _other_conflicts(parts: Composition, greedy_sibling: bool) -> Iterator[str]:

@@ -4,8 +4,8 @@ tokens of all other members.
 No policy sampled the tokens of a demonstration, so they have no behaviour policy and no ratio. Clipping, corrections,
 the KL, the entropy bonus and the metrics of ratios and ages leave these tokens out.
 
-The loss of demonstrations is the policy gradient with a special importance weight (`DemonstrationLoss`). It is
-aggregated together with the loss of all other tokens.
+The loss of demonstrations is the policy gradient with a special importance weight (`DemonstrationLoss`). It is divided
+by the same counts as the loss of all other tokens, and added to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from asyncrl.config.schema import DemonstrationConfig
 
 @dataclass(frozen=True, slots=True)
 class DemonstrationLoss:
-    """The loss of a demonstration's tokens, with the advantage A and the policy's probability p.
+    """The loss of a demonstration's tokens, with the advantage A and the policy's probability p. sg stops the gradient.
 
     Formula: -A p / sg(p); with shaped=true, -A p / (p + gamma), whose gradient is -A w grad log p with w = gamma p / (p
     + gamma)^2
@@ -39,7 +39,7 @@ class DemonstrationLoss:
         return cls(config.weight == "shaped", config.gamma)
 
     def __call__(self, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """float[M], from log p float[M] with gradient and advantages float[M]."""
+        """float[M]: each token's loss, from `logprobs` float[M] (log p, with gradient) and `advantages` float[M]."""
         if not self.shaped:
             return -advantages * (logprobs - logprobs.detach()).exp()
         return -advantages * self._share(logprobs)

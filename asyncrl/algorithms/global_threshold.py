@@ -1,9 +1,9 @@
 """Finds exact thresholds over the values of the whole batch, such as the smallest of the k largest values. The
 thresholds are the same for any number of ranks.
 
-The threshold is found by counting, without a sort over ranks. float32 values are ranked by their bits. Three
-successively finer histograms of 2,048 bins are summed over the ranks. The histograms give the exact value at which a
-condition on the smallest values first becomes true.
+The threshold is found by counting, without a sort over all ranks of the learner. The bits of a float32 value give its
+place in the order. Three successively finer histograms of 2,048 bins are summed over the ranks. The histograms give the
+exact value at which a condition on the smallest values first becomes true.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def top(values: Tensor, count: int, reduce: Reduce) -> Tensor:
 
 def draw(sequence: Tensor, position: Tensor, salt: int) -> Tensor:
     """float32[M]: pseudo-random numbers, uniform in [0, 1) with 24 bits, from int64[M] indices. A token's number does
-    not depend on the rank."""
+    not depend on the learner's rank. Another `salt` gives other numbers."""
     mixed = sequence * 0x3C6EF372 + position * 0x1B873593 + (salt + 1) * 0x2545F491
     for _ in range(3):
         mixed = (mixed & 0x7FFFFFFF) * 0x45D9F3B

@@ -13,7 +13,7 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """The groups of n values. Value i belongs to group index[i]; index is int64[n] in [0, count)."""
+    """The groups of n values. Value i belongs to the group `index[i]`; `index` is int64[n] in [0, count)."""
 
     index: Tensor
     count: int

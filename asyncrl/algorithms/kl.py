@@ -2,8 +2,8 @@
 
 d = log pi_theta - log pi_ref, clamped to +-10. A form with "+" has the value of the form without "+", and the gradient
 of k2, which is unbiased on on-policy data. With importance_weighted, all forms except abs have the gradient of the KL
-on data of any age. The source of this for k3 is DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models,
-2025.
+on data of any age. The source for k3 with importance_weighted is DeepSeek-V3.2: Pushing the Frontier of Open Large
+Language Models, 2025.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ D_LIMIT = 10.0
 class Kl(Part):
     """Base of the forms.
 
-    differentiates_ratio: with importance_weighted, gradient flows through the ratio too. The result is the gradient of
-    the mean of the form under pi_theta. The flag is false for forms whose own gradient is already the gradient of the
-    KL, because the two gradients would be added.
+    differentiates_ratio: if it is true, importance_weighted lets the gradient flow through the ratio too. The result is
+    then the gradient of the mean of the form under pi_theta. It is false for forms whose own gradient is already the
+    gradient of the KL: otherwise the two gradients would be added.
     """
 
     kind = "kl"
@@ -61,7 +61,7 @@ class Kl(Part):
         return self.form((logprobs - reference).clamp(-D_LIMIT, D_LIMIT))
 
     def weighted(self, logprobs: Tensor, reference: Tensor, behaviour: Tensor) -> Tensor:
-        """float[M]: the estimate times pi_theta / mu, for each token; behaviour float[M], log mu."""
+        """float[M]: the estimate times pi_theta / mu, for each token. `behaviour` float[M] is log mu."""
         log_ratio = clamp_log(logprobs - behaviour)
         ratio = (log_ratio if self.differentiates_ratio else log_ratio.detach()).exp()
         return ratio * self(logprobs, reference)
@@ -84,7 +84,7 @@ class K1(Kl):
     Formula: d
     Use: in the reward, where it is unbiased
     Source: Approximating KL Divergence, 2020
-    Caveat: in the loss its gradient has expectation 0: use k1+ or k2 there. It can be negative.
+    Caveat: in the loss its gradient has expectation 0: use k1+ or k2 there. The value can be negative.
     """
 
     name = "k1"

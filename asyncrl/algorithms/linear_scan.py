@@ -9,8 +9,8 @@ BLOCK = 8
 
 
 def linear_scan(decay: Tensor, value: Tensor) -> Tensor:
-    """x float[M] with x_t = value_t + decay_t x_{t+1} and x_M = 0; decay float[M], value float[M]. The result has no
-    gradient.
+    """Return x float[M] with x_t = value_t + decay_t x_{t+1} and x_M = 0, without gradient. `decay` and `value` are
+    float[M].
 
     A decay of 0 ends a sequence, so packed sequences of any lengths are scanned together. Blocks of `BLOCK` tokens are
     solved in parallel. A recursive call then computes what each block passes on to the block before it. In all, this is

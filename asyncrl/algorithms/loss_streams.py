@@ -68,7 +68,7 @@ class LossStream(Stream):
     def __call__(self, updates: Updates, reference: Tensor | None) -> TokenLosses:
         """The loss of every policy token of the pass, before weights.
 
-        reference float[M] is log pi_ref; None unless the stream has `needs_reference`.
+        `reference` float[M] is log pi_ref. It may be None unless the stream has `needs_reference`.
         """
 
 
@@ -139,8 +139,8 @@ class RefKl(LossStream):
 
 
 def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTokens, reduce: Reduce) -> Tensor:
-    """float64[K, M]: the weight of each token in each of the K streams, divided by the stream's mean weight over the
-    global batch, or by its share of tokens with a weight."""
+    """float64[K, M]: the weight of each token in each of the K streams. With `by_weight`, it is divided by the stream's
+    mean weight over the global batch, else by the share of tokens that have a weight in the stream."""
     weights = torch.stack([view.by_sequence(stream.weights(episodes)) for stream in streams])
     counted = [each if stream.by_weight else each != 0 for stream, each in zip(streams, weights, strict=True)]
     counts = weights.new_tensor([weights.shape[1]])
@@ -150,5 +150,5 @@ def stream_weights(streams: Sequence[Stream], episodes: Episodes, view: PolicyTo
 
 
 def weighted(losses: Tensor, weights: Tensor) -> Tensor:
-    """float[M]: losses float[M] times weights float[M], exactly 0 for a weight of 0, also if the loss is not finite."""
+    """float[M]: `losses` times `weights`, both float[M]; exactly 0 where the weight is 0, even if the loss is nan."""
     return torch.where(weights == 0, 0.0, weights * losses)

@@ -19,8 +19,8 @@ from asyncrl.algorithms.policy_tokens import PolicyTokens
 from asyncrl.algorithms.ratio_bins import CORRECTED, RAW, bin_counts, shares
 
 AGREEMENT = 1e-4
-"""Log-probs that differ by no more than this number count as equal. Two float32 programs with the same weights differ
-by less."""
+"""Log-probs that differ by no more than this number count as equal. Those that two float32 programs
+compute with the same weights differ by less."""
 
 MASKED_BY_GRAMMARS = "masked/grammar"
 TAUGHT = "demonstration/tokens"

@@ -1,5 +1,5 @@
-"""The sources of the log-probs of the proximal policy (the policy at the start of a step), and the times at which parts
-of the algorithm need them.
+"""Tells where the log-probs of the proximal policy (the policy at the start of a step) come from, and when the parts of
+the algorithm need them.
 
 - `recompute`: an extra forward pass before the updates.
 - `training`: the forward pass of the update itself, detached. This is exact with one update per step.
@@ -38,7 +38,7 @@ def names_before_updates(parts: Composition) -> list[str]:
 
 
 def is_live(parts: Composition, rule: Correction) -> bool:
-    """True if the rule is applied in every forward pass instead of once before the updates."""
+    """True if the correction `rule` is applied in every forward pass instead of once before the updates."""
     return rule.follows_policy or (parts.proximal in (*INTERPOLATED, "training") and rule.uses_ratio)
 
 
@@ -52,7 +52,9 @@ def _read_in_updates(parts: Composition) -> bool:
 
 
 def interpolated(behaviour: Tensor, policy: Tensor, lag: Tensor) -> Tensor:
-    """log pi_prox without a forward pass: log mu + alpha (log pi_theta - log mu), detached; all float[M], lag int64[M].
+    """log pi_prox without a forward pass of its own: log mu + alpha (log pi_theta - log mu), detached.
+
+    `lag` is int64[M], all other tensors are float[M].
 
     With the learner's version v and the token's version v_b, alpha = clamp((v - 1 - v_b) / (v - v_b), 0, 1). alpha is
     the share of the way from the behaviour policy to the current policy that version v - 1 had covered. It is 0 at lag

@@ -1,7 +1,7 @@
 """Counts ratios of probabilities in bins. All passes and ranks use the same bins, so that counts can be added.
 
-The middle bin contains 1 and ends at 2^(1/64). The bins above it end at 2^(1/32), ..., 2, 4: each end is the square of
-the previous end. The bins below 1 mirror them. The outermost bins also count all ratios beyond their ends.
+The middle bin contains 1 and ends at 2^(1/64). The bins above it end at 2^(1/32), ..., 4, 16: each end is the square
+of the previous end. The bins below 1 mirror them. The outermost bins also count all ratios beyond their ends.
 """
 
 from __future__ import annotations

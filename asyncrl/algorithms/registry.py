@@ -61,7 +61,7 @@ def build(kind: str, name: str, params: Mapping[str, Any]) -> Part:
 
 def _hint(name: str, known: Iterable[str]) -> str:
     """A text such as `did you mean gspo? `: the names similar to the unknown `name`, and `algorithm=NAME` if a preset
-    has exactly this name. Empty if there are none."""
+    has exactly this name. Empty if there is neither."""
     names = list(known)
     longer = [each for each in names if name and each.startswith(name)]
     near = longer or difflib.get_close_matches(name, names, 1)

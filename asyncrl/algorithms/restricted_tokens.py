@@ -1,5 +1,5 @@
-"""A grammar may exclude much of the policy's probability while a token is sampled. This file takes such tokens out of
-the policy's losses.
+"""A grammar may exclude much of the policy's probability while a token is sampled. The token is then called restricted,
+and this file takes it out of the policy's losses.
 
 If a grammar allows only the tokens A of the vocabulary, the behaviour policy is mu(a) = pi_b(a) / Z_b on A and 0
 elsewhere. The mass Z_b is the sum of pi_b over A. The learner computes log-probs of pi_theta without the grammar. So
@@ -10,8 +10,8 @@ learner does not know A, so it cannot compute Z_theta. If Z_b is far from 1, bot
 token is dropped from the policy's losses. Its proximal, reference and trained log-probs are set to the behaviour
 log-prob, so that its ratio is 1 and its KL is 0.
 
-If Z_b is near 1, ratio and gradient are right up to the factor Z_b. A critic learns from all tokens, because it
-estimates the value of the policy with its grammar.
+If Z_b is near 1, ratio and gradient are right up to the factor Z_b, and the token stays in the losses. A critic learns
+from all tokens, because it estimates the value of the policy with its grammar.
 """
 
 from __future__ import annotations

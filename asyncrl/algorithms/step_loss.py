@@ -184,8 +184,8 @@ def _updates(parts: Composition, logprobs: Tensor, tokens: Tokens, view: PolicyT
 
 
 def _ages(parts: Composition, updates: Updates, tokens: Tokens) -> Ages:
-    """The input of corrections: the results of the corrections in `Algorithm.prepare`, and then of those that are
-    applied in every pass."""
+    """The results of all corrections: of those that `Algorithm.prepare` applied, and then of those that are applied in
+    every pass."""
     view = updates.view
     ages = Ages(
         view,

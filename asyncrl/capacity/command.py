@@ -1,7 +1,7 @@
-"""`asyncrl plan RUN [--gpus N]`: forecasts the speed of a run on other GPUs, or with a different age bound.
+"""`asyncrl plan RUN [--gpus N]`: forecasts the speed of a run on another number of GPUs, or with a different age bound.
 
-It simulates the run at its measured rates: the lengths of its episodes, the delays of its tools, the speed of its
-engines, scorers and learner. Tickets, groups, samplers and batch plans come from the real replay.
+It simulates the run from measurements: the lengths of its episodes, the delays of its tools, the speed of its engines,
+scorers and learner. Tickets, groups, samplers and batch plans come from the real replay.
 
 With --gpus it tries several numbers of learner GPUs, and marks the fastest forecast. --save writes rates and sizes to a
 file, which you can edit and pass instead of the run. docs/cluster.md describes the limits of the forecasts.
@@ -63,7 +63,7 @@ HEADERS = (
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry point of the command line. Wrong arguments end the process with status 2, other failures with 1."""
+    """Run the command line. Wrong arguments end the process with status 2, other failures with 1."""
     given = _parsed(argv)
     run = _description(given.source)
     if given.save is not None:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """The parsed options. Ends the process with status 2 if they are wrong."""
+    """Parse the options. Ends the process with status 2 if they are wrong."""
     parser = _parser()
     given, rest = parser.parse_known_intermixed_args(words)
     options = [f"--{name.replace('_', '-')}" for name in vars(given) if name not in ("runs", "source")]
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
         "--engine-gpus",
         type=_count,
         metavar="N",
-        help="GPUs per engine, without an effect on the measured speed of an engine",
+        help="GPUs per engine (the forecast keeps the measured speed of an engine)",
     )
     add(
         "--scorers",
@@ -175,14 +175,14 @@ def _description(source: str | None) -> RunDescription:
 
 
 class ForecastProgress:
-    """Shows the progress of the forecasts: one changing line in a terminal, else a new line every `PROGRESS_S`. `clock`
-    gives seconds."""
+    """Shows the progress of the forecasts: one changing line in a terminal, else a new line every `PROGRESS_S` seconds.
+    `clock` gives seconds."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock, self._shown = out, clock, clock()
 
     def update(self, number: int, count: int, share: float) -> None:
-        """Show that the share `share` of forecast `number` (of `count`) is done."""
+        """Show how much of forecast `number` (counted from 1) of `count` is done: `share`, from 0 to 1."""
         text = f"forecast {number} of {count}: {share:4.0%}"
         if self._out.isatty():
             self._out.write(f"\r{text}" + "\n" * (number == count and share == 1))
@@ -224,7 +224,7 @@ def _planned(run: RunDescription, given: argparse.Namespace) -> Iterator[Sizes]:
 
 
 def as_json(forecast: Forecast, price: float | None) -> dict[str, object]:
-    """A forecast as plain values for JSON."""
+    """Turn a forecast into plain values for JSON."""
     values: dict[str, object] = msgspec.to_builtins(forecast, str_keys=True)
     values["gpu_hours_per_step"] = forecast.gpu_hours_per_step
     if price is not None:
@@ -240,7 +240,8 @@ def show(
     gpus: int = 0,
     host_gpus: int = 0,
 ) -> None:
-    """Print a table with notes. `gpus` and `host_gpus` are the values of these options, 0 if not given."""
+    """Print a table with notes. `gpus` and `host_gpus` are the values of the options --gpus and --host-gpus, 0 if not
+    given."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for header in (*HEADERS, *(["price"] if price is not None else [])):
         table.add_column(header, justify="right", no_wrap=True)
@@ -263,7 +264,7 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
     yield f"{forecast.seconds_per_step:,.3g}"
     yield f"{forecast.trajectories_per_s:,.1f}"
     idle = (forecast.learner_idle, forecast.engine_idle, forecast.scorer_idle)
-    # A step that the measured window cuts can make a share slightly negative.
+    # Rounding can make the share of a learner that never waits slightly negative.
     yield from (f"{max(0.0, share):.0%}" for share in idle)
     yield f"{forecast.discarded:.0%}"
     yield f"{sum(lag * share for lag, share in forecast.lags.items()):.1f}"
@@ -274,7 +275,7 @@ def _cells(forecast: Forecast, price: float | None) -> Iterator[str]:
 
 
 def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast) -> Iterator[str]:
-    """Notes on the bottleneck of the fastest forecast, and on forecasts outside of the measured range."""
+    """Yield notes on the bottleneck of the fastest forecast, and on forecasts outside of the measured range."""
     lags = ", ".join(f"{lag} {share:.0%}" for lag, share in fastest.lags.items())
     sizes = fastest.sizes
     if len(forecasts) > 1:
@@ -305,12 +306,12 @@ def notes(run: RunDescription, forecasts: Sequence[Forecast], fastest: Forecast)
     if run.rates.requests and most > BEYOND * run.rates.requests[-1]:
         yield (
             f"An engine has up to {most:.0f} requests in these forecasts, but its speed was measured with at most "
-            f"{run.rates.requests[-1]:.0f}, so they are less certain."
+            f"{run.rates.requests[-1]:.0f}, so the forecasts are less certain."
         )
 
 
 def _of_gpus(rows: Sequence[Sizes], fastest: Sizes, gpus: int, host_gpus: int) -> Iterator[str]:
-    """Notes on unused GPUs, and the options of `asyncrl train` that divide the GPUs as in the fastest row."""
+    """Yield notes on unused GPUs, and the options of `asyncrl train` that divide the GPUs as in the fastest row."""
     unused = {each.learner_gpus: gpus - each.gpus for each in rows if each.gpus < gpus}
     if unused:
         each = ", ".join(f"{count} at {learner:,} learner GPUs" for learner, count in unused.items())

@@ -20,12 +20,12 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 
 
 class TypicalEpisode(Struct, frozen=True, forbid_unknown_fields=True):
-    """One episode.
+    """The lengths and times of one episode.
 
     - `sampled`: the number of sampled tokens
     - `tokens`: the number of all tokens
     - `turns`: the number of the policy's turns
-    - `tools_s`: the seconds in tools
+    - `tools_s`: the seconds that its tools take
     """
 
     sampled: Count
@@ -37,7 +37,8 @@ class TypicalEpisode(Struct, frozen=True, forbid_unknown_fields=True):
 class Rates(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The measured speed of each part of a run.
 
-    - `tasks` has the episodes of some tasks. A simulated group draws a task, and each member draws one of its episodes.
+    - `tasks` has a list of episodes for each of some tasks. A simulated group gets one task, and each member of the
+      group one episode of this task.
     - An engine that decodes n requests at once takes `pass_s + n * request_s` seconds for one token of each request.
     - New weights reach an engine `transfer_s` after they are published. The engine then pauses for `switch_s`.
     - A scorer takes `label_s` per trajectory.
@@ -112,7 +113,7 @@ class RunDescription(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def read_description(path: Path) -> RunDescription:
-    """The description in a YAML file. Raises ConfigError: it cannot be read, or a value is missing or wrong."""
+    """Read the description in a YAML file. Raises ConfigError: it cannot be read, or a value is missing or wrong."""
     try:
         # Types are not checked strictly, since YAML reads 1e-5, which has no decimal point, as a text.
         return msgspec.yaml.decode(path.read_bytes(), type=RunDescription, strict=False)

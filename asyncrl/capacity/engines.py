@@ -1,8 +1,8 @@
 """Simulates a fleet of engines, and the requests that share their speed.
 
-A request goes to the engine with the fewest requests, so all engines have about equally many. The whole fleet is
-therefore modelled as one station. With r requests on E engines, each request gets tokens as fast as on one engine with
-r / E requests.
+A request goes to the engine with the fewest requests, so all engines have about equally many. The fleet is therefore
+simulated as a whole: with r requests on E engines, each request gets tokens as fast as on one engine with r / E
+requests.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Process: TypeAlias = Generator[simpy.Event, Any, None]
 
 
 class SimulatedEngines:
-    """The engines that generate the simulated shard of a batch. `count`, the shard's share of all engines, may be a
-    fraction.
+    """The engines that generate the simulated shard of a batch. `count` is their number. It may be a fraction, since a
+    shard gets its share of all engines.
 
     - `version` is the policy version that the engines serve.
     - `idle_s` are the seconds without a request, as a mean over the engines.
-    - `request_s` are the summed seconds of all requests, as a mean over the engines.
+    - `request_s` are the summed seconds of all requests, divided by the number of engines.
     """
 
     def __init__(self, environment: simpy.Environment, count: float, rates: Rates) -> None:
@@ -35,8 +35,8 @@ class SimulatedEngines:
         self._environment = environment
         self._count = count
         self._rates = rates
-        # The tokens that a request would have by now if it had run since the start. They grow more slowly while there
-        # are many requests.
+        # The tokens that a request would have by now if it had run since the simulation began. They grow more slowly
+        # while there are many requests.
         self._progress = 0.0
         self._updated = environment.now
         self._is_paused = False
@@ -54,7 +54,8 @@ class SimulatedEngines:
         return done
 
     def switch(self, version: int) -> Process:
-        """A process that switches to a new version, during which the engines pause."""
+        """Wait for the transfer of a new version, and pause the engines while they switch to it, as a process of the
+        simulation."""
         yield self._environment.timeout(self._rates.transfer_s)
         if self._rates.switch_s:
             self.update()
@@ -69,7 +70,7 @@ class SimulatedEngines:
         switched.succeed()
 
     def update(self) -> None:
-        """Add up times and tokens until now."""
+        """Add the times and tokens since the last update to the sums."""
         now = self._environment.now
         seconds, self._updated = now - self._updated, now
         requests = len(self._requests) / self._count
@@ -82,7 +83,7 @@ class SimulatedEngines:
         return self._rates.pass_s + self._rates.request_s * max(1.0, len(self._requests) / self._count)
 
     def _set_alarm(self) -> None:
-        """Set an alarm for the end of the next request. It replaces an earlier alarm."""
+        """Set an alarm for the end of the request that ends first. It replaces an earlier alarm."""
         self._alarm += 1
         if self._requests and not self._is_paused:
             left = max(0.0, self._requests[0][0] - self._progress)

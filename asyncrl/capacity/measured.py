@@ -1,9 +1,10 @@
 """Measures the rates and sizes of a run from its metrics and its store.
 
-The first steps are left out, since engines are still empty and models compile. The metrics have only means over all
-episodes that ended within some seconds, but the store has every single episode. For an episode whose data was deleted,
-the store has only its numbers of tokens and turns, and its total seconds. The seconds in tools are then the total
-seconds, minus the time that generation takes at the mean speed.
+The first steps are left out, since the engines are still empty then, and models compile. The metrics have only means
+over the episodes that ended between two rows, but the store has every single episode. For an episode whose data was
+deleted, the store has only its numbers of tokens and turns, and its total seconds. Its seconds in tools are then
+estimated: the total seconds, minus the mean wait until the engine served the version of the episode, and minus the time
+that its tokens take at the mean speed.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ Row: TypeAlias = Mapping[str, Any]
 FIRST_STEPS = 2
 FEWEST_STEPS = 3
 SHORTEST_S = 1.0
-"""The shortest time that may lie between two rows of an actor's metrics, if a rate is measured from them."""
+"""Two rows of an actor's metrics give a rate only if at least this many seconds lie between them."""
 MOST_TASKS = 500
 GENERATION = ("wait", "generate")
-"""The phases of an episode that the simulation models. All other phases belong to tools or to the agent."""
+"""The phases of an episode whose seconds the simulation computes. The seconds of all other phases, in tools or the
+agent, are taken as they were measured."""
 NEEDED = f"the planner needs a run of at least {FEWEST_STEPS} steps after its first {FIRST_STEPS}"
 ENOUGH_STEPS = 20
 """The number of steps over which a mean is reliable."""
-MORE_STEPS = "`asyncrl resume {} learner.steps=30` continues it"
+MORE_STEPS = "`asyncrl resume {} learner.steps=30` continues the run"
 
 
 def describe(run: Run) -> RunDescription:
-    """The description of a run that has a folder. Raises ConfigError: the run has too few steps, or its files lack
-    data; StoreError: its store cannot be read."""
+    """Measure the rates and sizes of a run that has a folder. Raises ConfigError: the run has too few steps, or its
+    files lack data; StoreError: its store cannot be read."""
     config = read_config(run.folder)
     learner, replay, engine = config.learner, config.replay, config.engine
     configured = Sizes(
@@ -70,7 +72,8 @@ def describe(run: Run) -> RunDescription:
 
 
 def _described(run: Run, configured: Sizes) -> RunDescription:
-    """The rates of the run, and its sizes: the `configured` sizes, with the numbers of engines and scorers that ran."""
+    """Return the rates and the sizes of the run. The sizes are the `configured` ones, except for those of the engines
+    and scorers that ran."""
     # Rows without these metrics are left out. They belong to steps that a stop cut short or that trained nothing.
     whole = {"reward/mean", "seconds/publish"}
     folder, rows = run.folder, [row for row in run.raw_rows("learner") if whole <= row.keys()]
@@ -79,7 +82,9 @@ def _described(run: Run, configured: Sizes) -> RunDescription:
     if len(steps) < FEWEST_STEPS:
         raise ConfigError(f"{folder} has metrics of {len(rows)} steps, but {NEEDED}; {MORE_STEPS.format(folder)}")
     if not actors or not scorers:
-        raise ConfigError(f"{folder} lacks metrics files of its {'scorers' if actors else 'actors'}: keep all of them")
+        raise ConfigError(
+            f"{folder} has no metrics of its {'scorers' if actors else 'actors'}; the planner needs those of all roles"
+        )
     windows = [window for rows in actors for window in _windows(rows)]
     if not windows:
         raise ConfigError(f"{folder}: its actors finished no episodes while they logged metrics; let it run for longer")
@@ -112,8 +117,8 @@ def _files(run: Run, role: str) -> Iterator[Sequence[Row]]:
 
 
 def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
-    """Two numbers for each pair of successive rows of an actor: the mean number of requests of one engine while it was
-    busy, and the tokens that it sampled per second during that time.
+    """Yield two numbers for each pair of successive rows of an actor: the mean number of requests of one engine while
+    it was busy, and the tokens that it sampled per second during that time.
     """
     for before, after in pairwise(rows):
         seconds = after["seconds"] - before["seconds"]
@@ -126,8 +131,8 @@ def _windows(rows: Sequence[Row]) -> Iterator[tuple[float, float]]:
 
 
 def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The `pass_s` and `request_s`, both at least 0, that fit the windows best. A window has the requests of an engine
-    and its tokens per second."""
+    """Return the `pass_s` and `request_s`, both at least 0, that fit the windows best. A window has the requests of an
+    engine and its tokens per second."""
     requests = np.array([max(1.0, each) for each, _ in windows])
     seconds = requests / np.array([rate for _, rate in windows])
     # Errors are relative, so that windows with few and with many requests have the same weight.
@@ -141,8 +146,8 @@ def decoding_times(windows: Sequence[tuple[float, float]]) -> tuple[float, float
 
 
 def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict[str, float]:
-    """The rates of the learner. The time of training is shared by the ranks. The rest of a step does not depend on
-    their number."""
+    """Return the rates of the learner. More ranks shorten the time of training in proportion. The rest of a step does
+    not depend on their number."""
     trained = sum(row["seconds/train"] + row["seconds/proximal"] for row in steps)
     published, total = (sum(row[f"seconds/{phase}"] for row in steps) for phase in ("publish", "step"))
     rest = total - trained - published - sum(row["seconds/wait"] for row in steps)
@@ -154,7 +159,8 @@ def _learner_rates(steps: Sequence[Row], ranks: int, publish_every: int) -> dict
 
 
 def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
-    """The seconds that one scorer needs per trajectory, from the rows in which a scorer had trajectories."""
+    """Return the seconds that one scorer needs per trajectory, from the rows in which it labelled trajectories or
+    handed them on."""
     busy, labelled = 0.0, 0.0
     for rows in scorers:
         for before, after in pairwise(rows):
@@ -166,7 +172,8 @@ def _label_s(scorers: Iterable[Sequence[Row]]) -> float:
 
 
 def _tasks(run: Run, actors: Sequence[Sequence[Row]]) -> list[list[TypicalEpisode]]:
-    """The episodes of the newest groups, by group. Raises ConfigError: the store has no episodes."""
+    """Return the episodes of the newest groups, one list for each group. Raises ConfigError: the store has no
+    episodes."""
     rows = [row for rows in actors for row in rows if "generate_s" in row]
     groups: dict[str, list[TypicalEpisode]] = defaultdict(list)
     with run.stored() as stored:

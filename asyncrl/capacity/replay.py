@@ -1,5 +1,5 @@
-"""Runs the real replay within a simulation: its service without sockets, a store in a temporary folder, and simulated
-time."""
+"""Runs the real replay within a simulation: its service without sockets, with a store in a temporary folder and with
+simulated time."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ SOURCE, SCORER, KIND = "simulated", "simulated", "rules"
 MAX_STORE_BYTES = 1 << 36
 """The maximum size of the store in bytes. It reserves address space, not memory."""
 TOKENS = 3
-"""The maximum number of tokens in a simulated trajectory: one of the prompt, one from its oldest version and one from
-its newest version."""
+"""The maximum number of tokens in a simulated trajectory: one of the prompt, one of the oldest version that sampled it
+and one of the newest."""
 PROMPT = (Turn(0, 1, Role.PROMPT),)
 
 
@@ -61,13 +61,13 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._tx: Transaction = self._transaction.enter_context(self._store.transaction())
 
     def tickets(self, actor: str, holding: Sequence[str], want: int) -> list[Ticket]:
-        """The tickets that the replay has for an actor now, at most `want`."""
+        """Return the tickets that the replay has for an actor now, at most `want`."""
         request = protocol.GetTickets(actor, actor, list(holding), [], want)
         return self._ask(request) or []
 
     def put(self, ticket: Ticket, oldest: int, newest: int) -> None:
-        """Deliver an episode that the versions from `oldest` to `newest` sampled. Its few tokens only carry these
-        versions. The simulation itself knows how long the episode is."""
+        """Deliver an episode that the versions from `oldest` to `newest` sampled. The trajectory has only a few tokens,
+        which carry these versions. The simulation itself knows how long the episode is."""
         runs = [(0, -1), (1, oldest), *([(2, newest)] if newest > oldest else [])]
         length = len(runs)
         trajectory = Trajectory(
@@ -98,8 +98,8 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         self._ask(protocol.PutLabels(scorer, scorer), encode(labels_message(labels)))
 
     def plan(self, step: int, ahead: bool = False) -> BatchPlan | None:
-        """The batch plan of a step. `None` if there is none yet. With `ahead`, the learner is still training the step
-        before."""
+        """Return the batch plan of a step, or `None` if the replay cannot make it yet. `ahead` says that the learner is
+        still training the step before."""
         return self._ask(protocol.GetPlan(step, ahead))  # type: ignore[no-any-return]
 
     def has_batch(self) -> bool:
@@ -111,12 +111,12 @@ class SimulatedReplay(AbstractContextManager["SimulatedReplay"]):
         if version is not None:
             self._ask(protocol.Published(version))
         self._ask(protocol.Checkpointed(steps, steps))
-        # A single transaction would keep the whole simulation in memory.
+        # Each step has its own transaction, because a single one would keep the whole simulation in memory.
         self._transaction.close()
         self._begin()
 
     def thrown_away(self) -> list[str]:
-        """The ids of the evicted, filtered and dropped trajectories."""
+        """Return the ids of the evicted, filtered and dropped trajectories."""
         return [name for name, record in TrajectoryRecord.all(self._tx) if record.state in THROWN_AWAY]
 
     def _ask(self, request: protocol.ReplayRequest, frames: Sequence[Any] = ()) -> Any:

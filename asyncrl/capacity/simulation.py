@@ -1,8 +1,8 @@
 """Simulates a run event by event: actors, engines, scorers and learner around the real replay.
 
-For a batch of more than LARGEST_BATCH trajectories, only one shard of the batch is simulated, with its share of the
-engines and scorers. The forecast is then slightly too fast, since the slowest of many trajectories is slower than the
-slowest of few.
+For a batch of more than LARGEST_BATCH trajectories, only a part of the batch (a shard) is simulated, with its share of
+the engines and scorers. The forecast is then slightly too fast, since the slowest of many trajectories is slower than
+the slowest of few.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Forecast(Struct, frozen=True):
 
     - `learner_idle`, `engine_idle` and `scorer_idle` are shares of time, as means over all engines or all scorers.
     - `requests` is the mean number of requests of one engine while it is busy.
-    - `lags` has the share of the trained trajectories with each lag.
+    - `lags` maps each lag to the share of the trained trajectories that have it.
     - `discarded` is the share of sampled tokens whose trajectories were thrown away, counted over the whole simulation.
     """
 
@@ -69,7 +69,7 @@ def simulate(
     progress: Callable[[float], object] = lambda share: None,
 ) -> Forecast:
     """Simulate `first` learner steps, which fill the run, and then `steps` steps, which are measured. By default the
-    first steps cover max_lag + 2 versions. `progress` is called with the share that is done.
+    first steps cover max_lag + 2 versions. `progress` is called with the share of the steps that is done.
 
     Raises ConfigError: so many episodes fail, or so many groups are refused, that the run cannot progress; or there are
     too many episodes or turns to simulate.
@@ -77,7 +77,9 @@ def simulate(
     if run.rates.failed > MOST_FAILED:
         raise ConfigError(f"{run.rates.failed:.0%} of the episodes fail: fix that first, or lower rates.failed")
     if run.sizes.filter_zero_variance and run.rates.zero_variance == 1:
-        raise ConfigError("all groups have equal rewards, which the filter refuses: lower rates.zero_variance")
+        raise ConfigError(
+            "in every group all rewards are equal, and the filter refuses such groups: lower rates.zero_variance"
+        )
     first = (run.sizes.max_lag + 2) * run.sizes.publish_every if first is None else first
     shards = max(1, min(run.sizes.batch_size // LARGEST_BATCH, _groups(run.sizes) // FEWEST_GROUPS))
     share = _share(run.sizes, shards)
@@ -106,7 +108,7 @@ def _share(sizes: Sizes, shards: int) -> Sizes:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The processes that wait for an event, in the order of arrival."""
+    """The processes that wait for an event. The one that has waited longest is first."""
 
     environment: simpy.Environment
     events: deque[simpy.Event] = field(default_factory=deque)
@@ -145,7 +147,7 @@ class _Simulation:
         self._progress, self._planned_steps = progress, 0
         self._run, self._rates, self._sizes = run, run.rates, run.sizes
         self._environment, self._replay, self._seed = environment, replay, seed
-        # The share of a shard may be a fraction of an engine or scorer.
+        # The shard's share of the engines and scorers need not be a whole number.
         self._shards = run.sizes.batch_size / _share(run.sizes, shards).batch_size
         self._scorers = max(1, round(run.sizes.scorers / self._shards))
         self._label_s = run.rates.label_s * self._scorers * self._shards / run.sizes.scorers
@@ -160,8 +162,8 @@ class _Simulation:
     def forecast(self, first: int, steps: int) -> Forecast:
         sizes, room = self._sizes, self._sizes.engines * self._sizes.concurrency
         self._planned_steps = first + steps
-        # Admission limits the running episodes to this number, so more slots than twice this number need not be
-        # simulated.
+        # The age bound limits the running episodes to this number. The actors need no more slots than twice this
+        # number.
         admitted = (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every * sizes.oversample
         episodes = max(1, round(min(room, 2 * admitted) / self._shards))
         for begin in range(0, episodes, EPISODES_OF_AN_ACTOR):
@@ -201,7 +203,7 @@ class _Simulation:
         )
 
     def _act(self, name: str, concurrency: int) -> Process:
-        """The process of an actor, which keeps `concurrency` episodes running."""
+        """Act as an actor, which keeps `concurrency` episodes running."""
         holding: dict[str, None] = {}
         ended = _Waiting(self._environment)
         while True:
@@ -215,7 +217,7 @@ class _Simulation:
                 yield self._actors.wait()
 
     def _play(self, ticket: Ticket, holding: dict[str, None], ended: _Waiting) -> Process:
-        """The process of one episode."""
+        """Play the episode of a ticket."""
         dice = random.Random(f"{self._seed} {ticket.id}")
         while self._engines.version < ticket.min_version:
             yield self._engines.switched

@@ -35,7 +35,7 @@ def splits(run: RunDescription, gpus: int, host_gpus: int = 1) -> list[Sizes]:
 
 
 def with_learner(sizes: Sizes, gpus: int, learner: int) -> Sizes:
-    """The sizes of a run whose learner has `learner` of the `gpus` GPUs, and whose engines have the rest. Raises
+    """Return the sizes of a run whose learner has `learner` of the `gpus` GPUs, and whose engines have the rest. Raises
     ConfigError: the rest is too small for an engine."""
     engines = (gpus - learner) // sizes.engine_gpus
     if engines < 1:
@@ -53,12 +53,12 @@ def _mean_episode(rates: Rates) -> TypicalEpisode:
 
 
 def balanced_rate(rates: Rates, sizes: Sizes) -> float:
-    """Trajectories per second if no part ever waited: the rate of the engines or of the learner, whichever is smaller,
-    at mean speed. The age bound limits the number of running episodes."""
+    """Return the trajectories per second if neither engines nor learner ever waited for the other: the smaller of their
+    two mean rates. The age bound still limits the number of running episodes."""
     episode = _mean_episode(rates)
     running = min(sizes.engines * sizes.concurrency, (sizes.max_lag + 1) * sizes.batch_size * sizes.publish_every)
     # The time of an episode depends on the number of requests of its engine. That number depends on the time that
-    # episodes spend in the engine.
+    # episodes spend in the engine. So both are computed by turns.
     generate_s = 0.0
     for _ in range(ROUNDS):
         share = generate_s / (generate_s + episode.tools_s) if generate_s + episode.tools_s else 1.0

@@ -4,8 +4,8 @@ This package helps to keep these promises:
 
 - 1, nothing lost, nothing trained twice: `supervisor.py` starts killed roles again, `ownership.py` lets only one
   process own a run's folder, and `survivors.py` ends the processes that an earlier launcher of the run left running.
-- 3, the same batch after a crash: `claim.py` refuses to resume a run if a fixed key has another value, and
-  `preflight/same_tasks.py` does so if the tasks have changed.
+- 3, the same batch after a crash: `claim.py` refuses to resume a run if an option that a run must keep has another
+  value, and `preflight/same_tasks.py` does so if the tasks have changed.
 - 8, closed by default: `addresses.py` makes keys for a run that other machines can reach.
 
 In reading order: `local.py` (`asyncrl train`, from the checks to the end), `claim.py` (whether a run may resume);
@@ -13,7 +13,6 @@ In reading order: `local.py` (`asyncrl train`, from the checks to the end), `cla
 with `hosts/`, `ray/` and `slurm/`, `addresses.py`, `supervisor.py`. `autoscale.py` and `scaling.py` change a running
 run, and `doctor/` checks a host.
 
-You may change these without asking: a check of `preflight/`, a rule of `autoscale.py`, a diagnosis of `doctor/`. The
-placement is the same for all launchers and after each restart, so a change of its rules moves the processes of runs
-that resume.
+You can freely change a check of `preflight/`, a rule of `autoscale.py`, a diagnosis of `doctor/`. The placement is the
+same for all launchers and after each restart, so a change of its rules moves the processes of runs that resume.
 """

@@ -1,4 +1,4 @@
-"""Chooses the addresses, ports and keys of a run that the configuration leaves open.
+"""Chooses those addresses, ports and keys of a run that the configuration leaves open.
 
 The chosen values are written into the configuration in the run's folder, so that roles and other commands find each
 other. When a run resumes, addresses and ports are chosen again: a port may be taken by then, and a role may be on
@@ -26,8 +26,8 @@ from asyncrl.network.keys import check_keys, make_keys
 log = logging.getLogger("asyncrl.train")
 
 FILE = "left_open.json"
-"""The file in a run's folder with the configuration keys that the launcher set when the run was last started, and their
-values before that."""
+"""The file in a run's folder with the configuration keys that the launcher set when the run was last started, and the
+values that these keys had before."""
 KEYS_FOLDER = "keys"
 
 _NETWORK_KEYS = ("replay_host", "replay_port", "learner_host", "weights_port")
@@ -46,7 +46,7 @@ class RunAddresses:
 
     @classmethod
     def of(cls, config: TrainConfig) -> Self:
-        """The addresses of a run. A value that a method fills in is also set in `config`."""
+        """Return the addresses of a run. A value that a method fills in is also set in `config`."""
         return cls(config.run, config.network, config.learner, config.replay.shards)
 
     @property
@@ -55,7 +55,7 @@ class RunAddresses:
         return locations.run_dir(self.run).absolute()
 
     def values(self) -> dict[str, Any]:
-        """The values of all configuration keys that a launcher may set."""
+        """Return the values of all configuration keys that a launcher may set."""
         network = {f"network.{name}": getattr(self.network, name) for name in _NETWORK_KEYS}
         return network | {f"learner.{name}": getattr(self.learner, name) for name in _LEARNER_KEYS}
 
@@ -68,7 +68,7 @@ class RunAddresses:
     @contextmanager
     def usual_ports(self) -> Iterator[None]:
         """Keep the default ports for this run until the block ends, if they are configured and only this machine can
-        reach them. If another program or run has one of them, leave both ports open instead."""
+        reach them. If another program or run has one of them, set both ports to 0, so that free ones are chosen."""
         network, usual = self.network, NetworkConfig()
         chosen = (network.replay_port, network.weights_port) != (usual.replay_port, usual.weights_port)
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
@@ -92,7 +92,8 @@ class RunAddresses:
         keys."""
         network = self.network
         alone = is_loopback(network.replay_address) and is_loopback(network.learner_address)
-        # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. All other sockets use keys.
+        # gloo and NCCL have no keys, so a learner on several hosts needs `insecure`. Even then all other sockets use
+        # keys.
         if alone or network.keys is not None or (network.insecure and self.learner.nodes == 1):
             return
         self.take_keys()
@@ -118,8 +119,8 @@ class RunAddresses:
 
 
 def words_left_open(run_dir: Path) -> list[str]:
-    """The command-line words that reset the configuration keys which the launcher set when the run was last started.
-    The launcher then chooses their values again."""
+    """Return the command-line words that reset the configuration keys which the launcher set when the run was last
+    started. The launcher then chooses their values again."""
     file = run_dir / FILE
     found = json.loads(file.read_text()) if file.exists() else {}
     return [f"{key}={as_yaml(value)}" for key, value in found.items()]

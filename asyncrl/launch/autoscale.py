@@ -35,7 +35,7 @@ OLD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """The newest metrics.
+    """The newest metrics of a run, as far as the rule needs them.
 
     - `learner_idle`, `actors_idle`, `scorers_idle`: the share of time for which these roles were idle;
     - `waiting_batches`: the number of batches that wait for scores;
@@ -64,7 +64,7 @@ class ScaleChange:
 
 
 def wished_change(seen: Workload) -> ScaleChange | None:
-    """The change that the rule wants, before the configured bounds apply. `None`: no change."""
+    """Return the change that the rule wants, or `None` for no change. It may be beyond the configured bounds."""
     waits = f"the learner waits for {seen.learner_idle:.0%} of its time"
     if seen.learner_idle > STARVED:
         if seen.scorers_idle < BUSY and seen.waiting_batches >= 1:
@@ -83,7 +83,7 @@ def wished_change(seen: Workload) -> ScaleChange | None:
 
 
 class Patience:
-    """Lets a change pass if the rule named it `patience` times in a row and the configured bounds allow it."""
+    """Lets a change pass if the rule named it `config.patience` times in a row and the configured bounds allow it."""
 
     def __init__(self, config: AutoscaleConfig) -> None:
         self._bounds = {"actors": config.actors, "scorers": config.scorers}
@@ -108,7 +108,7 @@ class Patience:
         bounds = self._bounds[change.name]
         if not bounds:
             return False
-        # `asyncrl train` or `asyncrl scale` may have set a number beyond the bounds. It may then come back within them.
+        # `asyncrl train` or `asyncrl scale` may have set a number beyond the bounds. The rule may then bring it back.
         count, (least, most) = counts[change.name] + change.by, bounds
         return count >= least if change.by < 0 else count <= most
 
@@ -166,8 +166,8 @@ class Autoscaler:
             log.info("cluster.autoscale: %s=%d, since %s", change.name, count, change.reason)
 
     def _read(self, name: str) -> dict[str, float]:
-        """The newest metrics of a role; empty until the role has written some since the first look. Older values may
-        come from an earlier process.
+        """Return the newest metrics of a role. They are empty until the role has written some after the first look,
+        because older values may come from an earlier process.
         """
         values = self._tails.setdefault(name, Tail(metrics_file(self._run_dir, name))).read()
         found = self._found.setdefault(name, values.get("time"))
@@ -180,7 +180,8 @@ class Autoscaler:
             del self._found[name], self._tails[name]
 
     def _look(self, counts: Mapping[str, int]) -> Workload | None:
-        """The workload. `None`: the learner has done no step since the last look, or a role has no metrics yet."""
+        """Return the workload, or `None` if the learner has done no step since the last look or a role has no metrics
+        yet."""
         shards, max_lag = self._sizes.shards, self._sizes.max_lag
         learner = self._read("learner")
         replays = [self._read("replay" if shards == 1 else f"replay-{shard}") for shard in range(shards)]

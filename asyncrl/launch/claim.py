@@ -25,8 +25,8 @@ log = logging.getLogger("asyncrl.train")
 
 
 def check_resume(values: Mapping[str, Any], run_dir: Path, check_files: Callable[[], None]) -> None:
-    """Refuse to resume a run that has begun if fixed keys differ from `values`, or if `check_files` refuses the files
-    of its tasks.
+    """Refuse to resume a run that has begun if `values` change a key that must keep its value, or if `check_files`
+    refuses the files of its tasks.
 
     Raises ConfigError: the resume is refused, or the folder holds a supervised fine-tuning (`asyncrl sft`).
     """
@@ -49,7 +49,8 @@ def check_begun_files(
 
 
 def changes_of(after: Mapping[str, Any], run_dir: Path) -> list[str]:
-    """A line for each key whose value in `after` differs from its value in the folder's run; empty if there is no run.
+    """Return a line for each key whose value in `after` differs from that of the run in the folder. The list is empty
+    if the folder has no run.
 
     Raises ConfigError: the run cannot resume with these values.
     """
@@ -80,7 +81,7 @@ def make_room(values: Mapping[str, Any], run_dir: Path, check_tasks: Callable[[]
     """Move aside the files of a run that never began a step, if it cannot resume with these values or if `check_tasks`
     refuses its tasks.
 
-    So a run whose first start failed does not block its name. Raises ConfigError: the run has begun.
+    So a run whose first start failed does not keep others from using its name. Raises ConfigError: the run has begun.
     """
     try:
         changes_of(values, run_dir)
@@ -106,8 +107,9 @@ def is_past_its_steps(wanted: int, run_dir: Path) -> bool:
 
 
 def is_finished(learner: LearnerConfig, values: Mapping[str, Any], run_dir: Path) -> bool:
-    """True, with a message, if the run has ended with exactly the steps that the learner shall do, and its model is
-    there. Without `learner.steps` it is unknown. Raises ConfigError: the folder holds a run with other values."""
+    """True, with a message, if the run has ended with exactly the steps that the learner shall do, and the model that
+    it exports is there. False without `learner.steps`, because the steps are unknown then. Raises ConfigError: the
+    folder holds a run with other values."""
     run, steps = Run(run_dir), learner.steps
     if steps is None or run.end() != "done" or steps_in_newest_checkpoint(run_dir) != steps:
         return False

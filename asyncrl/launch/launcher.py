@@ -24,7 +24,7 @@ class Launcher(Protocol):
     def start(self) -> Start: ...
 
     def hosts(self) -> list[Host]:
-        """The hosts that the run may use. Raises ConfigError: there are none."""
+        """Return the hosts that the run may use. Raises ConfigError: there are none."""
 
     def is_one_machine(self) -> bool:
         """True if all hosts are this machine."""
@@ -45,8 +45,8 @@ class Launcher(Protocol):
 
     def end_left(self, stop: threading.Event) -> Collection[str]:
         """End the processes that an earlier launcher of the run left on the hosts of the placement. Return the kernel
-        ids (`ProcessIdentity.kernel`) of the hosts that answered. `stop` interrupts this. The caller ends the processes
-        on this machine."""
+        ids (`ProcessIdentity.kernel`) of the hosts that answered. `stop` interrupts this. The processes on this machine
+        are left to the caller."""
 
     def watch(self, supervisor: Supervisor) -> None:
         """Called at every poll of the `supervisor`, through which the launcher can restart roles."""

@@ -57,8 +57,8 @@ LEARNER = "learner"
 
 
 def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
-    """The command of every process of a run. All read the configuration at `path`, in the run's folder, so that a user
-    can edit the original files during the run."""
+    """Return the command of every process of a run. All processes read the configuration at `path`, in the run's
+    folder, so that a user can edit the original files during the run."""
     return [
         RoleCommand(
             role.name,
@@ -66,7 +66,7 @@ def role_commands(placement: Placement, path: Path) -> list[RoleCommand]:
             role_environment(role),
             drains=role.module in ("actor", "scoring"),
             # The replay ends last, since a stopping learner reports its last checkpoint to it. So do the learner's
-            # other hosts, which the learner tells to stop.
+            # processes on other hosts, because its first process tells them to stop.
             ends_last=role.module == "replay" or (role.module == "learner" and role.name != LEARNER),
         )
         for role in placement.roles

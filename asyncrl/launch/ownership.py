@@ -1,8 +1,8 @@
 """Lets one process own a run's folder, and lets other processes ask the owner to stop.
 
 The owner keeps the file `supervised` locked while it runs roles, and writes its host and process id into the file.
-Another process asks the owner to stop by making the file `stop`, which also works over a shared folder. The owner
-renames `stop` to `stopping`, and removes `stopping` when all roles have ended.
+Another process, even on another host that shares the folder, asks the owner to stop by making the file `stop`. The
+owner renames `stop` to `stopping`, and removes `stopping` when all roles have ended.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ LOOK_S = 1.0
 """The pause between two looks for a request, long enough to spare a shared file system."""
 POLL_S = 0.2
 LEFT_S = 10.0
-"""The owner of a folder has ended if the folder has no owner for this long. By then a restarted owner has written its
-name, and the ranks of a finished run have ended."""
+"""The owner of a folder counts as ended if the folder has had no owner for this many seconds. By then a restarted owner
+has written its name, and the ranks of a finished run have ended."""
 TRIES = 10
 """The maximum number of attempts to lock a file that its owner has locked, or removes during the attempt."""
 MOST_TRIES = 150
@@ -94,7 +94,7 @@ def _locked(run_dir: Path) -> TextIO:
             _lock(lock)
             if os.path.samestat(os.fstat(lock.fileno()), path.stat()):
                 lock.truncate(0)
-                # Unbuffered, so that on a full disk only this line fails, and not the closing of the file.
+                # This write is not buffered, so that on a full disk it fails here, and not when the file is closed.
                 os.write(lock.fileno(), json.dumps(asdict(Owner(socket.gethostname(), os.getpid()))).encode())
                 (run_dir / STOP_FILE).unlink(missing_ok=True)
                 stack.pop_all()
@@ -121,7 +121,7 @@ def _lock(file: TextIO) -> None:
 
 
 def _is_looked_at(file: TextIO) -> bool:
-    """True if the lock on the file is a shared one: a process only checks for an owner."""
+    """True if the lock on the file is a shared one. Then the process that holds it only checks for an owner."""
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -137,8 +137,8 @@ def is_asked_to_stop(run_dir: Path) -> bool:
 
 @contextmanager
 def stop_of_start(run_dir: Path, stop: threading.Event) -> Iterator[threading.Event]:
-    """An event that interrupts the checks before a run starts. It is set when `stop` is set, and within LOOK_S of a
-    stop request in the folder. A request does not set `stop`, so the caller can tell it from a signal."""
+    """Yield an event that interrupts the checks before a run starts. It is set when `stop` is set, and within LOOK_S
+    seconds of a stop request in the folder. A request does not set `stop`, so the caller can tell it from a signal."""
     asked, is_over = threading.Event(), threading.Event()
 
     def watch() -> None:
@@ -178,7 +178,7 @@ class StopRequests:
 def stop(run_dir: Path, show: Callable[[str], object], clock: Callable[[], float] = time.monotonic) -> None:
     """Ask the owner of the folder to stop, and return once it has ended. `show` gets lines about the wait.
 
-    Raises NotRunningError: no process runs the folder, or its owner ended before it could stop the run.
+    Raises NotRunningError: no process runs the folder, or the owner ended before it could stop the run.
     """
     owner = owner_of(run_dir)
     if owner is None:
@@ -210,8 +210,8 @@ class OwnerWatch:
         self._looked, self._owned_until = clock(), math.inf
 
     def has_left(self) -> bool:
-        """True if the folder had an owner, and has had none for `LEFT_S`. A killed owner still counts as the owner,
-        because its name stays in the file until the next owner writes its own."""
+        """True if the folder had an owner, and has had none for `LEFT_S` seconds. A killed owner still counts as the
+        owner, because its name stays in the file until the next owner writes its own."""
         now = self._clock()
         if now - self._looked >= LOOK_S:
             self._looked = now

@@ -1,4 +1,4 @@
-"""`asyncrl train --plan`: print where the processes of a run would be, and start nothing.
+"""`asyncrl train --plan`: prints where the processes of a run would be, and starts nothing.
 
 `--plan` asks the hosts for their GPUs and CPUs. `--plan=16` assumes 16 hosts with `cluster.gpus` and `cluster.cpus`
 each. `--plan=pools` assumes a host for each node of `cluster.pools`, with the GPUs and CPUs that the pool names.
@@ -72,7 +72,7 @@ def show_plan(config: TrainConfig, option: str = OPTION) -> None:
 
 
 def assumed_hosts(cluster: ClusterConfig, wanted: str) -> list[Host]:
-    """The hosts of `--plan=wanted`. Raises ConfigError: the configuration lacks their GPUs or CPUs."""
+    """Return the hosts of `--plan=wanted`. Raises ConfigError: the configuration lacks their GPUs or CPUs."""
     if wanted != POOLS:
         if not wanted.isdecimal() or not 0 < int(wanted) <= MOST:
             raise ConfigError(f"{OPTION}={wanted}: write a number of hosts, at most {MOST:,}, or pools")

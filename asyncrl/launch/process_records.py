@@ -63,8 +63,8 @@ class ProcessRecords:
         self._unwritten = False
 
     def write(self, records: Mapping[str, ProcessRecord]) -> None:
-        """Write the records if they changed, else renew the file every `RENEWED_S`. On a full disk, a later call
-        retries."""
+        """Write the records if they changed, else renew the file every `RENEWED_S` seconds. If the disk is full, a
+        later call tries again."""
         try:
             if records != self._shown:
                 write_whole(self._path, msgspec.json.encode(records).decode())
@@ -74,15 +74,15 @@ class ProcessRecords:
                 return
         except OSError as error:
             if not self._unwritten:
-                log.warning("%s cannot be written now, and is tried again: %s", self._path, error)
+                log.warning("%s cannot be written now, and later attempts follow: %s", self._path, error)
             self._unwritten = True
         else:
             self._unwritten, self._shown, self._renewed = False, records, self._clock()
 
 
 def read_records(run_dir: Path) -> dict[str, ProcessRecord]:
-    """The records of the last supervisor of a folder; empty without a file, or if an earlier version of asyncrl wrote
-    it."""
+    """Return the records of the last supervisor of a folder. There are none without a file, or if an earlier version of
+    asyncrl wrote the file."""
     try:
         return msgspec.json.decode((run_dir / PROCESSES_FILE).read_bytes(), type=dict[str, ProcessRecord])
     except (FileNotFoundError, msgspec.DecodeError):

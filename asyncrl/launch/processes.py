@@ -17,7 +17,7 @@ ROLE_ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "fal
 
 
 def this_host(cluster: ClusterConfig, gpus: int | None = None) -> Host:
-    """The GPUs and CPUs of this host that the run may use. `gpus` is the host's number of GPUs. `None`: they are
+    """Return the GPUs and CPUs of this host that the run may use. `gpus` is the host's number of GPUs. `None`: they are
     counted, unless `cluster.gpus` sets their number."""
     if gpus is None and cluster.gpus is None:
         import torch
@@ -29,14 +29,14 @@ def this_host(cluster: ClusterConfig, gpus: int | None = None) -> Host:
 
 
 def role_command(module: str, path: Path, *arguments: str, python: str = sys.executable) -> list[str]:
-    """The command line of a role that reads the configuration at `path`."""
+    """Return the command line of a role that reads the configuration at `path`."""
     quoted = str(path.absolute()).replace("'", "\\'")
     return [python, "-m", f"asyncrl.{module}", f"experiment='{quoted}'", *arguments]
 
 
 def role_environment(role: PlacedRole, inherited: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables to add to the environment of a placed role. If `inherited` limits the visible GPUs, `role.gpus` are
-    indices into the visible ones."""
+    """Return the variables to add to the environment of a placed role. If `inherited` limits the visible GPUs,
+    `role.gpus` are indices into the visible ones."""
     environment = {**ROLE_ENVIRONMENT, "OMP_NUM_THREADS": str(role.threads)}
     if role.gpus is not None:
         visible = visible_gpus(inherited.get(GPU_VARIABLE, ""))

@@ -4,7 +4,7 @@ RUN is the folder of a run, such as runs/NAME, or its name. KEY=VALUE changes a 
 (docs/configuration.md).
 
 Addresses and ports that the command line of the run did not name are chosen again. Relative paths in the configuration
-are relative to the working directory, so call this in the directory where the run was started.
+are relative to the working directory, so call this command in the directory where the run was started.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from asyncrl.runs.finding import require_run
 
 
 def words_of(name: str) -> list[str]:
-    """The command line of `asyncrl train` that continues a run. Raises ConfigError: the run does not exist, or it is a
-    fine-tuning."""
+    """Return the command line of `asyncrl train` that continues a run. Raises ConfigError: the run does not exist, or
+    it is a fine-tuning."""
     run_dir = require_run(name).folder
     refuse_fine_tuning(run_dir)
     if run_dir.name in ("", ".."):

@@ -53,7 +53,8 @@ class RoleProcess(Protocol):
     def lease_s(self) -> float: ...
 
     def poll(self) -> int | None:
-        """The exit status of the process, or the negative number of the signal that killed it. `None` while it runs.
+        """Return the exit status of the process, or the negative number of the signal that killed it. `None` while it
+        runs.
 
         Once there is a status, the log is complete.
         """

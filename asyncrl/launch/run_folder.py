@@ -17,7 +17,7 @@ _STORE, _METRICS = "replay", "metrics"
 
 
 def store_folders(run_dir: Path) -> list[Path]:
-    """The folders of the shards that the run's replay has begun."""
+    """Return the folders of the shards that the run's replay has begun."""
     return sorted(file.parent for file in (run_dir / _STORE).rglob("data.mdb"))
 
 

@@ -1,7 +1,8 @@
-"""`asyncrl scale RUN actors=8 scorers=2`: changes the numbers of actors and scorers of a running run.
+"""`asyncrl scale RUN actors=8 scorers=2`: changes the numbers of actors and scorers while the run goes on.
 
 The command writes the wished numbers into a file in the run's folder. The process that supervises the run reads the
-file, starts or stops processes, and answers in another file. This works with every launcher and over a shared folder.
+file, starts or stops processes, and answers in another file. This works with every launcher, and on every host that
+shares the folder.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line."""
+    """Run the command line."""
     parser = _Parser(prog="asyncrl scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", metavar="RUN", help="folder of the run, such as runs/NAME, or its name")
     parser.add_argument("counts", nargs="+", metavar="NAME=N", help="actors=N or scorers=N")

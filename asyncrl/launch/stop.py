@@ -1,7 +1,7 @@
-"""`asyncrl stop RUN`: ask the process that runs RUN to stop, and wait until everything has ended.
+"""`asyncrl stop RUN`: asks the process that runs RUN to stop, and waits until everything has ended.
 
 RUN is the folder of a run, such as runs/NAME, or its name. The run may have been started in another terminal, or on
-another machine that shares the folder. `asyncrl resume RUN` continues it.
+another machine that shares the folder. `asyncrl resume RUN` continues the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from asyncrl.runs.finding import find_run, require_run, starting_run
 
 
 def main(argv: Sequence[str]) -> None:
-    """The entry of the command line. Raises NotRunningError: there is nothing to stop."""
+    """Run the command line. Raises NotRunningError: there is nothing to stop."""
     parser = argparse.ArgumentParser(
         prog=command_name(), description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

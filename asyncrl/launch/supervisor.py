@@ -1,5 +1,5 @@
 """Starts every role, restarts failed roles, and stops all of them cleanly. By default a role is a child of this
-process. The function `start` of a launcher can run it elsewhere.
+process. The function `start` of a launcher can start the role on another host.
 
 The run is done when the role named `until` ends with status 0. Roles whose names begin with that name, such as the
 learner on other hosts, may end with status 0, too. Status 2 means that the role cannot be configured, and status 3 that
@@ -10,8 +10,8 @@ restarts, after a pause that doubles with each failure up to a bound. A role who
 failure. A role that the system cannot start now, for example for lack of memory, has failed, too.
 
 A role that fails more than `max_restarts` times ends the run. The count of failures starts again once the role has run
-for `WELL_S`. If this process ends in any way, its children are asked to stop. `alive/` in the run folder has their
-heartbeats, and `processes.json` their hosts and process ids.
+for `WELL_S` seconds. If this process ends in any way, its children are asked to stop. In the run folder, `alive/` has
+the heartbeats of the roles, and `processes.json` has their hosts and process ids.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ overflow."""
 SHOWN_LINES = 3
 """The number of last lines of an ended role's log that are shown: enough for the reason and its fix."""
 WELL_S = 300.0
-"""A role that ran this long before it failed counts its failures from 1 again."""
+"""The failures of a role are counted from 1 again if it ran for this many seconds before it failed."""
 SOON_S = 2.0
 """A stop that takes longer than this logs the work that it waits for."""
 KILLED_S = 12.0
@@ -61,7 +61,7 @@ class _Child:
     """The current process of a role.
 
     - `log_start`: the bytes that the role's log had when the process started;
-    - `failures`: the number of failures since the role last ran for `WELL_S`;
+    - `failures`: the number of failures since the role last ran for `WELL_S` seconds;
     - `due`: the time of the next start after a failure;
     - `asked`: the time at which the process was asked to end, so that its end is no failure;
     - `killed`: the process was killed, but may end much later on a host that cannot be reached;
@@ -83,12 +83,13 @@ class _Child:
 
 
 def pause_s(failures: int, longest_s: float) -> float:
-    """The pause before a role restarts after `failures` failures in a row: it doubles each time, up to a bound."""
+    """Return the pause before a role restarts after `failures` failures in a row: it doubles each time, up to a
+    bound."""
     return min(longest_s, FIRST_PAUSE_S * 2.0 ** min(failures - 1, MOST_DOUBLINGS))
 
 
 def _message(last: str) -> str:
-    """The role's error messages in the `last` lines of its log; all these lines if there is no message."""
+    """Return the role's error messages in the `last` lines of its log, or all these lines if there is no message."""
     messages = [line.removeprefix(MESSAGE) for line in last.splitlines() if line.startswith(MESSAGE)]
     return "\n".join(dict.fromkeys(messages)) or last
 
@@ -97,9 +98,9 @@ class Supervisor:
     """Keeps the roles of one run alive until the role named `until` is done.
 
     - `longest_pause_s`: the longest pause before a restart;
-    - `stop_s`: the time after which a role that was asked to end is killed;
+    - `stop_s`: the seconds after which a role that was asked to end is killed;
     - `clock`: gives seconds;
-    - `hang_s`: a role without a heartbeat for this time hangs;
+    - `hang_s`: a role that has sent no heartbeat for this many seconds counts as hung;
     - `finish_s`: the same as `stop_s`, while the role's heartbeat names unfinished work;
     - `drain_s`: the additional time for a role that drains, if it is removed or the run is stopped early;
     - `killed_s`: the longest time for which a stop waits for the end of roles that it killed.
@@ -179,7 +180,7 @@ class Supervisor:
         return _Child(role, *self._start(role), self._clock())
 
     def _start(self, role: RoleCommand) -> tuple[RoleProcess, int, Pulse]:
-        """The process, the bytes that its log had before, and its heartbeat."""
+        """Start a role. Return its process, the bytes that its log had before, and its heartbeat."""
         log_file, beats = self._log_of(role), (self._run_dir / ALIVE_FOLDER / role.name).absolute()
         before, pulse = log_file.stat().st_size if log_file.exists() else 0, Pulse(beats, self._clock)
         environment = {**role.environment, WORKER_VARIABLE: role.name, HEARTBEAT_VARIABLE: str(beats)}

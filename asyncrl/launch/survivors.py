@@ -58,7 +58,8 @@ class Survivor:
         self._process.ask_to_end()
 
     def has_ended(self) -> bool:
-        """True if the process and its children have ended. If only the process has ended, its children are killed."""
+        """True if the process and its children have ended. If the process has ended and a child has not, the child is
+        killed."""
         if not self._process.is_alive:
             self.kill()
         return not any(each.is_alive for each in self._family)
@@ -78,8 +79,9 @@ def end_here(
 
 
 def _found(run_dir: Path) -> dict[ProcessIdentity, str]:
-    """Maps each process of this machine that was started as a role of the folder to the name of the role.
-    `processes.json` lacks a process that started while the disk was full, or just before the supervisor was killed."""
+    """Map each process of this machine that was started as a role of the folder to the name of the role.
+    `processes.json` does not suffice: it lacks a process that started while the disk was full, or just before the
+    supervisor was killed."""
     found = {}
     for each in psutil.process_iter():
         with suppress(psutil.Error, OSError):
@@ -93,8 +95,8 @@ def _found(run_dir: Path) -> dict[ProcessIdentity, str]:
 def end_all(
     left: Collection[Survivor], stop: threading.Event, stop_s: float = STOP_S, finish_s: float = FINISH_S
 ) -> None:
-    """Ask processes to end, and return when all have. A process is killed after `stop_s`, or after `finish_s` while it
-    has unfinished work.
+    """Ask processes to end, and return when all have. A process is killed after `stop_s` seconds, or after `finish_s`
+    seconds if it still has unfinished work.
 
     Raises StoppedError: `stop` was set meanwhile; UnavailableError: a killed process does not end.
     """
@@ -195,7 +197,7 @@ def _names(records: Mapping[str, ProcessRecord]) -> str:
 
 
 def _silence_s(run_dir: Path) -> float:
-    """The seconds since the last supervisor renewed `processes.json`, by the clock of the folder's disk."""
+    """Return the seconds since the last supervisor renewed `processes.json`, by the clock of the folder's disk."""
     now = run_dir / OWNER_FILE
     os.utime(now)
     return max(0.0, now.stat().st_mtime - _renewed(run_dir))

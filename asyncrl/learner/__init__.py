@@ -2,11 +2,12 @@
 
 This package keeps three of the promises in docs/concepts.md:
 
-- The learner's math is exact: any split of a batch into passes and ranks gives the same update. `trainer.py` has the
-  math, `batch/` makes the passes and counts their tokens, and `ranks/ranks.py` adds over ranks.
+- The learner's math is exact: a batch gives the same update however it is split into passes and over ranks.
+  `trainer.py` has the math, `batch/` makes the passes and counts their tokens, and `ranks/ranks.py` sums over ranks.
 - Same batch after a crash: a step depends only on its recorded plan, the weights and the seed (`loop.py`), and
   checkpoints restore the weights (`checkpoint/`).
-- Nothing trained twice: `checkpointing.py` tells the replay which steps are in a complete checkpoint.
+- Nothing trained twice: `checkpointing.py` tells the replay which steps a complete checkpoint has, and the replay
+  counts their episodes as trained.
 
 Files in reading order:
 

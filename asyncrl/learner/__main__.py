@@ -24,8 +24,8 @@ def run(config: TrainConfig) -> None:
     """Train, from the newest checkpoint if there is one. Raises StoppedError on a signal."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
-            "torchrun cannot start the learner, since anybody could connect to its store: "
-            "set cluster.learner_ranks and start one `python -m asyncrl.learner` a host, which starts the ranks"
+            "torchrun cannot start the learner, since anybody could connect to torchrun's store: "
+            "set cluster.learner_ranks and start one `python -m asyncrl.learner` on each host, which starts its ranks"
         )
     stop, activity = process.stop_on_signals(), Activity()
     ranks, hosts, limit_s = config.cluster.ranks, config.learner.nodes, config.learner.rank_timeout_s

@@ -69,11 +69,11 @@ class SharedGpus:
                 if isinstance(each, FSDPModule):
                     each.reshard()
             self._host.take(_tensors(trainer))
-            # This releases only this rank's lock: a rank that still uses its GPU keeps its own lock.
+            # This releases only this rank's lock: another rank that still uses its GPU keeps its own lock.
             self._lock.give_back(version)
 
     def _put_back(self) -> None:
-        # Holds the lock, so that no other thread saves half-copied models.
+        # Holds `stopping.lock`, so that no other thread saves half-copied models.
         with self._ranks.stopping.lock:
             self._host.put_back()
             self.has_gpus = True

@@ -3,7 +3,7 @@
 Each epoch trains the demonstrations in an order of its own, which depends only on the run's seed and the epoch. A
 checkpoint keeps the position in this order. A step's demonstrations depend only on the position at which the step
 begins. These properties are tested:
-- Every demonstration comes once an epoch, and a step begins after the last demonstration of the step before.
+- Every demonstration comes once in each epoch, and a step begins after the last demonstration of the step before.
 - All ranks choose the same demonstrations, and have the same number of passes in each update.
 """
 
@@ -77,7 +77,7 @@ class DemonstrationFeed:
         some of them."""
         if progress.demonstrations and progress.demonstrations_digest != self.rendered.digest:
             raise CheckpointError(
-                f"the checkpoint has trained {progress.demonstrations} demonstrations of files that have "
+                f"the run of this checkpoint has trained {progress.demonstrations} demonstrations, whose files have "
                 "changed since then: restore the files, or choose another run.name"
             )
         progress.demonstrations_digest = self.rendered.digest
@@ -95,7 +95,7 @@ class DemonstrationFeed:
         self, position: int, sft: SftConfig, learner: LearnerConfig, step: int, updates: int
     ) -> ImitationBatch | None:
         """Build the batch of demonstrations that a step trains in addition to its episodes. Each of the step's
-        `updates` gets an equal share. Returns None if the weight of their loss is 0."""
+        `updates` gets an equal share. Returns None if the weight of the demonstrations' loss is 0."""
         weight = sft_weight(sft, step, learner.total_steps)
         if weight <= 0:
             return None

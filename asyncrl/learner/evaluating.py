@@ -1,4 +1,4 @@
-"""Has the replay evaluate versions on held-out tasks, and logs each result at the step of the evaluated weights."""
+"""Asks the replay to evaluate versions on held-out tasks, and logs each result at the step of the evaluated weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Evaluating:
     """Evaluates the weights every `every` steps, before the first step and after the last. If `every` is 0, it
     evaluates nothing. Only rank 0 requests evaluations and logs their results to `metrics`. With `waits`, training
     continues only once each result has arrived. `rated_by` is the name of the result by which checkpoints are compared,
-    to keep the best one. None: they are not compared.
+    to keep the best ones. None: they are not compared.
     """
 
     every: int
@@ -38,7 +38,7 @@ class Evaluating:
     def evaluate(self, steps: int) -> None:
         """Request an evaluation of the weights after `steps` steps if one is due, and log results that have arrived.
         With `waits`, or before the first step, or after the last, wait until all results have arrived. Raises
-        StoppedError on every rank.
+        StoppedError on every rank: a rank was asked to stop.
         """
         self.stop.together(self._evaluate, steps)
 
@@ -66,7 +66,11 @@ class Evaluating:
             if result is not None:
                 if self.rated_by is not None:
                     if 2 * result["newer_tokens"] > result["tokens"]:
-                        logger.warning("the checkpoint of step %d is rated by newer weights: docs/evaluate.md", step)
+                        logger.warning(
+                            "the checkpoint of step %d is rated by newer weights, which sampled most tokens of its "
+                            "evaluation: see docs/evaluate.md",
+                            step,
+                        )
                     self.checkpoints.rate(step, float(result[self.rated_by]))
                 values = {f"eval/{name}": value for name, value in evaluation_values(result).items()}
                 self.metrics.log(step, {**values, "eval/version": float(version)})

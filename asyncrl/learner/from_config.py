@@ -53,8 +53,8 @@ logger = logging.getLogger(__name__)
 
 def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience_s: float = PATIENCE_S) -> None:
     """Train as `config` says. This process is one rank of several if `run_ranks` started it, else the only rank.
-    `activity` is the activity of this process. The process ends `patience_s` seconds after `stop` is set, even if its
-    main thread is stuck.
+    `activity` shows what this process does. The process ends soon after `stop` is set: if its main thread has not ended
+    it within `patience_s` seconds, a helper thread does.
 
     With `replay.source` it trains the recorded plans of another run again, and publishes and evaluates nothing. Raises
     StoppedError: `stop` was set. A later call with the same config resumes from the newest checkpoint.
@@ -96,7 +96,7 @@ def run(config: TrainConfig, stop: threading.Event, activity: Activity, patience
 
 
 def _prepare_process(deterministic: bool, routes: RouteSettings) -> None:
-    """Set the environment of this process before it uses a GPU or the network. Raises ConfigError."""
+    """Set the environment of this process before it uses a GPU or the network."""
     if deterministic:
         be_deterministic()
     if routes.to_engines == "distributed":
@@ -146,8 +146,8 @@ def run_settings(config: TrainConfig) -> RunSettings:
     """Return the settings of a whole run. Raises DataError: the run's demonstrations were not rendered."""
     actor, observe, folder = config.actor, config.observe, locations.run_dir(config.run)
     shown = config.algorithm.sft.path
-    # If an agent plays the episodes, or their history is that of the template, one episode may have several sequences.
-    # They must all fit into one pass.
+    # If an outside agent plays the episodes, or each turn renders the history with the chat template, an episode may
+    # consist of several sequences. All sequences of an episode must fit into one pass.
     is_split = actor.played_by is not None or actor.history == "template"
     return RunSettings(
         folder=folder,

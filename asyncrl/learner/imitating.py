@@ -1,4 +1,4 @@
-"""Imitation learning: the gradient of the demonstrations' mean negative log-likelihood, and its metrics."""
+"""Imitation learning: the gradient of the demonstrations' mean negative log-likelihood, and the metrics."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from asyncrl.learner.model.policy import Policy
 from asyncrl.learner.step_result import LOSS, Sums, add_gradient, add_sums
 
 NLL = "sft/nll"
-"""The negative log-likelihood of all demonstrations' tokens."""
+"""The name of a sum: the negative log-likelihood of all tokens of demonstrations."""
 IMITATION_TEMPERATURE = 1.0
 """Demonstrations are learned at temperature 1: no policy sampled them at another temperature."""
 
@@ -44,7 +44,7 @@ def add_imitation_gradient(
 
 @torch.no_grad()
 def imitation_nll(policy: Policy, passes: Iterator[ForwardPass]) -> Sums:
-    """Sum the negative log-likelihood of the demonstrations of `passes`."""
+    """Compute the negative log-likelihood of all demonstrations in `passes` together."""
     sums = Sums()
     for each in passes:
         logprobs = policy(each.packed, temperature=IMITATION_TEMPERATURE)[0]

@@ -93,8 +93,8 @@ class Learner:
         self.gpus.acquire(phases)
         trained = None if self._is_skipped(plan) else self._train(plan, phases)
         self._count(plan, trained)
-        # Measures before `updated`, since measuring needs the main threads of all ranks. After `updated`, a helper
-        # thread may act for a main thread.
+        # Measures before `stopping.updated`, since measuring needs the main threads of all ranks. After
+        # `stopping.updated`, a helper thread may act for a main thread.
         self.reports.measure(plan, trained, phases)
         self.ranks.stopping.updated()
         try:
@@ -131,7 +131,7 @@ class Learner:
                 self.trainer.algorithm.restore(kept)
         for each in self.history.changes_at(step):
             new, old = shown(each.key, each.new), shown_value(each.key, each.old)
-            logger.info("%s from step %d on, before %s", new, step, old)
+            logger.info("%s from step %d on; it was %s before", new, step, old)
 
     def _plan(self, step: int) -> BatchPlan:
         while (plan := self.replay.plan(step)) is None:

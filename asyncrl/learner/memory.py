@@ -1,7 +1,8 @@
 """Fits models into the memory of a GPU.
 
-With model.activations=null, layers keep as many activations as fit into free memory. In the rest of the memory, weights
-and gradients stay unsharded, so that ranks exchange them less often (learner.exchange=auto, learner.reshard=null).
+With model.activations=null, layers keep as many activations as fit into free memory. As far as the rest of the memory
+allows, weights and gradients stay unsharded, so that ranks exchange them less often (learner.exchange=auto,
+learner.reshard=null).
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ FEW_TOKENS = 64
 
 
 def usable_bytes(device: torch.device, share: float | None = None) -> float:
-    """Return the bytes that this process may allocate on a GPU in total: free memory, but at most a `share` of the
-    GPU's memory."""
+    """Return the bytes that this process may allocate on a GPU in total: most of the memory that other processes leave
+    free, but at most a `share` of the GPU's memory."""
     free, total = torch.cuda.mem_get_info(device)
     usable = USABLE * (free + torch.cuda.memory_reserved(device))
     return usable if share is None else min(usable, share * total)
@@ -61,12 +62,12 @@ def fit_memory(trainer: Trainer, lengths: Sequence[int], usable: float, activati
     for each in models:
         each.module.activations.keep(share)
     logger.info(
-        "layers keep %.0f%% of their activations: for the largest pass, of %d tokens, they take %.1f GB, all else %.1f "
-        "GB, and %.1f GB can be used",
+        "layers keep %.0f%% of their activations: in the largest pass, of %d tokens, all activations would take %.1f "
+        "GB; everything else takes %.1f GB, and %.1f GB can be used",
         *(100 * share, sum(lengths), whole / 1e9, others / 1e9, usable / 1e9),
     )
     if others > usable:
-        logger.warning("a pass of %d tokens may not fit: lower learner.micro_tokens", sum(lengths))
+        logger.warning("a pass of %d tokens might not fit into memory: lower learner.micro_tokens", sum(lengths))
     fit_exchange(models, room - share * whole)
     return share
 

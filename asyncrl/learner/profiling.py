@@ -24,7 +24,7 @@ class ProfileSettings:
 
     - `traced`: the steps that get a trace.
     - `snapshots`: the steps that get a snapshot of GPU memory.
-    - `folder`: the folder of the files.
+    - `folder`: the folder in which traces and snapshots are written.
     """
 
     traced: Collection[int]
@@ -35,9 +35,9 @@ class ProfileSettings:
 def profiled(steps: Iterable[int], settings: ProfileSettings, rank: int) -> Iterator[int]:
     """Yield the `steps`, and record the work of the chosen steps.
 
-    - A traced step leaves its operators, kernels and allocated memory in step-NNNNNN-rank-R.json.gz.
-    - A snapshot leaves the use of the GPU's memory in step-NNNNNN-rank-R-memory.pickle. Without a GPU there is a
-      warning instead.
+    - The trace of a step is step-NNNNNN-rank-R.json.gz. It has the step's operators, kernels and allocated memory.
+    - The snapshot of a step is step-NNNNNN-rank-R-memory.pickle. It has the use of the GPU's memory. Without a GPU
+      there is a warning instead.
     - A step that fails leaves no record.
     """
     has_gpu = torch.cuda.is_available()

@@ -50,8 +50,8 @@ class Publishing:
     stop: StopRequest
 
     def publish(self, version: int) -> None:
-        """Publish the current weights, and tell the replay. Raises StoppedError on every rank; WeightsError: the
-        log-probs of the canary are not finite."""
+        """Publish the current weights, and tell the replay. Raises StoppedError on every rank: a rank was asked to
+        stop; WeightsError: the log-probs of the canary are not finite."""
         weights = self.policy.weight_format
         steps = plan_gather(weights, self.dtype, self.bucket_bytes)
         gathered = gather(self.policy.model, steps, weights, self.ranks)

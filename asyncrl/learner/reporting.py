@@ -32,8 +32,8 @@ class TrainedStep:
 
 @dataclass(eq=False)
 class StepReports:
-    """Logs each step to `metrics` on rank 0. `peak` is the highest FLOP/s that were measured on a rank's device, or
-    None if this is unknown."""
+    """Logs each step to `metrics` on rank 0. `peak` is the FLOP/s of a rank's device, measured by large matrix
+    products, or None if it is unknown."""
 
     ranks: Ranks
     policy: Trainable[Policy]

@@ -50,8 +50,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Connections:
-    """The connections of one rank to the rest of the run. Only on rank 0 is there a `publisher`, and only there do the
-    sinks of metrics write anything."""
+    """The connections of one rank to the rest of the run. Only rank 0 has a `publisher`, and sinks of metrics that
+    write anything."""
 
     ranks: Ranks
     replay: BatchSource
@@ -65,8 +65,8 @@ class Connections:
 def train_rank(settings: RunSettings, history: SettingsHistory, connections: Connections) -> None:
     """Load the models, train and export them.
 
-    Raises StoppedError; ConfigError and CheckpointError: the run cannot resume with these settings, or the models or
-    the checkpoints cannot be used.
+    Raises StoppedError: this process was asked to stop; ConfigError and CheckpointError: the run cannot resume with
+    these settings, or the models or the checkpoints cannot be used.
     """
     ranks, stop = connections.ranks, connections.stop
     lock = None if settings.gpu_locks is None else LearnerLock(settings.gpu_locks, ranks.rank)

@@ -75,10 +75,10 @@ class Phases:
 
 
 def use_of_rank(flops: float, device: torch.device, rank: int, size: int) -> Tensor:
-    """Measure the operations and the peak memory of one of `size` ranks in a step, as float64[1 + size]. The first
-    number counts the operations, and number 1 + `rank` is the peak in bytes; the others are 0. `use_values` takes the
-    sum over ranks. A forward pass over the rank's sequences takes `flops` operations. On a GPU, the peak is measured
-    since the last call.
+    """Measure the operations and the peak memory of one of `size` ranks in a step, as float64[1 + size]. Element 0
+    counts the operations, element 1 + `rank` is the peak in bytes, and the others are 0. `use_values` takes the sum
+    over ranks. A forward pass over the rank's sequences takes `flops` operations. On a GPU, the peak is measured since
+    the last call.
     """
     use = torch.zeros(1 + size, dtype=torch.float64)
     use[0] = 3 * flops

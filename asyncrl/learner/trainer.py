@@ -1,8 +1,8 @@
 """The learner's math: forward passes, losses, gradients and updates of one rank's part of a batch.
 
 Losses are divided by counts over the global minibatch, so the gradients of its parts can be added. The gradients
-accumulate over the passes, and FSDP's mean over the ranks is turned back into a sum. Any split into passes and ranks
-therefore gives the same update, to rounding.
+accumulate over the passes, and FSDP's mean over the ranks is turned back into a sum. The update is therefore the same,
+except for rounding, however a batch is split into passes and over ranks.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class Trainer:
         return sums
 
     def _balance_by_loss(self, batch: LocalBatch, passes: Passes) -> None:
-        """Have the passes of a minibatch add the gradient of the balance loss, unless its weight is 0. This loss keeps
+        """Make the passes of a minibatch add the gradient of the balance loss, unless its weight is 0. This loss keeps
         the experts equally busy."""
         loads, sums = self.policy.module.loads, Sums()
         loads.push(None)

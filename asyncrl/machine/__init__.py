@@ -1,8 +1,8 @@
 """A process and its machine: files on full disks, ports, GPUs, CPUs, heartbeats, and child processes.
 
-Promise 1 (nothing lost, nothing trained twice) rests on this package when a process dies. `guard.py` ends the children
-of the process, and `activity.py` finds out that the process hangs. `owner.py` and `gpu_lock.py` hold locks that the
-kernel frees when the process ends. `files.py` writes a file atomically.
+Promise 1 (nothing lost, nothing trained twice) rests on this package when a process dies or hangs. `guard.py` ends the
+children of a process that has died, and `activity.py` finds out that a process hangs. `gpu_lock.py` holds locks that
+the kernel frees when a process ends, and `owner.py` tests such a lock. `files.py` writes a file atomically.
 
 In reading order:
 

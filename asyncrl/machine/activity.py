@@ -1,8 +1,8 @@
-"""Heartbeats: a process shows that its main thread advances, so that the process that started it notices if the main
-thread hangs.
+"""Heartbeats: a process shows that its main thread advances, so that the process that started this process notices a
+hang.
 
-A thread of the process renews the modification time of a file, which also works over a shared folder. The content of
-the file names the work that the process must finish before it may be killed, or is empty.
+A thread of the process renews the modification time of a file, which a process on another host can see in a shared
+folder. The content of the file names the work that the process must finish before it may be killed, or is empty.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ START_S = 300.0
 """A process has at least this long until its first heartbeat. It first loads libraries, which can take a minute from a
 network disk."""
 LONGEST_LOOK_S = 2.0
-"""The maximum number of seconds between two looks at a heartbeat that count as silence. If more time has passed, the
-process that looks did not run either."""
+"""The seconds between two looks at a heartbeat count as silence, but never more than this. If more have passed, the
+process that looks did not run for a while either."""
 FINISH_S = 600.0
-"""The longest time for which a stop waits for a process to finish work, such as a checkpoint."""
+"""The longest time that a process which was asked to stop may take to finish work, such as a checkpoint."""
 STACKS_S = 3.0
 """This many seconds before a process counts as hung, it writes the stacks of its threads to its log."""
 
@@ -56,7 +56,7 @@ class Activity:
         self.waits = True
         """True while the main thread waits for something that may take any time."""
         self.unfinished: list[str] = []
-        """The work for which a stop should wait."""
+        """The work that must be finished before this process may be killed."""
 
     @property
     def doing(self) -> Doing:
@@ -97,7 +97,7 @@ class Activity:
 
     @contextmanager
     def finishing(self, what: str) -> Iterator[None]:
-        """Have a stop wait until the block has finished `what`."""
+        """Mark the block as work that must be finished before this process may be killed. `what` names it."""
         self.unfinished.append(what)
         try:
             yield
@@ -131,7 +131,7 @@ class Heartbeat:
         self._doing: Doing | None = None
 
     def beat(self) -> None:
-        """Renew the file, if the main thread has advanced."""
+        """Renew the file, unless the main thread has made no progress for too long."""
         activity, now = self._activity, self._clock()
         if activity.waits or activity.advances != self._advances:
             self._advances, self._advanced, self._is_shown = activity.advances, now, False
@@ -141,7 +141,8 @@ class Heartbeat:
             logger.error("the main thread has not advanced for %.0f s; the stacks of all threads follow", still_s)
             self._show()
         try:
-            # This file is no heartbeat: it may also name the code that holds up the main thread.
+            # This is another file, and no heartbeat. It is also written while the main thread hangs, and may name the
+            # code that blocks the thread.
             if (doing := activity.doing) != self._doing:
                 doing.write(self._path)
                 self._doing = doing

@@ -27,8 +27,9 @@ LOOP = Path(asyncio.events.__file__)
 
 
 class BlockedLoop:
-    """Finds the code that blocks the event loop of `thread` for `limit_s`, logs each line once, and shows it as the
-    work of `activity`. `clock` gives monotonic seconds, and `frames` the innermost frame of each thread."""
+    """Finds the code that blocks the event loop of `thread` for `limit_s` seconds, logs each line of such code once,
+    and shows it as the work of `activity`. `clock` gives monotonic seconds, and `frames` the innermost frame of each
+    thread."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class BlockedLoop:
         self._show(f"blocked by {line}" if line else "")
 
     def _line(self) -> str:
-        """The innermost line of the user's own code that the loop runs; empty if it runs none."""
+        """Return the innermost line of the user's own code that the loop runs, or an empty text if it runs none."""
         frame = self._frames().get(self._thread)
         while frame is not None and Path(frame.f_code.co_filename) != LOOP:
             if is_own(frame.f_code.co_filename):

@@ -49,8 +49,8 @@ def start_guarded(
     command: Sequence[str], log: Path, environment: Mapping[str, str], files: Sequence[int] = ()
 ) -> subprocess.Popen[bytes]:
     """Start a program that reads no input, and does not end its own children. `kill_group` and the end of this process
-    kill the program's whole group. The program inherits the descriptors `files`, which stay open until its group has
-    ended."""
+    kill the program's whole group. The program inherits the descriptors `files`, which stay open until the whole group
+    has ended."""
     # The guard watches this pipe, which `kill_group` closes.
     return _start([*_GUARD, "kill", "0", *command], log, environment, stdin=subprocess.PIPE, pass_fds=files)
 
@@ -103,7 +103,7 @@ def opened_log(log: Path) -> BinaryIO:
 
 
 def kill_group(process: subprocess.Popen[Any]) -> None:
-    """Kill a child and its own children, orphans too, and wait for it."""
+    """Kill a child and its own children, orphans too, and wait for the child."""
     kill_group_soon(process)
     process.wait()
     if process.stdin is not None:

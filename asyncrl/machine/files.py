@@ -27,13 +27,14 @@ T = TypeVar("T")
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 RETRY_S = 2.0
 DISK_IS_FULL = "the disk is full: "
-"""The beginning of the error of a process that waits for room. Views of a run find such errors in its logs."""
+"""The beginning of the error that a process logs while it waits for room on a disk. Views of a run find such errors in
+the run's logs."""
 
 logger = logging.getLogger(__name__)
 
 
 def partial_name(path: Path) -> Path:
-    """Return the hidden name under which `path` is written before it is renamed. Every try has the same name."""
+    """Return the hidden name under which `path` is written before it is renamed. A later attempt uses the same name."""
     return path.with_name(f".{path.name}.partial")
 
 
@@ -43,7 +44,7 @@ def write_whole(path: Path, content: str | Iterable[bytes], private: bool = Fals
     OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_name(path)
-    # A killed process may have left a file that other users may read.
+    # A killed process may have left a partial file that other users may read.
     partial.unlink(missing_ok=True)
     with open(partial, "wb", opener=_open_private if private else None) as file:
         file.writelines([content.encode()] if isinstance(content, str) else content)

@@ -1,4 +1,4 @@
-"""Locks on the GPUs that learner and servers share in turns. The kernel frees them when a process dies.
+"""Locks on the GPUs that learner and servers use by turns. The kernel frees the locks of a process when it dies.
 
     the learner's ranks:  ask ──no actor has the GPUs──► use them ──► give_back(version)
     an actor:             take ──no rank asks──► its servers use them ──is_wanted──► its servers free them ──► give_back
@@ -12,7 +12,7 @@ These rules hold:
 - The lock of a process ends with the process, however it dies. Servers and their guards (guard.py) inherit the lock of
   their actor. So the lock lasts until the last process of the actor's servers has ended.
 
-All processes are on one machine, or the folder's file system shares locks between machines.
+All processes must be on one machine, or the folder's file system must share locks between machines.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ServersLock:
     def take(self) -> bool:
         """Take the GPUs, unless a rank wants them, or no version was published yet. Returns True if this actor has the
         GPUs."""
-        # The learner's rank 0 holds this lock for some microseconds when it tests it.
+        # This also fails during the few microseconds in which the learner's rank 0 tests the lock.
         if self.version() < 0 or not _try(self._own, fcntl.LOCK_SH):
             return False
         if self.is_wanted():
@@ -87,7 +87,7 @@ class ServersLock:
         return False
 
     def give_back(self) -> None:
-        """Give the GPUs back, once no server uses them."""
+        """Give the GPUs back. Call this only when no server uses them any more."""
         fcntl.flock(self._own, fcntl.LOCK_UN)
 
     def version(self) -> int:

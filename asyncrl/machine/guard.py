@@ -78,9 +78,10 @@ def bind(cpus: list[int]) -> None:
 
 
 def be_guarded(watched: int) -> None:
-    """Start a guard that kills the group of this process. If `watched` is standard input, the program reads from
-    /dev/null."""
-    # Slurm asks a role to stop by these signals, and sends them to the role's children, too.
+    """Start a guard that kills the group of this process when `watched` ends. If `watched` is standard input, the
+    program reads from /dev/null."""
+    # Slurm asks a role to stop by these signals, and sends them to the role's children, too. The children must not end
+    # by them.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     mark = os.urandom(16).hex()
@@ -116,7 +117,8 @@ def leave_guard(group: int, mark: str, watched: int) -> None:
 def guard(group: int, mark: str, watched: int) -> None:
     """Wait for the end of `watched`. Then kill the group and all processes with the mark, and return once they have
     ended."""
-    # A scheduler sends these signals to all processes of a job when the job ends, while the parent still runs.
+    # The guard must outlive these signals: a scheduler sends them to all processes of a job when the job ends, while
+    # the parent still runs.
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     while os.read(watched, 1 << 12):
@@ -124,7 +126,7 @@ def guard(group: int, mark: str, watched: int) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     end = time.monotonic() + KILLED_S
-    # A process may have started another one just before it was killed.
+    # The kill is repeated, since a process may have started another one just before it was killed.
     while (kill_marked(mark) or runs(group)) and time.monotonic() < end:
         time.sleep(POLL_S)
 
@@ -147,7 +149,7 @@ def marked(mark: bytes) -> Iterator[int]:
 
 
 def runs(group: int) -> bool:
-    """True if a process of the group runs. A zombie has ended if all of its threads have."""
+    """True if a process of the group runs. A zombie counts as ended if all of its threads have ended."""
     if not Path("/proc/self/stat").exists():
         return False  # The wait is only for GPUs, which are used only on Linux.
     for file in Path("/proc").glob("[0-9]*/stat"):

@@ -42,7 +42,7 @@ class ProcessIdentity:
 
     @property
     def is_alive(self) -> bool:
-        """True if the process runs here. A zombie has ended if all of its threads have."""
+        """True if the process runs here. A zombie counts as ended if all of its threads have ended."""
         return self.is_here and _began(self.pid) == self.began
 
     def ask_to_end(self) -> None:
@@ -81,7 +81,7 @@ def this_kernel() -> str:
 
 
 def boot_of(kernel: str) -> str:
-    """Return the part of the name that all namespaces of a machine share until the machine boots again."""
+    """Return the part of a kernel's name that all namespaces of the machine share until the machine boots again."""
     return kernel.partition("/")[0]
 
 

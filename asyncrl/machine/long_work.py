@@ -1,7 +1,7 @@
 """Shows the progress of work that may take long: a bar on a terminal, or a line every LINE_S seconds elsewhere.
 
-Bar and line show the remaining time if the amount of work is known, or else the elapsed time. Work that takes less than
-LINE_S writes no line.
+If the amount of work is known, bar and line show the remaining time. A bar always shows the elapsed time, too. Work
+that takes less than LINE_S seconds writes no line.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ class Owner:
 
 def owner_of(run_dir: Path) -> Owner | None:
     """Return the process that owns the folder, or None. A process on another host counts as the owner until it empties
-    the file at its end. Raises OSError: the file cannot be read, as in the folder of another user, or is damaged.
+    the file, as it does when it ends. Raises OSError: the file cannot be read, as in the folder of another user, or is
+    damaged.
     """
     try:
         with (run_dir / OWNER_FILE).open() as lock:

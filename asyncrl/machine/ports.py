@@ -70,8 +70,8 @@ def is_free(host: str, port: int) -> bool:
 def claim(port: int) -> socket.socket | None:
     """Claim a port among the runs of this machine, until the returned socket is closed or this process ends. Return
     None if another run has claimed the port."""
-    # The roles of a run listen only after its checks, so a second run would find the port free meanwhile. An abstract
-    # name of a socket needs no file, and the kernel removes it with the process.
+    # The roles of a run listen only after the checks of the run, so a second run would find the port free meanwhile. An
+    # abstract name of a socket needs no file, and the kernel removes it with the process.
     own = socket.socket(socket.AF_UNIX)
     try:
         own.bind(f"\0asyncrl port {port}")
@@ -100,8 +100,9 @@ class TakenPort:
         self._first: float | None = None
 
     def failed(self, error: Exception) -> None:
-        """Record a failed try. Another may follow after LOOK_S. Raises ConfigError after TAKEN_S: the supervisor must
-        not restart the role, since that would not help and other roles wait."""
+        """Record a failed try. Another may follow after LOOK_S seconds. Raises ConfigError if tries have failed for
+        TAKEN_S seconds. After this error the supervisor does not restart the role, since that would not help, and other
+        roles wait."""
         if self._first is None:
             self._first = self._clock()
             logger.warning("%s: %s; trying again for %g s", self._setting, error, TAKEN_S)

@@ -42,8 +42,8 @@ def is_supervised() -> bool:
 
 
 def incarnation() -> str:
-    """Return a random name. A process makes one at its start, so that the replay can tell it from an earlier process of
-    the same name."""
+    """Return a random name. A process makes one at its start, so that the replay can tell this process from an earlier
+    one with the same `worker_name`."""
     return uuid.uuid4().hex
 
 
@@ -53,7 +53,7 @@ def stop_on_signals() -> threading.Event:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if handled and number == signal.SIGINT:
-            # Does not wait for running work. Child processes end with this process, or are asked to end.
+            # This exit does not wait for running work. Child processes end with this process, or are asked to end.
             os.write(2, (SHOW_CURSOR if os.isatty(2) else b"") + b"asyncrl: ended at once on a second Ctrl-C\n")
             os._exit(128 + signal.SIGINT)
         handled.add(number)

@@ -22,7 +22,7 @@ class HostUse(NamedTuple):
 
 class ProcessTree:
     """A process, by default the current process, with its children, their children, and so on. The list of these
-    processes is renewed every CHILDREN_S. `clock` gives seconds.
+    processes is renewed every CHILDREN_S seconds. `clock` gives seconds.
     """
 
     def __init__(self, pid: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:

@@ -7,8 +7,8 @@ from asyncio.subprocess import SubprocessStreamProtocol
 
 
 class ProgramProtocol(SubprocessStreamProtocol):
-    """Sets `exited` once the program itself has ended. `Process.wait` also waits for all processes that hold its
-    pipes."""
+    """Sets `exited` once the program itself has ended. `Process.wait` would also wait for all other processes that hold
+    the program's pipes."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, chunk: int) -> None:
         super().__init__(limit=chunk, loop=loop)

@@ -1,6 +1,6 @@
 """Copies folders of remote stores, such as s3://bucket/model, to this host: each folder once, and atomically.
 
-- A process that needs a folder locks the place of its copy on this host. Other processes wait, and then find the copy.
+- A process that needs a folder locks the place of the copy on this host. Other processes wait, and then find the copy.
 - Files are copied one by one into a hidden folder, which is renamed after the last file. After a kill the next process
   keeps the complete files and copies the rest.
 - A copy belongs to one listing of the store: names, sizes and tags (ETags, checksums or times of change). Each file
@@ -115,8 +115,9 @@ def _short_hash(text: str) -> str:
 
 
 def _listed(system: Any, base: str) -> dict[str, _File]:
-    """List the files below `base` by their paths in it. Hidden files are left out, and so are the empty files that some
-    stores keep for folders. Raises ConfigError: `base` is a file, or a path leads out of it.
+    """Map the paths of the files below `base`, relative to `base`, to the files. Hidden files are left out, and so are
+    the empty files that some stores keep for folders. Raises ConfigError: `base` is a file, or a path leads out of
+    `base`.
     """
     system.invalidate_cache()
     found, prefix = {}, f"{base.strip('/')}/".lstrip("/")
@@ -141,7 +142,7 @@ def _digest(listed: Mapping[str, _File]) -> str:
 
 @contextmanager
 def _locked(file: Path, url: str) -> Iterator[None]:
-    """Hold a lock during the block. The kernel frees it when the process dies for any reason."""
+    """Hold a lock during the block. The kernel frees it when the process dies, for any reason."""
     with file.open("w") as handle:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,5 @@
-"""Tests that several machines share a folder: one machine writes a file into it, and the other machines look for it."""
+"""Tests that several machines share a folder: one machine writes a file into it, and the other machines look for that
+file."""
 
 from __future__ import annotations
 
@@ -11,14 +12,15 @@ from uuid import uuid4
 from asyncrl.machine.files import missing_folders, remove_empty
 
 SEEN_S = 3.0
-"""The number of seconds by which a network disk may show a new file late."""
+"""A network disk may show a new file this many seconds late."""
 POLL_S = 0.1
 
 
 @contextmanager
 def canary(folder: Path) -> Iterator[Path]:
     """Make a new file in a folder, which is created if it is missing. The end of the block removes the file, the
-    answers to it, and empty folders that were created for it. Raises OSError: the folder cannot be written."""
+    answers of other machines (`answer_to`), and empty folders that were created for the file. Raises OSError: the
+    folder cannot be written."""
     made = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f".canary-{uuid4().hex}"
@@ -32,7 +34,7 @@ def canary(folder: Path) -> Iterator[Path]:
 
 
 def sees(file: Path, wait_s: float = SEEN_S) -> bool:
-    """True if within `wait_s` this machine sees the canary (new file) of another machine."""
+    """True if this machine sees the canary (new file) of another machine within `wait_s` seconds."""
     deadline = time.monotonic() + wait_s
     while not (seen := file.exists()) and time.monotonic() < deadline:
         time.sleep(POLL_S)

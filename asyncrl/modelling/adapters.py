@@ -76,7 +76,7 @@ def adapter_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
-    """Maps the name of each matrix that an adapter changes to the update."""
+    """Maps the name of each matrix with an adapter to the adapter's update."""
     return {
         f"{name}.weight": LowRankUpdate(
             layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight, float(layer.scaling[ADAPTER])
@@ -87,10 +87,10 @@ def low_rank_updates(model: nn.Module) -> dict[str, LowRankUpdate]:
 
 @contextmanager
 def without_adapters(model: nn.Module) -> Iterator[None]:
-    """Switch the adapters off within the context. Use it without gradients."""
+    """Switch the adapters off within the context. Use this only under `torch.no_grad`."""
     layers = adapted_layers(model).values()
-    # peft's own method is not used, because it also changes which parameters get gradients. FSDP expects that always
-    # the same parameters get gradients as in its first pass.
+    # peft's own method is not used, because it also changes which parameters get gradients. FSDP expects that the same
+    # parameters get gradients in every pass.
     for layer in layers:
         layer._disable_adapters = True
     try:

@@ -1,9 +1,9 @@
 """Inspects a model's attention, to decide if asyncrl's attention may replace it.
 
 The learner and the embedded engine replace the attention of a Hugging Face model by asyncrl's, which must give the same
-result. A model shows its kind of attention by the arguments that it passes and the masks that it builds.
-`inspect_attention` records both in a pass over four tokens. A mask is a function of two positions, so it can be
-evaluated at any length.
+result. A model shows its kind of attention by the arguments that it gives to its attention function, and by the masks
+that it builds. `inspect_attention` records both in a forward pass over four tokens. A mask is a function of two
+positions, so it can be evaluated at any length.
 
 Arguments and masks that this file does not know are refused.
 """
@@ -46,8 +46,8 @@ def inspect_attention(
     """Record the attentions of the causal language model `model`, in the order of a forward pass.
 
     The result is valid for passes over at most `length` tokens. The recording pass runs on `device`, by default the
-    device of the model's parameters. Afterwards the model needs a new `set_attn_implementation`. `allowed` has further
-    arguments that are accepted, such as `softcap` (a cap of the scores) or `s_aux` (attention sinks).
+    device of the model's parameters. Afterwards, call the model's `set_attn_implementation` again. `allowed` has
+    further arguments that are accepted, such as `softcap` (a cap of the scores) or `s_aux` (attention sinks).
 
     Raises ConfigError: a layer has no attention (state-space and linear attention, convolutions), or its attention
     does more than look back causally over all tokens or a window of them.
@@ -146,8 +146,8 @@ def _inspected_mask(*, mask_function: Callable[..., Tensor], device: torch.devic
 
 
 def longest_plain(config: Any) -> int:
-    """The length up to which the encoding of an input's positions does not depend on its length; sys.maxsize if it
-    never does.
+    """The largest length of an input at which the length does not yet change how positions are encoded; sys.maxsize if
+    no length does.
 
     With rotary embeddings of type longrope, a whole pass is encoded differently once one of its sequences is longer
     than the original length. For dynamic rotary embeddings the result is 0: transformers scales them by the longest
@@ -184,7 +184,7 @@ def check_same_logits(expected: Tensor, got: Tensor, dtype: torch.dtype, reason:
     if dtype == torch.float16 and not bool(got.isfinite().all()):
         raise ConfigError("its values overflow float16; set model.dtype=bfloat16")
     if not divergence < (1e-5 if dtype == torch.float32 else 0.05):
-        raise ConfigError(f"{reason}: KL to its own forward is {divergence:.2g}")
+        raise ConfigError(f"{reason}: the KL divergence from its own forward pass is {divergence:.2g}")
 
 
 AttentionInterface.register(_INSPECTED, _inspected_attention)

@@ -49,7 +49,7 @@ class ContextGroup(NamedTuple):
         return slice(self.rank * part, (self.rank + 1) * part)
 
     def largest(self, value: float) -> float:
-        """The largest of the values that the ranks pass. All ranks of the group must call this together."""
+        """The largest of the values that the ranks give. All ranks of the group must call this together."""
         values = torch.tensor([value], dtype=torch.float64)
         dist.all_reduce(values, dist.ReduceOp.MAX, group=process_group(self.name))
         return float(values)

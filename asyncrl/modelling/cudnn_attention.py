@@ -64,8 +64,8 @@ class CudnnKernel:
     graph: Any
 
     def run(self, ends: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Read and write contiguous tensors [rows, heads, width] and `normalisers` float32[rows, heads], by the names
-        in `UIDS`. Rows after the last of `ends` int32[2, sequences + 1] are not written."""
+        """Read and write `tensors`, which maps names in `UIDS` to contiguous tensors [rows, heads, width], and the name
+        `normalisers` to float32[rows, heads]. Rows after the last of `ends` int32[2, sequences + 1] are not written."""
         import cudnn
 
         problem, device = self.problem, ends.device
@@ -115,7 +115,7 @@ def _prepared(problem: Problem, backward: bool, thread: int) -> CudnnKernel | No
         AttributeError,
         TypeError,
     ) as error:
-        _say_once(f"attention uses torch's variable-length kernel for heads of {problem.width}: {error}")
+        _say_once(f"attention uses torch's variable-length kernel for heads of width {problem.width}: {error}")
         return None
 
 

@@ -36,7 +36,8 @@ def end_tokens(model: ModelConfig, named: Sequence[str], tokenizer: Any) -> tupl
     # tokenizer.
     if words := sorted(set(listed) - set(added.values())):
         logger.warning(
-            "%s of model.path=%s lists the end tokens %s, which are words of the tokenizer, so they do not end turns",
+            "%s of model.path=%s lists the end tokens %s. They are ordinary words of the "
+            "tokenizer, so they do not end turns",
             FILE,
             model.path,
             words,

@@ -26,8 +26,8 @@ class ForwardFlops:
     """The FLOPs of a forward pass without recomputation.
 
     - `per_token`: the FLOPs of all matrices for one token
-    - `per_pair`: the FLOPs of attention for one pair of a token and a token that it sees. The FLOPs are summed over the
-      layers with the same window. The key is this window (None: all earlier tokens).
+    - `per_pair` maps each window (None: all earlier tokens) to the FLOPs of attention in all layers with this window,
+      for one pair of a token and a token that it sees.
     """
 
     per_token: float

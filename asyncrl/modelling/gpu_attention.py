@@ -147,7 +147,8 @@ class GpuAttention:
 
 
 def _rounded(tokens: int) -> int:
-    """Round up by at most an eighth. Then few different numbers occur, and few kernels are needed."""
+    """Round up to a multiple of an eighth of the next power of two. Then few different numbers occur, and few kernels
+    are needed."""
     step = max(1, power_of_two(tokens) // 8)
     return -(-tokens // step) * step
 

@@ -1,8 +1,8 @@
 """Reads image files, which are untrusted input.
 
 A file must be PNG, JPEG or WebP; no other decoder is ever called. A file whose header announces too many pixels is
-refused before it is unpacked. As on servers, only an animation's first picture is used, and a camera's orientation is
-ignored.
+refused before it is unpacked. As on servers, only the first picture of an animation is used, and the orientation that a
+camera recorded is ignored.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """The log-probs float[M] of targets int64[M] under head(hidden [M, D]) / temperature; entropies float[M] or None.
 
-    `measured` int64[E], ascending and on the host, names tokens whose entropy is computed without a gradient if
-    `with_entropy` is false. All other entropies are 0 then. The log-probs and the gradients stay bitwise the same.
+    If `with_entropy` is false, the entropies of the tokens `measured` int64[E] (ascending, on the host) are computed
+    without a gradient, and all other entropies are 0. This changes no bit of the log-probs and the gradients.
 
     With a `cap` the logits are capped first (see `capped`). Logits are computed in the dtype of `hidden` and normalised
     in float32 or better, in chunks of at most `chunk_logits`. The gradient of the head is summed in float32 or better.
@@ -149,8 +149,8 @@ def _chunks(count: int, rows: int) -> Iterator[slice]:
 
 
 def _by_chunk(measured: Tensor, count: int, rows: int, device: torch.device) -> Iterator[Tensor]:
-    """The measured tokens of each chunk of `count` tokens, on the device. How many they are is found on the host, so
-    that the host need not wait for the device."""
+    """The measured tokens in each chunk of `rows` tokens, of `count` in total, on the device. Their numbers are found
+    on the host, so that it need not wait for the device."""
     starts = torch.tensor([chunk.start for chunk in _chunks(count, rows)] + [count])
     sizes = torch.searchsorted(measured, starts).diff().tolist()
     return iter(send(measured, device).split(sizes))

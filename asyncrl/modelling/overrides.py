@@ -111,7 +111,7 @@ def _collect(config: Any, given: Mapping[str, Any], found: dict[str, Any], prefi
         if own in _FORBIDDEN:
             raise ConfigError(f"{KEY}.{prefix}{name}: {_FORBIDDEN[own]}")
         if own not in values:
-            # For `rope_theta` alone, the suggestion may be the nested field rope_parameters.rope_theta.
+            # For a `rope_theta` that is not nested, the suggestion may be the nested field rope_parameters.rope_theta.
             near = did_you_mean(name, [*_dotted(config), *config.attribute_map])
             raise ConfigError(f"{KEY}.{prefix}{name}: a {config.model_type} configuration has no such field{near}")
         inner = getattr(config, own)
@@ -169,7 +169,7 @@ def _shapes(config: Any, text: str, trust_remote_code: bool) -> dict[str, tuple[
     try:
         with torch.device("meta"):
             model = auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
-    # When they are made, a model's modules raise many kinds of errors, such as a KeyError for an unknown activation
+    # A model's modules raise many kinds of errors when they are made, such as a KeyError for an unknown activation
     # function.
     except Exception as error:
         raise ConfigError(f"{text}: transformers cannot make a model of it: {error!r}") from error

@@ -48,10 +48,10 @@ def packed_attention(
 ) -> tuple[Tensor, None]:
     """Compute attention [1, U, heads, D] of query [1, heads, U, D] over key and value [1, kv heads, U, D].
 
-    The result is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use it only for models
-    that `inspect_attention` accepts with `EXTRAS`. The layout may have a `group` of ranks. If the group divides only
-    tokens, the tokens are this rank's part of the pass. If it also divides the layers, the tokens are all tokens of the
-    pass, and the heads are this rank's.
+    The result is 0 on padding. Scores are capped at `softcap`, and `s_aux` [heads] are sinks. Use this function only
+    for models that `inspect_attention` accepts with `EXTRAS`. The layout may have a `group` of ranks. If the group
+    divides only tokens, the tokens are this rank's part of the pass. If it also divides the layers, the tokens are all
+    tokens of the pass, and the heads are this rank's.
     """
     rows = [each[0].transpose(0, 1) for each in (query, key, value)]
     group = None if layout.group is None or layout.group.divides_layers else layout.group
@@ -102,7 +102,7 @@ def attend(
     if sinks is None:
         return output, normalisers
     # A sink is a key whose value is 0. Its share of the softmax is added to the normalisers and taken from the output.
-    # With these two, the kernels' gradients are right.
+    # With these two changes, the kernels' gradients are right.
     whole = normalisers.logaddexp(sinks.float())
     return (output * (normalisers - whole).exp()[..., None]).to(output.dtype), whole
 
@@ -213,7 +213,7 @@ attend.register_autograd(_backward, setup_context=_save)
 
 
 def _on_paths(values: Tensor, paths: Tensor | None) -> Tensor:
-    """Select the rows of the keys of all sequences from `values`. If `paths` is None, they are all rows, unchanged."""
+    """Select the rows of the keys of all sequences from `values`. If `paths` is None, these are all rows, unchanged."""
     return values if paths is None else values.index_select(0, paths)
 
 

@@ -26,8 +26,8 @@ class PackedLayout:
 
     - `bounds` int64[2, S + 1], on the host: the bounds of the sequences among the pass's queries, and among its keys.
       Tokens after the last bound are padding.
-    - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end, so that their number
-      B is a power of two. GPU kernels are prepared for a fixed number of sequences.
+    - `ends` int32[2, B + 1]: the same bounds for the device. Empty sequences are added at the end, so that the number B
+      of all sequences is a power of two: GPU kernels are prepared for fixed numbers of sequences.
     - `paths` int64[sum of keys], if sequences share prefixes: the rows of the keys among the tokens of the pass. If
       `paths` is None, each token of the pass is a query and a key of its own sequence.
     - `group`: the ranks that divide the tokens of the pass, if any do. Each rank computes its part of the tokens.
@@ -50,7 +50,7 @@ class PackedLayout:
         return cls(torch.tensor(sides), torch.tensor(ends, dtype=torch.int32), paths)
 
     def divided(self, group: ContextGroup, tokens: int) -> PackedLayout:
-        """The same layout for a rank of `group` that computes its part of the `tokens` of the pass."""
+        """The same layout for a rank of `group`, whose ranks divide the pass of `tokens` tokens."""
         return replace(self, group=group, own=None if group.divides_layers else self._of_queries(group.rows(tokens)))
 
     def _of_queries(self, rows: slice) -> PackedLayout:

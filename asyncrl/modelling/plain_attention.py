@@ -1,5 +1,5 @@
-"""Computes causal attention of one sequence, and its gradients, in plain torch on any device. It takes one block of
-queries after another.
+"""Computes causal attention of one sequence, and its gradients, in plain torch on any device. In most cases it takes
+one block of queries after another (see `BLOCK`).
 
 This attention has two options that torch's kernels lack. A soft cap c replaces a score s by c * tanh(s / c). A sink is
 an additional score of a head, which takes its share of the softmax and adds nothing to the output.
@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BLOCK = 256
-"""The number of queries in a block. Blocks are used if attention has a window, a cap or sinks, and in the backward
-pass."""
+"""The number of queries in a block. Blocks are used in the backward pass. In the forward pass they are used if
+attention has a cap or sinks, if a window hides keys, or if there are more keys than queries."""
 
 Gradients = tuple[Tensor, Tensor, Tensor]
 """The gradients with respect to query, key and value."""
@@ -102,7 +102,8 @@ def differentiate_plainly(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """query [heads, Q, D], key and value [heads, K, D] of one sequence in float32 or better, and blocks of queries."""
+    """query [heads, Q, D], key and value [heads, K, D] of one sequence in float32 or better. Iteration yields blocks of
+    queries, and the keys that they see."""
 
     query: Tensor
     key: Tensor
@@ -128,8 +129,8 @@ class _Blocks:
     def shares(self, block: range, seen: range) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Compute the softmax [heads, queries, keys].
 
-        Also returns the derivative of the capped scores by the uncapped scores (None without a cap), and the sinks'
-        part of the softmax [heads, queries, 1] (None without sinks).
+        Also returns the derivative of the capped scores with respect to the uncapped ones (None without a cap), and the
+        sinks' part of the softmax [heads, queries, 1] (None without sinks).
         """
         cap, sinks, slope, sunk = self.rule.softcap, self.rule.sinks, None, None
         scores = self.query[:, self.rows(block)] @ self.key[:, _slice(seen)].mT * self.scale

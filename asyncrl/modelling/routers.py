@@ -3,7 +3,7 @@
 A router sends each token to a few experts of its layer. It ranks experts by small differences, which bfloat16 rounds
 away. In bfloat16, learner and engine would send some tokens to different experts, although both have the same weights.
 
-In transformers, routers of DeepSeek-V3 and GLM-4.5 already compute in float32. In this file the routers of more
+In transformers, routers of DeepSeek-V3 and GLM-4.5 already compute in float32. This file makes the routers of more
 families compute logits, softmax, the choice of experts and their weights in float32. The router's own weights are first
 rounded to the model's dtype, in which engines receive them. Their product with the hidden states is not rounded.
 """
@@ -113,4 +113,4 @@ ROUTERS: Mapping[str, RouterFamily] = {
     "gpt_oss": RouterFamily(_softmax, _ChooseThenSoftmax),
     **dict.fromkeys(("deepseek_v3", "glm4_moe"), RouterFamily(_sigmoid, None)),
 }
-"""The families, by the folder in transformers/models that defines the router."""
+"""Maps the folder in transformers/models that defines a router to the router's family."""

@@ -185,4 +185,4 @@ FAMILIES: Mapping[str, _Family] = {
     "olmoe": _Family("OlmoeTopKRouter", _softmax, lambda *_: True, lambda config: config.num_experts),
     "glm4_moe": _Family("Glm4MoeTopkRouter", _sigmoid, _behind_dense, lambda config: config.n_routed_experts),
 }
-"""The families, by `model_type` of their configuration."""
+"""Maps the `model_type` of a configuration to the family."""

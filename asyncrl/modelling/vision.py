@@ -28,7 +28,7 @@ from asyncrl.errors import ConfigError
 from asyncrl.modelling.source import ModelSource
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
-"""The families, by `model_type` of their configuration."""
+"""The `model_type` of each supported family."""
 
 PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
 

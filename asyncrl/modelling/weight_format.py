@@ -65,7 +65,7 @@ class WeightFormat:
 
     - `stored` has the names of the tensors in the model's files. Leave it out if transformers has loaded the model from
       its files, or if the model has no files.
-    - `buffer_dtypes` are the dtypes that persistent buffers had at construction.
+    - `buffer_dtypes` are the dtypes that persistent buffers had when this object was made.
 
     Raises ConfigError: transformers cannot convert the model back part by part.
     """
@@ -185,7 +185,7 @@ def _sorted(conversions: Collection[Any]) -> tuple[list[WeightRenaming], list[We
 
 
 def _conversions(model: Any) -> list[Any]:
-    """The conversions with which the model was loaded. If it was not loaded from files, transformers' usual ones."""
+    """The conversions with which the model was loaded, or transformers' usual ones if it was not loaded from files."""
     loaded = getattr(model, "_weight_conversions", None)
     if loaded is not None:
         return list(loaded)

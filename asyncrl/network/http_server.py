@@ -1,8 +1,8 @@
 """An HTTP server whose clients show keys. Clients without a key cannot keep the server from serving clients with a key.
 
 - A connection is a stranger's until one of its requests has a key. The application reports this by a call of
-  `shows_key`. A stranger gets one answer. Its connection is closed after `stranger_s` seconds, even if it keeps
-  sending.
+  `shows_key`. A stranger's connection is closed after one answer, and at the latest `stranger_s` seconds after it was
+  opened, even if the stranger keeps sending.
 - If the number of connections is at its bound, a new connection closes the oldest connection of a stranger. Strangers
   have no separate, lower bound: at the start of a run thousands of agents may connect at once, and show their keys
   later.
@@ -42,7 +42,7 @@ class ConnectionBounds:
 
     - `connections`: the maximum number of connections.
     - `stranger_s`: the seconds after which the connection of a stranger is closed.
-    - `idle_s`: the seconds after which an idle connection is closed.
+    - `idle_s`: the seconds after which the idle connection of a client with a key is closed.
     """
 
     connections: int = 4096
@@ -199,7 +199,7 @@ async def _one_answer_for_strangers(request: web.Request, response: web.StreamRe
 
 def _bounded_log(unreadable: Throttled, errors: ErrorLogger) -> logging.Logger:
     """Return a logger for aiohttp's messages. Any client can send bytes that are not a request, so the rate of lines
-    about these is bounded."""
+    about such bytes is bounded."""
     logger = logging.Logger(__name__)
 
     def say(record: logging.LogRecord) -> bool:

@@ -28,7 +28,9 @@ from asyncrl.errors import ConfigError
 
 OWN_CLIENT = "local"
 KEY_BYTES = 32
-CHECK_KEYS = "if it runs: is server.public in network.keys its own, and is this client in its list `allowed`?"
+CHECK_KEYS = (
+    "if the server runs: is server.public in network.keys its own key, and is this client in its list `allowed`?"
+)
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}")
 
@@ -69,14 +71,15 @@ def client_keys(keys: str | None) -> ClientKeys | None:
 
 
 def check_keys(keys: str | None) -> None:
-    """Raises ConfigError: the keys in the folder `network.keys` cannot be used, to listen or to connect."""
+    """Raises ConfigError: the folder `keys` (network.keys) lacks keys to listen with or keys to connect with, or other
+    users can read a secret."""
     server_keys(keys)
     client_keys(keys)
 
 
 def allowed_keys(path: Path) -> set[bytes]:
-    """Return the public keys in a list of clients. Raises ConfigError: the list cannot be read, or a line has no
-    key."""
+    """Return the public keys in a list of clients. Raises ConfigError: the list cannot be read, or a line does not
+    begin with a key."""
     lines = [line.split() for line in _read(path).splitlines()]
     # A key may begin with "#" but has no space, so a comment is "#" and a space.
     return {_key(path, line[0]) for line in lines if line and line[0] != "#"}
@@ -93,7 +96,8 @@ def make_keys(folder: Path) -> None:
 
 
 def add_client(folder: Path, name: str) -> Path:
-    """Make the keys of one more client, and add the client to the accepted ones. Returns the folder for its machine.
+    """Make the keys of one more client, and add the client to the accepted ones. Returns the folder to copy to the
+    client's machine.
 
     Raises ConfigError: `folder` has no keys of a server, or the name is taken or not valid.
     """
@@ -111,7 +115,7 @@ def _make_client(folder: Path, theirs: Path, name: str) -> None:
     public, secret = zmq.curve_keypair()
     _write(theirs / "client.secret", secret, 0o600)
     allowed = folder / "allowed"
-    start = "" if _read(allowed).endswith("\n") else "\n"  # an editor may have left the last line without its end
+    start = "" if _read(allowed).endswith("\n") else "\n"  # an editor may have left the last line without a newline
     with allowed.open("a", encoding="ascii") as clients:
         clients.write(f"{start}{public.decode()} {name}\n")
 

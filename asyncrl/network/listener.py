@@ -25,8 +25,9 @@ logger = logging.getLogger(__name__)
 DOMAIN = b"asyncrl"
 PEER_MESSAGES = 64
 """The maximum number of messages that wait to be sent to one peer, and also of those that wait to be read from it.
-Clients of this package have at most half as many unanswered requests, since ZeroMQ reports room only after half of the
-queue was read. A peer that reads slowly takes up no more memory: it loses further replies, and repeats its requests."""
+Clients of this package have at most half as many unanswered requests, since ZeroMQ reports room in a full queue only
+after half of it was read. A peer that reads slowly takes up no more memory than that: it loses further replies, and
+repeats its requests."""
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 FAILED = {
     zmq.EVENT_HANDSHAKE_FAILED_AUTH: "its key is not in the list of allowed clients",
@@ -89,7 +90,7 @@ class Listener:
             raise UnavailableError("a ZeroMQ context can have one listening socket with keys: make another") from error
 
     def _close_gate(self) -> None:
-        with suppress(zmq.ZMQError):  # the context has ended
+        with suppress(zmq.ZMQError):  # raised after the end of the context
             if self._requests.last_endpoint:
                 # ZeroMQ closes the socket later. Until then the next gate of the context could not bind the address.
                 self._requests.unbind(ZAP_ENDPOINT)
@@ -128,7 +129,7 @@ class Listener:
 
 
 def _holder(endpoint: str, error: Exception) -> str:
-    """Name the process that listens at the address, if it is taken. Otherwise returns ""."""
+    """Return a text that names the process that listens at `endpoint`, or "" if the error has another reason."""
     port = endpoint.rpartition(":")[2]
     is_taken = isinstance(error, zmq.ZMQError) and error.errno == zmq.EADDRINUSE
     return who_listens(int(port)) if is_taken and port.isdecimal() else ""
@@ -138,6 +139,6 @@ def require_keys(socket: zmq.Socket[bytes], keys: ServerKeys) -> None:
     """Encrypt the connections of a listening socket, and refuse clients that no gate accepts."""
     socket.curve_server = True
     socket.curve_secretkey = keys.secret
-    # Without these, ZeroMQ accepts every client with the server's public key if no gate answers.
+    # Without these two settings, ZeroMQ accepts every client with the server's public key if no gate answers.
     socket.zap_domain = DOMAIN
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)

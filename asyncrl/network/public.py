@@ -2,10 +2,10 @@
 
 No URL, name server or page can change these rules:
 
-- A connection goes only to a public address. The address of each socket is checked before it connects, so other
+- A connection goes only to a public address. The address of each socket is checked before the socket connects, so other
   spellings of an address and names that later resolve to another address cannot avoid the check.
 - The URL of a redirection is checked in the same way. The caller bounds the number of redirections.
-- Only the request is sent: no cookies, no credentials, no proxy of the environment.
+- No cookies and no credentials are sent, and the proxy of the environment is not used.
 - The size of a body is bounded, even after decompression, and so is the total time.
 """
 
@@ -50,7 +50,8 @@ SPECIAL_IPV6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16"
 """The special-purpose addresses of IANA's registry that are within PUBLIC_IPV6. 2001::/23 has Teredo, and 2002::/16 is
 6to4: both embed an IPv4 address."""
 ISATAP = (0x5EFE, 0x0200_5EFE)
-"""The 32 bits that announce an embedded IPv4 address. A site's router tunnels packets to this IPv4 address."""
+"""The two values of 32 bits that announce an IPv4 address in the next 32 bits. A site's router tunnels packets to this
+IPv4 address."""
 
 REDIRECTIONS = (301, 302, 303, 307, 308)
 PASSING = (408, 425, 429)
@@ -63,7 +64,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _HEADERS = {"User-Agent": "asyncrl", "Accept-Encoding": "gzip"}
 
 CheckUrl = Callable[[URL], None]
-"""Raises RefusedError: this URL must not be fetched."""
+"""A function that raises RefusedError if a URL must not be fetched."""
 
 Connect = Callable[[], aiohttp.BaseConnector]
 """A function that makes the connector of one fetch."""
@@ -71,7 +72,7 @@ Connect = Callable[[], aiohttp.BaseConnector]
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The answer of a URL. `url` is the URL after all redirections."""
+    """The page that a server sent. `url` is the URL after all redirections."""
 
     url: URL
     content_type: str
@@ -124,8 +125,8 @@ def public_socket(info: AddrInfoType) -> socket.socket:
 
 
 def public_connector(resolver: AbstractResolver | None = None) -> aiohttp.TCPConnector:
-    """Return a connector that connects only to public addresses. If `resolver` is None, it resolves names by the host's
-    resolver."""
+    """Return a connector that connects only to public addresses. It resolves names by `resolver`, or by the host's
+    resolver if that is None."""
     names = PublicResolver(resolver or aiohttp.ThreadedResolver())
     return aiohttp.TCPConnector(resolver=names, use_dns_cache=False, socket_factory=public_socket)
 
@@ -142,11 +143,13 @@ async def get_public(
     check: CheckUrl = _anywhere,
     connect: Connect = public_connector,
 ) -> Fetched:
-    """Fetch a URL of at most `limit` bytes. `check` sees the URL, and the URL of each redirection.
+    """Fetch the page of a URL, at most `limit` bytes. `check` is called with the URL and with the URL of each
+    redirection.
 
-    Raises RefusedError: a URL is not http or https, names a user, leads to no public address or fails the check; there
-    are more than `redirections` redirections, or more than `limit` bytes; the status is not 200. Raises
-    UnavailableError: the server cannot be reached, took more than `timeout_s` seconds in total, or failed.
+    Raises RefusedError: a URL is not http or https, contains a user or a password, leads to an address that is not
+    public, or fails the check; there are more than `redirections` redirections, or more than `limit` bytes; the status
+    is not 200. Raises UnavailableError: the server cannot be reached, took more than `timeout_s` seconds in total, or
+    failed.
     """
     shown = f"{url!r:.200}"
     limit_s = asyncio.timeout(timeout_s)
@@ -209,7 +212,7 @@ def _check_form(url: URL) -> None:
 
 async def _body(response: aiohttp.ClientResponse, limit: int) -> bytes:
     """Read the body of a response. Raises UnavailableError: the server failed, or the body ends too early;
-    RefusedError: any other status but 200, or a body that is too large or packed in an unknown way."""
+    RefusedError: the status is any other but 200, or the body is too large or packed in an unknown way."""
     if response.status >= 500 or response.status in PASSING:
         raise UnavailableError(f"status {response.status}")
     if response.status != 200:

@@ -52,15 +52,15 @@ def try_send(socket: zmq.Socket[bytes], frames: Sequence[Any], copy: bool = True
 async def send_within(seconds: float, socket: zmq.asyncio.Socket, frames: Sequence[Any]) -> None:
     """Send a message, and wait at most `seconds` until the connection takes it. Raises TimeoutError: it was not
     taken."""
-    # Does not use wait_for, which lets the loop run before it returns from a finished send: then pyzmq sometimes misses
-    # answers.
+    # `asyncio.wait_for` is not used here: it lets the event loop run between the end of the send and its own return,
+    # and pyzmq then sometimes misses answers.
     async with asyncio.timeout(seconds):
         await socket.send_multipart(frames)
 
 
 class Watch:
-    """Notices when connections of `socket` break. A break is noticed immediately if the peer's process dies while its
-    machine continues to run."""
+    """Notices when connections of `socket` break. The death of the peer's process is noticed immediately, the death of
+    its machine late or never."""
 
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._socket = socket

@@ -17,11 +17,11 @@ MAX_DISTINCT = 32
 
 @dataclass
 class Throttled:
-    """Lines of one kind.
+    """Logs lines of one kind, at a bounded rate.
 
     - `what`: the words with which each line begins
     - `burst`: the number of lines that may be written without a pause
-    - `every_s`: the time after which a further line may be written. That line has the number of lines left out
+    - `every_s`: the seconds after which one further line may be written. It says how many lines were left out
 
     Only one thread may use it. `clock` gives monotonic seconds.
     """
@@ -53,10 +53,10 @@ class Throttled:
 
 @dataclass
 class ErrorLogger:
-    """Logs errors that may repeat. The first of a kind is logged with its traceback. Later ones are counted, and lines
-    at doubling intervals have the count. Two errors are of one kind if their first causes have the same type and were
-    raised at the same line. All kinds after MAX_DISTINCT count as one. An AsyncrlError is logged without a traceback.
-    Only one thread may use it. `clock` gives monotonic seconds.
+    """Logs errors that may repeat. The first of a kind is logged with its traceback. Later ones are counted, and the
+    count is logged at intervals that double. Two errors are of one kind if their first causes have the same type and
+    were raised at the same line. All kinds after the first MAX_DISTINCT count as one kind. An AsyncrlError is logged
+    without a traceback. Only one thread may use it. `clock` gives monotonic seconds.
     """
 
     logger: logging.Logger

@@ -54,7 +54,7 @@ from asyncrl.wire import (
 
 T = TypeVar("T")
 Outcome = str | RefusedError | WireError
-"""The outcome of a delivery: "stored", "duplicate" or "late", or the error that refused it."""
+"""The outcome of a delivery: "stored", "duplicate" or "late", or the error with which it was refused."""
 
 INCOMPLETE = "incomplete"
 FETCH_CREDITS = 4
@@ -110,8 +110,8 @@ class ReplayClient:
     def put(self, trajectory: Trajectory, images: Mapping[bytes, bytes] = MappingProxyType({})) -> str:
         """Deliver a trajectory. Returns "stored" once it is durable, "duplicate" if it was stored before, or "late" if
         its ticket has ended (the trajectory is counted, but not kept). `images` has all images of the trajectory by
-        digest. If the replay lacks one of them, all are sent. Raises RefusedError; WireError: the trajectory cannot be
-        encoded."""
+        digest. If the replay lacks one of them, all are sent. Raises RefusedError: the replay refused the trajectory.
+        WireError: the trajectory cannot be encoded."""
         [outcome] = self.put_all([trajectory], images)
         if isinstance(outcome, str):
             return outcome

@@ -35,7 +35,7 @@ class ClockProbe:
             self._sent = self._spans.clock()
 
     def received(self, answer: Answer) -> None:
-        """Note that an answer to any request has arrived."""
+        """Note that an answer has arrived. Answers to other requests than those of this object are ignored."""
         if answer.sequence == self._sequence and answer.kind == OK:
             theirs = answer.read(protocol.SECONDS)
             self._spans.measured_clock(self._endpoint, self._sent, theirs, self._spans.clock())

@@ -169,7 +169,7 @@ class RequireLabels(ReplayRequest, frozen=True):
 
 class GetPlan(ReplayRequest, frozen=True):
     """Request the batch plan of a learner step. With `ahead`, the learner has not reached the step yet, and the reply
-    is empty if a later request could get a different plan."""
+    is empty if the plan cannot be made yet."""
 
     step: Whole
     ahead: bool

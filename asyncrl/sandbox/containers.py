@@ -69,12 +69,12 @@ class Container:
         except TimeoutError as error:
             raise SandboxError(f"{self._program}: the container did not answer within {seconds:g} s") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SandboxError(f"{self._program}: the container answered with {error!r:.200}") from error
+            raise SandboxError(f"{self._program}: the container's answer cannot be used: {error!r:.200}") from error
 
     async def end(self) -> None:
         """End the container, and wait for its end."""
         assert self._started.stdin is not None
-        # When its input ends, the container's first process ends, and the container with it.
+        # The container's first process ends when its input ends, and then the container ends.
         self._started.stdin.close()
         try:
             with suppress(TimeoutError):
@@ -180,7 +180,7 @@ class ContainerSandbox:
             each.close()
 
     def command(self, name: str, limits: SandboxLimits) -> list[str]:
-        """The command that starts a container called `name`."""
+        """Return the command that starts a container called `name`."""
         cpu = [f"--ulimit=cpu={math.ceil(limits.cpu_s)}"] if math.isfinite(limits.cpu_s) else []
         texts = [(_CHILD / f"{file}.py").read_text() for file in ("container", "cells", "pausing")]
         return [

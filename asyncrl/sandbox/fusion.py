@@ -22,7 +22,8 @@ from asyncrl.sandbox.sandbox import ProgramResult, SandboxError, SandboxLimits
 TRIES = 3
 FIRST_WAIT_S = 0.25
 QUEUE_S = 60.0
-"""Seconds that a request may take in addition to the program's own time, such as the wait at a busy server."""
+"""The seconds that a request may take in addition to the time limits of compiling and running the program. A busy
+server may let it wait for so long."""
 
 MAX_BYTES = 16 << 20
 """The maximum number of bytes in one answer."""
@@ -47,7 +48,8 @@ class FusionSandbox:
     async def run(
         self, program: str, limits: SandboxLimits, *, stdin: bytes = b"", errors: bool = True
     ) -> ProgramResult:
-        """Run a program, see `sandbox.run`. Standard error follows the output. Raises SandboxError.
+        """Run a program, see `sandbox.run`. The result has standard output first, and then standard error. Raises
+        SandboxError.
 
         The server applies only the limits of wall time and memory.
         """

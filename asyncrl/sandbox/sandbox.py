@@ -2,7 +2,8 @@
 
 If Linux grants namespaces, the program is isolated. It sees Python and the system's programs, read-only, and a private
 folder of bounded size, but no other files, no other processes and no network. Without namespaces only the limits
-apply; docs/security.md describes them. Every process that the program starts ends when the call ends for any reason.
+apply; docs/security.md describes them. When the call ends, for any reason, every process that the program has started
+ends too.
 
 asyncrl makes the namespaces itself, without the program bubblewrap. That program needs the same permission from the
 kernel, is not installed on every machine, and would replace only the code that makes mounts.
@@ -53,7 +54,7 @@ class SandboxLimits:
     """Limits of a program.
 
     - `wall_s`: seconds of wall time. `cpu_s`: seconds of CPU time, rounded up; infinite for no limit.
-    - `memory_mb`: how many megabytes of memory each process may have, and how many all processes together.
+    - `memory_mb`: megabytes of memory. The same limit holds for each process, and for all processes together.
     - `processes`: how many processes and threads may exist at once.
     - `disk_mb`: how many megabytes each of the private folders /tmp and /dev/shm may hold.
     """
@@ -86,7 +87,8 @@ class ProgramResult:
 
 @cache
 def why_no_namespaces() -> str:
-    """Return the reason why programs cannot have namespaces here, and log a warning. Empty if they can."""
+    """Return the reason why programs cannot have namespaces here, and log a warning. Return an empty text if they
+    can."""
     limits = SandboxLimits(wall_s=_CHECK_S, cpu_s=_CHECK_S)
     try:
         # The coroutine runs in a new thread, because the calling thread may already have a running event loop.
@@ -98,7 +100,7 @@ def why_no_namespaces() -> str:
     if reason:
         log.warning(
             "programs of the policy run without namespaces (%s), so they can reach files and networks of this machine; "
-            "docs/security.md says what holds and how to mend it",
+            "docs/security.md says what still protects it, and how to get namespaces",
             reason,
         )
     return reason
@@ -116,7 +118,8 @@ async def run(
     """Run `program` in an empty folder that is deleted afterwards.
 
     The program reads `stdin` and has the open files `fds`. With `errors` its standard error is part of the output.
-    `namespaces`: true to run it in new namespaces; None to do so if this machine grants them. Raises SandboxError.
+    It runs in new namespaces if `namespaces` is true, and in none if it is false. None means: if this machine grants
+    them. Raises SandboxError.
     """
     if namespaces is None:
         namespaces = not await asyncio.to_thread(why_no_namespaces)
@@ -149,14 +152,15 @@ async def run(
 
 
 def child_command(module: str) -> list[str]:
-    """The command that runs the `main` of a `module` of child/, without the arguments."""
+    """Return the command that runs the `main` of a `module` of child/, without the arguments."""
     path = f"sys.path.insert(0, {str(_PACKAGE.parent)!r})"
     code = f"import sys; {path}; from asyncrl.sandbox.child.{module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", code]
 
 
 def child_arguments(limits: SandboxLimits, namespaces: bool) -> list[str]:
-    """The arguments of the launcher that follow the control socket and the program's file. `Options` reads them."""
+    """Return the arguments of the launcher that follow the control socket and the program's file. `Options` reads
+    them."""
     cpu_s = math.ceil(limits.cpu_s) if math.isfinite(limits.cpu_s) else resource.RLIM_INFINITY
     sizes = (limits.memory_mb << 20, MAX_OUTPUT_BYTES, limits.disk_mb << 20)
     return [*map(str, (int(namespaces), cpu_s, *sizes, limits.processes)), *(_visible() if namespaces else ())]
@@ -198,17 +202,17 @@ def result_of(printed: str, report: str | None, namespaces: bool) -> ProgramResu
 
 
 def _visible() -> list[str]:
-    """The paths that a program may see: those that Python and the system's programs need, and asyncrl's code. Runs,
-    keys and home folders are not among them."""
+    """Return the paths that a program may see: those that Python and the system's programs need, and asyncrl's code.
+    Runs, keys and home folders are not among them."""
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1])}
     python = [f"{prefix}/{name}" for prefix in sorted(prefixes) for name in _OF_PYTHON]
     return [each for each in (*_SYSTEM, *python, str(_PACKAGE)) if Path(each).exists()]
 
 
 def child_environment(folder: str) -> dict[str, str]:
-    """An environment without the caller's variables, which may hold keys.
+    """Return an environment without the caller's variables, which may hold keys.
 
-    It makes libraries use one thread each, because the threads of a pool count against the memory limit.
+    It lets each library use only one thread, because the threads of a pool count against the memory limit.
     """
     return {
         "PATH": "/usr/bin:/bin",

@@ -57,7 +57,7 @@ THIS_MACHINE: Sandbox = BuiltInSandbox()
 
 
 def open_sandbox(settings: SandboxSettings) -> Sandbox:
-    """The sandbox that the settings name."""
+    """Return the sandbox that the settings name."""
     if settings.kind in CONTAINERS:
         from asyncrl.sandbox.containers import ContainerSandbox
 

@@ -1,8 +1,8 @@
 """Python sessions in the sandbox: an interpreter that runs cells one after another, and keeps their variables.
 
 A session has the same isolation and limits as a program (`sandbox.py`), but its time limit holds for each cell. Between
-two cells all its processes are stopped. If one of them nevertheless runs, the session ends. The session and all its
-processes end when its caller ends for any reason.
+two cells all its processes are stopped. If one of them nevertheless runs, the session ends. When the caller ends, for
+any reason, the session and all its processes end too.
 
 Starting Python for each episode would take too long. So `SessionServer` starts one Python process, which forks for each
 session. The sessions share the memory that they do not change.

@@ -1,18 +1,19 @@
-"""The scoring pool: it leases unlabelled trajectories, verifies and scores them, and returns labels.
+"""The scorers: they lease unlabelled trajectories from the replay, score them, and return labels.
 
-This package keeps promise 4 of docs/concepts.md: a failure is never a zero. If a rule, verifier or model fails,
-worker.py reports the trajectory and the reason to the replay. The replay leases it again, or after too many failures
-sets it aside as a dead letter.
+This package keeps promise 4 of docs/concepts.md: a failure is never a zero. If a rule or model fails, worker.py
+reports the trajectory and the reason to the replay. The trajectory can then be leased again. After too many failures
+the replay sets it aside as a dead letter.
 
-judges.py runs users' code in processes that may be killed, so a rule that hangs disturbs nothing else. Groups that a
-manager judges are leased, delivered and failed as a whole (promise 5).
+judges.py runs users' code in processes that can be killed, so a rule that hangs disturbs nothing else. A group that a
+reward manager judges as a whole is leased as a whole. All its members get labels, or all have failed (promise 5).
 
 In reading order:
 - worker.py: the loop of a scorer; scorer.py: the labels of leased trajectories
 - shaping.py: rewards from scores; stats.py: metrics, and the alarm on reward hacking
-- verifier.py, judges.py: rules in separate processes; rules/: one file for each rule; registry.py finds them
-- transcript.py, models/: process reward models and outcome models, one file for each family
-- managers.py: verl's reward managers, which judge whole groups
+- verifier.py, judges.py: rules in separate processes; answers.py: the texts that rules read
+- rules/: one file for each rule (rules/registry.py finds a rule by its name); asserts/: unit tests of a program
+- models/: process reward models and outcome models, one file for each family; transcript.py: the texts that they read
+- managers.py: verl's reward managers, which judge whole groups; step_rewards.py: a user's function that rewards steps
 
 A new rule needs a file in rules/ and its name in rules/registry.py; a new family of models needs a file in models/ and
 its name in models/registry.py. Discuss a change of an existing score first, since runs train on it.

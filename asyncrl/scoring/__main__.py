@@ -1,7 +1,7 @@
 """`python -m asyncrl.scoring`: verify and score trajectories until SIGTERM or Ctrl-C, or until the run is done.
 
-On SIGUSR2 it first scores its leased trajectories, for at most cluster.drain_s. Then it returns all leases that remain
-to the replay, and ends.
+On SIGUSR2 the process leases nothing more, and scores its leased trajectories for at most cluster.drain_s seconds. Then
+it gives unfinished leases back to the replay, and ends.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ log = logging.getLogger(__name__)
 
 
 def run(config: TrainConfig) -> None:
-    """Score until a signal. Raises ConfigError: a rule or a model cannot be loaded; RunOverError: the run is done."""
+    """Score until a signal asks to stop.
+
+    Raises ConfigError: a rule or a model cannot be loaded; RunOverError: the run is done.
+    """
     stop, drain, activity = process.stop_on_signals(), process.event_on(process.DRAIN), Activity()
     name, life = process.worker_name("scoring"), process.incarnation()
     process.limit_threads(config.cluster.scorer_threads)
@@ -56,11 +59,12 @@ def _wait(
 ) -> set[Future[None]]:
     """Wait until one of `running` has ended, and return all that have ended.
 
-    Once `drain` is set, it waits until all have ended, for up to `limit_s` seconds.
+    Once `drain` is set, wait until all have ended, for up to `limit_s` seconds.
     """
     until = math.inf
     while True:
-        # A worker that waits for the replay does not hang. A worker whose scoring hangs ends itself (scoring.stall_s).
+        # Progress is reported even if no worker has any: one that waits for the replay does not hang, and one whose
+        # scoring hangs ends itself (scoring.stall_s).
         activity.advance()
         when = ALL_COMPLETED if drain.is_set() else FIRST_COMPLETED
         done, rest = wait(running, min(BEAT_S, max(0.0, until - time.monotonic())), when)
@@ -78,8 +82,8 @@ def _wait(
 
 
 def _workers(config: TrainConfig, name: str, life: str, stop: threading.Event, stack: ExitStack) -> list[ScoringWorker]:
-    """The workers, one for each shard of the replay, so that an unavailable shard delays only its own trajectories.
-    All share one scorer."""
+    """Make one worker for each shard of the replay, so that an unavailable shard delays only its own trajectories. All
+    workers share one scorer."""
     from asyncrl.config.schema.scoring import GROUP_KIND, serves
     from asyncrl.modelling.tokenizer import open_tokenizer
     from asyncrl.observe.from_config import open_reports

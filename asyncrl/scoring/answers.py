@@ -44,7 +44,8 @@ _GENERATION_PROMPT = 64
 def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: bool = True) -> tuple[str, str]:
     """The answer, and the whole last assistant turn. Without `strip_thoughts` the answer is the whole turn too.
 
-    Both are without special tokens, except tags of thoughts. Both are empty if the episode was cut at a tool call.
+    Both are without special tokens, except tags of thoughts. Both are empty if the episode was cut off while its last
+    turn still called tools.
     """
     last = next(turn for turn in reversed(trajectory.turns) if turn.role is Role.ASSISTANT)
     if last.tool_calls and trajectory.finish is Finish.TRUNCATED:
@@ -58,13 +59,13 @@ def answer_texts(trajectory: Trajectory, tokenizer: Decoder, strip_thoughts: boo
 
 
 def prompt_and_response(trajectory: Trajectory) -> tuple[int, int]:
-    """The positions at which the last branch's prompt and its response begin."""
+    """The indices of the tokens at which the prompt and the response of the last branch begin."""
     start, _ = trajectory.branches[-1]
     return start, next(turn.start for turn in trajectory.turns if turn.role is Role.ASSISTANT and turn.start >= start)
 
 
 def response_text(trajectory: Trajectory, tokenizer: Decoder) -> str:
-    """All text after the prompt, tool results included, without special tokens."""
+    """All text after the last branch's prompt, tool results included, without special tokens."""
     _, start = prompt_and_response(trajectory)
     return decode(trajectory.tokens[start:].tolist(), tokenizer, skip_special=True)
 
@@ -83,8 +84,8 @@ def rule_input(task: Task, trajectory: Trajectory, tokenizer: Decoder, strip_tho
 
 
 def _turn_texts(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
-    """The text of each turn after the prompt of the last branch, without special tokens. Tool results are also without
-    the chat template's role headers."""
+    """The text of each turn after the prompt of the last branch, without special tokens. Turns that are not the
+    assistant's, such as tool results, are also without system messages and the chat template's role headers."""
     _, start = prompt_and_response(trajectory)
     spans = [(turn.role, trajectory.tokens[turn.start : turn.end].tolist()) for turn in trajectory.turns]
     return [
@@ -95,8 +96,8 @@ def _turn_texts(trajectory: Trajectory, tokenizer: Decoder) -> list[str]:
 
 
 def after_thoughts(text: str, begins_open: bool = False) -> str:
-    """The text after the last closed thought; empty if a thought is still open at the end. `begins_open`: a thought is
-    open at the beginning of the text."""
+    """The text after the last closed thought; the whole text if there are no thoughts; empty if a thought is still open
+    at the end. `begins_open` says that a thought is already open at the beginning."""
     closed = list(_CLOSING.finditer(text))
     if not closed:
         return "" if begins_open or _OPENING.search(text) else text

@@ -4,8 +4,8 @@ Such code may run forever, block the interpreter in a regular expression, use up
 stop the scorer or become a reward.
 
 If a request takes too long, the process that runs it writes its stack to stderr and ends itself. If it does not, the
-scorer kills it. The scorer also measures the memory of the process. A limit inside the process would raise a
-MemoryError in the code, and the code might treat it as a wrong answer.
+scorer kills it. The scorer also measures the memory of the process. A memory limit set inside the process
+would raise a MemoryError in the code, and the code might treat this error as a wrong answer.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class JudgePool:
     def __init__(self, program: str, settings: Mapping[str, Any], processes: int, limits: Limits) -> None:
         if MARK in os.environ:
             raise ConfigError(
-                f"the module that has {limits.judge} scores episodes as soon as it is imported: put the code that it "
-                'runs under if __name__ == "__main__":'
+                f"the module that has {limits.judge} scores episodes as soon as it is imported: move the code that "
+                'does so into a block that begins with if __name__ == "__main__":'
             )
         self._program = program
         self._settings = settings
@@ -148,7 +148,7 @@ class JudgePool:
                 raise ScoringError(
                     f"{limits.judge} took longer than {limits.timeout_key}={limits.timeout_s:g}"
                 ) from error
-            raise ScoringError(f"{limits.judge} took its process down") from error
+            raise ScoringError(f"{limits.judge} ended its process") from error
 
     def _start(self) -> _JudgeProcess:
         with self._lock:
@@ -186,15 +186,15 @@ class _JudgeProcess:
     def __init__(self, program: str, settings: Mapping[str, Any]) -> None:
         self._pipe, theirs = Pipe()
         fd = theirs.fileno()
-        # The process imports the same modules as this process.
+        # The new process looks for modules where this process does.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), MARK: "1"}
         command = [sys.executable, "-m", program, str(fd)]
         self._process = subprocess.Popen(command, pass_fds=[fd], env=environment, start_new_session=True)
         self._memory_before = 0
         theirs.close()
         # The settings are not in the command line: a rule's parameters may contain API keys, and every user of the
-        # machine can read command lines. If the process has ended already, the error is ignored here, and `receive`
-        # raises one.
+        # machine can read command lines. If the process has ended already, the error of this write is ignored,
+        # and `receive` raises one.
         with suppress(ConnectionError):
             self._pipe.send_bytes(json.dumps(settings).encode())
 
@@ -226,7 +226,7 @@ class _JudgeProcess:
         for process in self._tree():
             with suppress(psutil.Error):
                 process.kill()
-        # Until `wait` is called, the system gives the process's id to no other process.
+        # `wait` has not returned yet, so no other process can have got this id: `killpg` kills only what it should.
         if self._process.returncode is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -248,7 +248,7 @@ class _JudgeProcess:
 def _resident(process: psutil.Process) -> int:
     """The bytes of memory that a process uses.
 
-    Shared memory is divided among the processes that share it, if the system can tell.
+    On Linux, memory that several processes share is divided among them.
     """
     with suppress(psutil.NoSuchProcess):
         try:
@@ -267,8 +267,8 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
     among them `timeout_s`, the limit of a request. `load` makes the answering function from the settings; a ConfigError
     that `load` raises is sent to the scorer.
     """
-    # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to the scorer's children too, which
-    # ignore them.
+    # With these signals, Slurm asks a scorer to stop or to drain. Slurm sends them to this process too, which ignores
+    # them, because the scorer may still need it.
     for ignored in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     fd = int(arguments[0])
@@ -278,14 +278,14 @@ def serve(arguments: Sequence[str], load: Callable[[Mapping[str, Any]], Answer])
         with Connection(fd) as pipe, suppress(EOFError):
             _serve(pipe, json.loads(pipe.recv_bytes()), load)
     except Exception:
-        logger.exception("the process that judges has failed")
+        logger.exception("a process that runs users' code has failed")
     finally:
         sys.stdout.flush()
         os.killpg(0, signal.SIGKILL)
 
 
 def _serve(pipe: Connection, settings: Mapping[str, Any], load: Callable[[Mapping[str, Any]], Answer]) -> None:
-    """Raises EOFError: the pipe has ended."""
+    """Make the function that answers, then answer requests without end. Raises EOFError: the pipe was closed."""
     try:
         answer = load(settings)
     except AsyncrlError as error:

@@ -28,8 +28,8 @@ PROGRAM = EXTENSIONS["scoring.manager"]
 """The module of the process. Its function `check` checks a manager's settings without making the manager."""
 
 START_TIMEOUT_S = 600.0
-"""The maximum seconds that the process may take to start. They are many because a manager may load models when it is
-made."""
+"""The maximum seconds that the process may take to start. The limit is high because a manager may load models when it
+is made."""
 
 Group = Sequence[Lease]
 
@@ -64,9 +64,9 @@ class GroupJudge(Protocol):
 class Managers:
     """The managers of `config.manager`, made with the policy's tokenizer, in one process.
 
-    One call judges up to `batch_groups` groups. All groups of a call have the same manager settings, and all belong
-    either to training or to evaluations. If a call fails, each of its groups is judged again in a separate call, so
-    that only the faulty group fails.
+    One call of the process judges up to `batch_groups` groups. All groups of a call have the same manager settings, and
+    all belong either to training or to evaluations. If a call fails, each of its groups is judged again in a separate
+    call, so that only the faulty group fails.
 
     Raises ConfigError: a manager cannot be made.
     """

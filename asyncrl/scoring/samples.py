@@ -29,7 +29,7 @@ class EvaluationSamples:
     def show(self, task: Task, trajectory: Trajectory, labels: Labels) -> None:
         """Log an episode of an evaluation, unless `count` episodes of its data source have been logged already.
 
-        The count starts again with each evaluated version.
+        The count starts again with each policy version that is evaluated.
         """
         if not ids.is_evaluation(trajectory.id):
             return

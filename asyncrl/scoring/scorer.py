@@ -1,9 +1,10 @@
 """Labels leased trajectories: rules and models score single episodes, and managers score whole groups.
 
-The reward is shaped once the episode has the scores of all kinds. Every episode gets labels or an error. An episode
-that cannot be scored does not affect others: if a model fails on a batch, the batch's members are scored one by one.
+The reward is computed (shaping.py) once the episode has the scores of all kinds that it needs. Every episode gets
+labels or an error. An episode that cannot be scored does not affect others: if a model fails on a batch, the batch's
+members are scored one by one.
 
-If a service seems to be unavailable, it is tested with an easy episode. If the service answers the test, it is
+If the server of a reward model seems to be unavailable, it is tested with an easy episode. If it answers, it is
 available, and the error counts as a failure of the episode that was to be scored.
 """
 
@@ -62,7 +63,8 @@ class ScoredEpisode:
 
     - `step_scores`: the scores float32[K] of all K steps before shaping
     - `repeated`: the share of repeated steps
-    - `agree`: true if process model and rules agree on the answer; None if one of them gave no score
+    - `agree`: true if the process model agrees with the rules or the manager on the answer; None if one side gave no
+      score
     """
 
     labels: Labels
@@ -100,8 +102,8 @@ class Scorer:
         """Yield the result of each lease in the order of `leases`, as soon as it and all results before it are ready.
         An error may be a KindUnavailableError.
 
-        Rules, managers and the function of step rewards run while the models do. If a group was leased whole, `leases`
-        must have all of its leases.
+        Rules, managers and the function of step rewards run while the models do. If a group was leased as a
+        whole, `leases` must have the leases of all its members.
         """
         judged = self._judge(leases)
         rules = _submitted("rules", self._submit, leases)
@@ -196,7 +198,7 @@ class Scorer:
         rewarded: Future[Scores] | ScoringError | None,
         judged: Future[ManagerScore] | ScoringError | None,
     ) -> ScoredEpisode:
-        """Raises ScoringError: one of the lease's kinds gave no score."""
+        """Put the scores of one lease together as labels. Raises ScoringError: a kind in `lease.kinds` gave none."""
         before = lease.partial
         numbers, vote = (dict(before.extra), before.vote) if before else ({}, "")
         reasons = [*before.reasons] if before else []
@@ -243,7 +245,9 @@ class Scorer:
         counted, kept = step_scores, list(range(len(step_scores)))
         models = {name: score for name, score in numbers.items() if name == "outcome_model"}
         if len(step_scores):
-            if self._config.steps is None:  # A function decides itself what a repeated or a late step earns.
+            # The numbers of a user's function (scoring.steps) count unchanged: it decides itself what a repeated or a
+            # late step earns.
+            if self._config.steps is None:
                 counted, kept = shaping.earned(step_scores, steps, trajectory.sampled_tokens, config)
             if config.prm_aggregation != "per_step":
                 models["process"] = shaping.aggregate(counted, config.prm_aggregation)
@@ -278,7 +282,7 @@ class Scorer:
         return votes.vote(None, votes.read_plainly, answer)
 
     def _agree(self, step_scores: Scores, accuracy: float | None) -> bool | None:
-        # The numbers of a function have no middle, above which an answer counts as right.
+        # The numbers of the function scoring.steps have no middle, above which an answer would count as right.
         if accuracy is None or not len(step_scores) or self._config.steps is not None:
             return None
         config = self._config.shaping
@@ -338,7 +342,8 @@ def _submitted(
 
 
 def _together_or_singly(score: Callable[[Sequence[Lease]], list[T]], leases: Sequence[Lease]) -> list[T | ScoringError]:
-    """The result of each lease. Once a service is unavailable, it gets no requests for the remaining leases."""
+    """Score all leases in one call or, if it fails, one by one. Once a service is unavailable, it gets no requests for
+    the remaining leases."""
     if not leases:
         return []
     together: list[T] | ScoringError = _attempt(partial(score, leases))

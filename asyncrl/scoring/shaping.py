@@ -1,4 +1,6 @@
-"""Computes an episode's reward from its scores, the reward's parts by name, and the step scores that count.
+"""Computes an episode's reward, the reward's parts by name, and the step scores that count, from its scores.
+
+Step scores pass through these functions:
 
 scale (every step's score) -> earned (without gains from reward hacks) -> aggregate (one number, for the reward)
                                                                   -> transformed (for the algorithms)
@@ -24,7 +26,7 @@ Scores = NDArray[np.float32]
 _AGGREGATIONS: Mapping[str, Callable[[Scores], np.float32]] = {
     "mean_response": np.mean,
     "best_of_n": np.mean,
-    # Algorithms read the steps themselves. The mean only tells `_costs` if a step lowers the result.
+    # Algorithms read each step's score. The mean is only for `_costs`, which asks if a step lowers it.
     "per_step": np.mean,
     "pooled_last": lambda scores: scores[-1],
     "min": np.min,
@@ -42,8 +44,8 @@ _LEADING_NUMBER = re.compile(r"\A\s*(?:step\s*)?\(?\d+[).:]\s+", re.IGNORECASE)
 
 
 def scale(scores: StepScores, config: ShapingConfig) -> Scores:
-    """Every step's score, float32[K]. By the configuration, it is the tanh of the logit, the sigmoid of the logit, the
-    logit, or the model's own probability."""
+    """Every step's score, float32[K]. The configuration says which it is: the tanh of the logit, the sigmoid of
+    the logit, the logit, or the model's own probability."""
     logit = scores.logit.astype(np.float64)
     if config.use_logit_tanh:
         return (config.tanh_rmax * np.tanh(logit / config.tanh_tau)).astype(np.float32)
@@ -102,9 +104,9 @@ def earned(scores: Scores, steps: Sequence[StepText], length: int, config: Shapi
     """The scores that count, float32[k], and the indices of their steps among the K steps. `length` is the number of
     the episode's policy tokens.
 
-    Repeated steps are left out. After the first final answer of a branch, a step counts only if it lowers the result:
-    later steps earn nothing, and an early answer does not hide later mistakes. In steps and episodes that are too long,
-    scores above 0 become 0.
+    Without `enable_anti_hack`, all scores count unchanged. With it, repeated steps are left out. After the first
+    final answer of a branch, a step counts only if it lowers the result: later steps earn nothing, and an early answer
+    does not hide later mistakes. In steps and episodes that are too long, scores above 0 become 0.
     """
     if not config.enable_anti_hack:
         return scores, list(range(len(scores)))
@@ -154,7 +156,8 @@ def transformed(scores: Scores, config: ShapingConfig) -> Scores:
 
 
 def accuracy(outcome: float) -> float:
-    """1 for a right answer, 0 for a wrong one. An answer is right if the first rule gives more than a half."""
+    """1 for a right answer, 0 for a wrong one. An answer is right if `outcome`, the score of the first rule or of the
+    manager, is more than a half."""
     return float(outcome > 0.5)
 
 
@@ -186,7 +189,8 @@ def shape(scores: Mapping[str, float], length: int, config: ShapingConfig) -> tu
 def _bonuses(accuracy: float | None, length: int, config: ShapingConfig) -> dict[str, float]:
     bonuses: dict[str, float] = {}
     if config.overlong_penalty:
-        # The penalty is 0 up to overlong_max_length - overlong_buffer, and then falls linearly to -1 (DAPO).
+        # Before it is weighted, the penalty is 0 for lengths up to overlong_max_length - overlong_buffer. Then it falls
+        # linearly to -1 at overlong_max_length (DAPO).
         room = config.overlong_max_length - config.overlong_buffer - length
         bonuses["overlong"] = config.overlong_penalty * min(0.0, max(-1.0, room / config.overlong_buffer))
     if accuracy is not None and config.length_bonus_weight:

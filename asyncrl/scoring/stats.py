@@ -34,8 +34,8 @@ class HackAlarm:
         self.count = 0
 
     def add(self, now: float, reward: float, outcome: float, agreement: float) -> bool:
-        """Add the means of one report. True if this report starts the alarm; `ringing` is true while the alarm
-        lasts."""
+        """Add the means of one report. Return true if this report starts the alarm, false also while the alarm goes on
+        ringing."""
         self._points.append((now, reward, outcome, agreement))
         while now - self._points[0][0] > self._config.window_s:
             self._points.popleft()
@@ -47,8 +47,8 @@ class HackAlarm:
         return self.ringing and not before
 
     def _changes(self) -> tuple[float, float, float]:
-        """The changes of reward, outcome and agreement over the window, by linear fits; 0 until the window is half
-        full."""
+        """The changes of reward, outcome and agreement over the window, by linear fits. They are 0 as long as the
+        reports are too few, or cover less than half of the window."""
         times, *trends = np.array(self._points).T
         span = times[-1] - times[0]
         if len(times) < _LEAST_POINTS or span < self._config.window_s / 2:
@@ -58,7 +58,7 @@ class HackAlarm:
 
 
 class ScoringStats:
-    """Counts since the start; rates, means and histograms since the last report."""
+    """Counts since the process started; rates, means and histograms since the last report."""
 
     def __init__(self, now: float, guards: GuardConfig) -> None:
         self._counts = Counter(labelled=0, handed_on=0, failed=0, refused=0, waited=0)
@@ -100,8 +100,9 @@ class ScoringStats:
             reward, outcome, agreement = (values[name] for name in ("reward_mean", "outcome_mean", "prm_agreement"))
             if self._alarm.add(now, reward, outcome, agreement):
                 logger.warning(
-                    "the reward rises (%.3g) and the outcomes do not (%.3g), while process model and rules agree less "
-                    "and less (%.3g): the policy may be exploiting the process model; see docs/scoring.md, Guards",
+                    "the reward rises (now %.3g) and the outcomes do not (now %.3g), while process model and rules "
+                    "agree less and less (now %.3g): the policy may be exploiting the process model; see "
+                    "docs/scoring.md, Guards",
                     reward,
                     outcome,
                     agreement,
@@ -135,8 +136,8 @@ def _means(window: Sequence[tuple[Trajectory, ScoredEpisode]]) -> dict[str, floa
 
 
 def _histograms(scores: Sequence[Scores]) -> dict[str, float]:
-    """The share of scores in each bin, for first, inner and last steps. If there is only one step, it is a last
-    step."""
+    """The share of scores in each bin, for first, inner and last steps. The only step of an episode is a
+    last step."""
     positions = {
         "first": [each[0] for each in scores if len(each) > 1],
         "inner": [score for each in scores for score in each[1:-1]],

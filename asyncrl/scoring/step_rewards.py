@@ -36,7 +36,8 @@ from asyncrl.wire import Message
 logger = logging.getLogger(__name__)
 
 OFFERED = ("task", "trajectory", "texts", "answer", "full_answer", "deadline", "confined")
-"""The parameters that a function may have. A function gets those that its signature names."""
+"""The parameters that a function may have. A function gets those that its signature names, or all if it has
+`**keywords`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,7 +60,7 @@ class StepInput:
 class StepFunction:
     """The function at the dotted path `path`.
 
-    Raises ConfigError: it cannot be imported, or has a parameter that nothing fills.
+    Raises ConfigError: it cannot be imported, or needs a parameter that is not in OFFERED.
     """
 
     def __init__(self, path: str) -> None:
@@ -130,10 +131,10 @@ def _place(function: Any) -> str:
 
 
 class StepRewards:
-    """Calls the function for up to `rule_processes` episodes at once. An episode may take `timeout_s` seconds and
+    """Calls the function for up to `rule_processes` episodes at once. Each call may take `timeout_s` seconds and
     `rule_memory_mb` megabytes of memory.
 
-    Raises ConfigError: the function cannot be imported, or has a parameter that nothing fills.
+    Raises ConfigError: the function cannot be imported, or needs a parameter that is not in OFFERED.
     """
 
     def __init__(self, config: ScoringConfig) -> None:

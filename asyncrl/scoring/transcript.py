@@ -1,8 +1,8 @@
 """Turns trajectories into the text that reward models read, split at the bounds of the steps.
 
-An episode whose agent rewrote its history has one transcript for each branch. Text is decoded from the policy's tokens
-and never mapped back onto them: the k-th step of the transcripts, counted through all branches, is the k-th step of the
-trajectory.
+An episode whose agent rewrote its history has one transcript for each branch. The text of a
+step is decoded from its tokens. A score finds its step by number, never by a search for the text: the k-th step of the
+transcripts, counted through all branches, is the k-th step of the trajectory.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ def special_tokens(tokens: list[int], tokenizer: Decoder) -> set[int]:
 @dataclass(frozen=True, slots=True)
 class Passage:
     """A piece of a transcript: a step to score, or context. Context before the first step is the prompt. Later context
-    is the results of tools.
+    is what others said, such as the results of tools.
 
     - `text` includes the special tokens of the policy's template.
-    - `bare` is the text without them, for models with another template. If it is None, `text` has no special tokens.
+    - `bare` is the text without them, for reward models with their own template. If it is None, `text` has no special
+      tokens.
     - `runs` splits the text into stretches of special tokens (True) and of ordinary tokens (False). If ordinary tokens
       spell out a special token, their stretch is still ordinary.
     """
@@ -113,7 +114,7 @@ def _problem(task: Task) -> str:
 def _content(content: Any) -> str:
     if isinstance(content, str):
         return content
-    # In data from tables, a part with an image has an empty `text`.
+    # In data from tables, a part that is an image has a `text` too, which is None.
     return "".join(part if isinstance(part, str) else part.get("text") or "" for part in content or ())
 
 

@@ -1,4 +1,4 @@
-"""Scores with rules in separate processes. This file has the scorer's side and the program of these processes."""
+"""Scores episodes with rules, in separate processes. This file has the scorer's side and the processes' program."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def policy_settings(policy: ModelConfig | None) -> dict[str, Any]:
 def policy_tokenizer(settings: Mapping[str, Any]) -> Any:
     """The policy's tokenizer. Raises ConfigError: model.path is not set."""
     if settings["policy"] is None:
-        raise ConfigError("a verl reward manager needs model.path, whose tokenizer it is made with")
+        raise ConfigError("a verl reward manager needs model.path: it is made with this model's tokenizer")
     return open_tokenizer(ModelConfig(**settings["policy"]))
 
 

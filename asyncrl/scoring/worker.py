@@ -1,9 +1,11 @@
 """The loop of a scorer: leases trajectories, and returns labels or a failure for each.
 
-A failure is never a reward of zero: the replay leases the trajectory again, and after too many failures sets it aside
-as a dead letter, which is not leased again, and counts it. A group that was leased as a whole is delivered as a whole,
-and fails as a whole. An unavailable service is not a failure of a trajectory: the scorer does not lease for this
-service for a while, and the trajectory waits in the replay.
+A failure is never a reward of zero: the trajectory can be leased again. After too many failures the replay counts it as
+a dead letter, which is not leased again. A group that was leased as a whole is delivered as a whole, and fails as a
+whole.
+
+If the service that a trajectory needs is unavailable, the trajectory has not failed. It waits in the replay, and for a
+while this scorer leases none that need the service.
 
 Scoring runs in a separate thread, so that leases are renewed during long batches. If a scorer has no results for too
 long, it ends, and its leases go to other scorers.
@@ -214,8 +216,8 @@ class Outages:
         return [kind for kind in kinds if kind not in self._outages or now >= self._outages[kind][2]]
 
     def begin(self, error: KindUnavailableError, now: float) -> None:
-        """Start a pause for the kind, twice as long as its last pause. If the kind is paused already, nothing
-        changes."""
+        """Start a pause for the kind: FIRST_PAUSE_S, or twice the last pause of this outage, but at most
+        LONGEST_PAUSE_S. If the kind is paused already, nothing changes."""
         since, pause, until = self._outages.get(error.kind, (now, FIRST_PAUSE_S / 2, now))
         if now < until:
             return

@@ -113,7 +113,7 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
         ),
         (
             {"proximal": "interpolate", "advantage": "optimal_token_baseline"},
-            r"and optimal_token_baseline needs it before: use recompute",
+            r"and optimal_token_baseline needs it before the updates: set algorithm.proximal=recompute",
         ),
         (
             {"stream": ["tests.algorithms.bad_parts.Bare"]},
@@ -136,11 +136,11 @@ SEQUENCE = [("truncate", {"level": "sequence"})]
         ({"proximal": "behaviour", "advantage": "vtrace", "correction": []}, r"so vtrace would do nothing"),
         (
             {"proximal": "interpolate", "correction": ["m2po"]},
-            r"known only in the forward pass, and m2po needs it before",
+            r"known only in the forward pass of an update, and m2po needs it before",
         ),
         ({"proximal": "interpolate_linear", "correction": ["m2po"]}, r"known only in the forward pass"),
         ({"kl": ("k3", {"place": "reward", "importance_weighted": True})}, r"is a form of the loss: set place=loss"),
-        ({"proximal": "interpolate", "loss": "kl_cov"}, r"and kl_cov needs it before: use recompute"),
+        ({"proximal": "interpolate", "loss": "kl_cov"}, r"and kl_cov needs it before the updates: set algorithm"),
         ({"proximal": "interpolate", "kl": ("k1", {"place": "reward"})}, r"and k1 needs it before"),
         ({"proximal": "interpolate", "advantage": "vtrace", "correction": []}, r"and vtrace needs it before"),
         ({"advantage": "pure", "kl": ("k1", {"place": "reward"})}, r"pure does not read the reward; set place=loss"),

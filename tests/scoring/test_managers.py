@@ -69,7 +69,7 @@ def test_a_call_has_up_to_so_many_groups_of_training_or_of_an_evaluation(shares:
     ("answer", "reason"),
     [
         ("raise", "the reward manager raised LookupError: no such thing"),
-        ("exit", "the reward manager took its process down"),
+        ("exit", "the reward manager ended its process"),
         ("nan", r"gave row 1 \(t2\.1\.0\) the reward nan"),
     ],
 )
@@ -154,7 +154,7 @@ def test_a_module_that_starts_its_own_manager_when_it_is_imported_is_refused_ins
     (tmp_path / "no_guard.py").write_text(dedent(program).format(model=model))
     monkeypatch.syspath_prepend(tmp_path)
     config = ScoringConfig(manager=ManagerConfig(name="no_guard.Shares"))
-    with pytest.raises(ConfigError, match=r"put the code that it runs under if __name__ == .__main__"):
+    with pytest.raises(ConfigError, match=r"move the code that does so into a block .* if __name__ == .__main__"):
         Managers(config, ModelConfig(path=model))
 
 

@@ -149,7 +149,7 @@ def test_a_rule_that_never_ends_is_stopped_by_its_time_limit(answer):
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("crash", "took its process down"),
+        ("crash", "ended its process"),
         ("raise", "LookupError: no such thing"),
         ("memory", r"more than scoring\.rule_memory_mb=512"),
         ("child memory", r"more than scoring\.rule_memory_mb=512"),

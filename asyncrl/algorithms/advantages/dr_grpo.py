@@ -12,7 +12,7 @@ class DrGrpo(SequenceAdvantage):
     Formula: A = R - mean over the group; A = R in a group of one
     Use: when easy and hard tasks should have the same weight; with aggregation seq-mean-token-sum-norm
     Source: Understanding R1-Zero-Like Training: A Critical Perspective, 2025
-    Caveat: the advantage has the scale of the reward, so the learning rate depends on it.
+    Caveat: the advantage has the scale of the reward, so the best learning rate depends on that scale.
     """
 
     name = "dr_grpo"

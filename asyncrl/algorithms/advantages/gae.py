@@ -12,8 +12,8 @@ class Gae(TokenAdvantage):
     + V_t
     Use: with a critic, for long episodes with intermediate rewards
     Source: High-Dimensional Continuous Control Using Generalized Advantage Estimation, 2015
-    Caveat: t + 1 is the next policy token, so tool tokens neither decay nor discount. The value after the last token is
-    0, even if the episode was cut off.
+    Caveat: t + 1 is the next policy token, so the tokens of tool results add no decay and no discount. The value after
+    the last token is 0, even if the episode was cut off.
     """
 
     name = "gae"

@@ -24,8 +24,8 @@ class OptimalTokenBaseline(TokenAdvantage):
     tir_optimal_token_baseline, and multi_turn=false its optimal_token_baseline
     Caveat: it needs the proximal policy's whole distributions, from a forward pass before the update. zero_tail leaves
     out the baseline at every t that only one member has. verl leaves it out only at the end of the longest member,
-    where all others have ended. The two differ only with multi_turn=false, where the other members may have a tool
-    token at t. The sums need 24 bytes on every rank for each token of each group's longest member.
+    where all others have ended. zero_tail and verl differ only with multi_turn=false, where other members may have a
+    tool token at t. The sums need 24 bytes on every rank for each token of each group's longest member.
     """
 
     name = "optimal_token_baseline"

@@ -12,7 +12,7 @@ class ReinforcePpBaseline(SequenceAdvantage):
     Formula: A = whiten(R - mean over the group), over the policy tokens of the batch
     Use: with groups, and one scale for the whole batch instead of one for each group
     Source: REINFORCE++: A Simple and Efficient Approach for Aligning Large Language Models, 2025
-    Caveat: whitening counts tokens, so long sequences determine its mean and scale.
+    Caveat: whitening counts tokens, so long sequences have the most effect on its mean and scale.
     """
 
     name = "reinforce_pp_baseline"

@@ -1,8 +1,8 @@
 """The base classes of corrections, and their input `Ages`: the ratios of the proximal policy (at the start of the step)
-to the behaviour policy (that sampled).
+to the behaviour policy (which sampled the tokens).
 
-Log-ratios are clamped to +-20 before exp, at every level. A correction, or rule, sees the M policy tokens of whole
-sequences. Weights have no gradient. The weight of a token is 1 unless a rule sets it.
+Log-ratios are clamped to +-20 before exp, at every level. A correction, here also called a rule, sees the M policy
+tokens of whole sequences. Weights have no gradient. The weight of a token is 1 unless a rule sets it.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Ages:
         return values if self.rejected is None else torch.where(self.rejected == 0, values, 0.0)
 
     def after(self, bit: int, rule: Correction) -> Ages:
-        """The ages with the results of one more rule, `rule`. It sets the bit `bit` of `rejected` for the tokens that
-        it drops."""
+        """The ages with the results of one more rule, `rule`. On the tokens that it drops, `rejected` has the bit `bit`
+        set."""
         # Rules also judge dropped tokens, so that a rule's share in the metrics does not depend on other rules.
         weights, keep = rule.weigh(self), rule.keep(self)
         rejected = self.rejected

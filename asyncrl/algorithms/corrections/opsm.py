@@ -11,8 +11,8 @@ class Opsm(Correction):
 
     Formula: drop the tokens with A < 0 of a sequence whose mean(log mu - log pi_theta) > delta
     Use: old data, or several updates per step: negative samples far from the policy destabilise training
-    Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025. Its pi_old is the probability that
-    the inference framework returned, which is mu
+    Source: DeepSeek-V3.2: Pushing the Frontier of Open Large Language Models, 2025. The paper's pi_old is the
+    probability that the inference framework returned, which is mu
     Caveat: it runs in every forward pass, so the update decides which sequences are dropped.
     """
 

@@ -15,8 +15,8 @@ class Reject(Correction):
 
     Formula: k1 = -log w, k2 = log^2 w / 2, k3 = w - 1 - log w, ratio = w, difference = pi_prox - mu, with w = pi_prox /
     mu; keep if low <= k <= high
-    Use: trust regions on the data; for long episodes use over=sequence_mean. by=difference drops few rare tokens, whose
-    ratios are noise
+    Use: trust regions on the data; for long episodes use over=sequence_mean. by=difference rarely drops tokens of small
+    probability, whose ratios are noise
     Source: Trust Region Masking for Long-Horizon LLM Reinforcement Learning, 2025; difference and turn_mean:
     Reinforcement Learning Optimization for Large-Scale Learning: An Efficient and User-Friendly Scaling Library, 2025
     (ROLL, whose bounds are -0.2 and 0.2, and whose segments are turns)

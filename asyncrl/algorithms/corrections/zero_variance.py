@@ -9,8 +9,8 @@ from asyncrl.algorithms.parts import param
 
 
 class ZeroVariance(Correction):
-    """Dynamic sampling in the learner: drops groups whose members all have the same score, since they give no
-    preference.
+    """Dynamic sampling in the learner: drops groups whose members all have the same score, since no member
+    is better than another.
 
     Formula: drop the group if max s - min s <= tolerance, s the score of the labels
     Use: with a penalty on long episodes, which makes the rewards of equally good answers differ; with a KL or entropy

@@ -1,6 +1,7 @@
 """The base classes of policy losses, with their input and output.
 
-A loss returns one number per token. step_loss.py adds the importance weight, the aggregation and the metrics.
+A loss returns one number per token. step_loss.py multiplies it by the importance weight, aggregates the products, and
+computes the metrics.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Candidates:
     """The M policy tokens of this rank. Once a step, `Loss.select` chooses some of them.
 
     - `proximal`, `advantages` float[M]
-    - `draw` float[M]: pseudo-random numbers in [0, 1) that do not depend on the token's rank
+    - `draw` float[M]: pseudo-random numbers in [0, 1), the same on whichever rank of the learner a token is
     - `reduce`: sums over the ranks
     """
 
@@ -146,7 +147,7 @@ def capped_ratio(updates: Updates, cap: float) -> Tensor:
 
 
 def dual_clipped(losses: Tensor, advantages: Tensor, limit: float) -> tuple[Tensor, Tensor]:
-    """losses float[M], bounded by -limit A if A < 0, and bool[M], true if the bound applies.
+    """`losses` float[M], bounded by -limit A where A < 0, and bool[M], true on the tokens that the bound changes.
 
     Source: Mastering Complex Control in MOBA Games with Deep Reinforcement Learning, 2020.
     """

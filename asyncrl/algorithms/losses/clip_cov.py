@@ -13,7 +13,8 @@ from asyncrl.errors import ConfigError
 class ClipCov(Ppo):
     """PPO without the gradient of a few random tokens of high covariance, which keeps the entropy up.
 
-    Formula: ppo, 0 on a random `share` of the tokens, among those with cov_low < (log pi - mean)(A - mean) < cov_high
+    Formula: ppo, but 0 on a random `share` of the tokens, chosen among those with cov_low < (log pi - mean)(A - mean) <
+    cov_high
     Use: when entropy collapses early
     Source: The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models, 2025
     Caveat: tokens are chosen once per step from the whole batch, not for each minibatch. The random draw depends only

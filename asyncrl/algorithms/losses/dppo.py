@@ -10,8 +10,8 @@ from asyncrl.algorithms.parts import param
 
 
 class Dppo(Loss):
-    """Base of both forms: drops tokens that are far from the behaviour policy and whose update would move them further
-    away."""
+    """Base of DppoTv and DppoKl: drops tokens that are far from the behaviour policy and whose update would move them
+    further away."""
 
     delta: float = param(..., "largest distance from the behaviour policy", "(0, inf)")
     delta_low: float | None = param(None, "delta for A <= 0; null: delta", "(0, inf)")
@@ -19,7 +19,7 @@ class Dppo(Loss):
 
     @abstractmethod
     def distance(self, policy: Tensor, behaviour: Tensor) -> Tensor:
-        """float[M]: the distance between the probabilities policy float[M] and behaviour float[M]."""
+        """float[M]: the distance between the probabilities `policy` and `behaviour`, both float[M]."""
 
     def __call__(self, updates: Updates) -> TokenLosses:
         policy, behaviour = updates.logprobs.detach().exp(), updates.behaviour.exp()
@@ -70,7 +70,7 @@ class DppoKl(Dppo):
 
 
 def binary_kl(first: Tensor, second: Tensor) -> Tensor:
-    """float[M]: the KL between Bernoulli distributions with probabilities first and second, float[M], clamped to [1e-7,
-    1 - 1e-7]."""
+    """float[M]: the KL between Bernoulli distributions with the probabilities `first` and `second`, both float[M] and
+    clamped to [1e-7, 1 - 1e-7]."""
     p, q = first.clamp(1e-7, 1 - 1e-7), second.clamp(1e-7, 1 - 1e-7)
     return p * (p / q).log() + (1 - p) * ((1 - p) / (1 - q)).log()

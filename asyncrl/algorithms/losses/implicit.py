@@ -20,8 +20,8 @@ def implicit_loss(
 
     The score of a sequence is beta sum_t log(pi_phi / pi_ref). The sums contain the scores of the pass as float64[S].
     The losses of all micro-batches and ranks add up to the mean over the sequences of the global minibatch. The
-    gradient trains pi_phi. log_ratio float[N] has a gradient. outcome float[S] is that of the global batch, and is
-    clamped to [0, 1].
+    gradient trains pi_phi. log_ratio float[N] has a gradient. `outcome` float[S] is for all sequences of
+    the global batch, and is clamped to [0, 1].
     Source: Process Reinforcement through Implicit Rewards, 2025.
     """
     view = PolicyTokens.of(tokens)
@@ -42,7 +42,7 @@ def implicit_loss(
 
 
 def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = None) -> dict[str, float]:
-    """The step's loss of pi_phi, and the share of outcomes that it predicted. Empty if no implicit model is trained.
+    """The step's loss of pi_phi, and the share of outcomes that it predicted rightly; empty if pi_phi is not trained.
 
     If `episodes` is given, the result also has the share of pairs that pi_phi ranks correctly.
     """
@@ -62,7 +62,7 @@ def implicit_summary(sums: Mapping[str, Tensor], episodes: Episodes | None = Non
 def pairwise_accuracy(scores: Tensor, outcome: Tensor, group: Tensor) -> float:
     """The share of pairs in a group whose scores float[S] are in the same order as their outcomes float[S].
 
-    It is a mean over the groups. group int64[S] has the index of each sequence's group. The weight of a pair is the
+    It is a mean over the groups. `group` int64[S] has the index of each sequence's group. The weight of a pair is the
     difference of its outcomes. Equal scores count as half right. A group of equal outcomes counts as 0.5.
     Source: Process Reinforcement through Implicit Rewards, 2025 (compute_dpo_accuracy of its code, where equal scores
     are right or wrong by the order of the batch).

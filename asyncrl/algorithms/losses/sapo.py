@@ -42,7 +42,7 @@ class Sapo(Loss):
 
     def __call__(self, updates: Updates) -> TokenLosses:
         advantages = updates.advantages
-        # torch.where would round two Python numbers to float32.
+        # torch.where with two Python numbers would give float32, also for float64 advantages.
         tau = torch.full_like(advantages, self.tau_neg).masked_fill(advantages > 0, self.tau_pos)
         losses = -4 / tau * (tau * (updates.ratio() - 1)).sigmoid() * advantages
         if self.dual_clip is None:

@@ -21,8 +21,8 @@ class Value(Part):
 
     @abstractmethod
     def __call__(self, values: Tensor, old: Tensor, returns: Tensor) -> tuple[Tensor, Tensor]:
-        """The losses float[M] of values float[M], and bool[M], true on the tokens for which a clip applies. old and
-        returns are float[M]."""
+        """The losses float[M] of `values`, and bool[M], true on the tokens for which a clip applies. `values`, `old`
+        and `returns` are float[M]."""
 
 
 class ClippedValue(Value):
@@ -72,14 +72,14 @@ def value_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The value loss of this micro-batch, and sums for metrics.
 
-    Both are added over micro-batches and ranks. values float[N] has a gradient. tokens.values and tokens.returns
+    Both are added over micro-batches and ranks. `values` float[N] has a gradient. tokens.values and tokens.returns
     float[N] come from `Algorithm.prepare`. Tokens that corrections drop still train the critic. Raises InvariantError:
     shapes differ, or there are no returns.
     """
     if tokens.values is None or tokens.returns is None or values.shape != tokens.mask.shape:
         raise InvariantError(
             f"value_loss needs tokens.values and tokens.returns (from an advantage with a critic), and values "
-            f"{list(tokens.mask.shape)}, not {list(values.shape)}"
+            f"of shape {list(tokens.mask.shape)}, not {list(values.shape)}"
         )
     view = PolicyTokens.of(tokens)
     now, old, returns = view.take(values), view.take(tokens.values), view.take(tokens.returns)

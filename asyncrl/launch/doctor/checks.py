@@ -27,7 +27,7 @@ STARTING_S = 300.0
 SHOWN = 5
 SPANS_SINCE = (0, 5, 22)
 """The first version of SGLang that continues its running requests while it gets new weights. `SglangServer` has this
-version, too, but its module would load torch and transformers, which may be broken on this host.
+constant, too, but its module would load torch and transformers, which may be broken on this host.
 """
 
 
@@ -231,7 +231,7 @@ def folder(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def clocks(facts: HostFacts) -> Iterator[Diagnosis]:
-    """Check that the clocks of all hosts agree with the clock of the shared folder."""
+    """Check that the clocks of the other hosts, and of the shared folder, agree with the clock of this host."""
     marks = facts.folder.marks
     if not marks:
         return
@@ -263,7 +263,9 @@ def keys(facts: HostFacts) -> Iterator[Diagnosis]:
         mend = (
             "copy client.secret of a client in the list `allowed`, or make one: `asyncrl keys --out DIR --client NAME`"
         )
-        yield Diagnosis("keys", Severity.PROBLEM, f"{path}: its client.secret is not in its list `allowed`", mend)
+        yield Diagnosis(
+            "keys", Severity.PROBLEM, f"{path}: the list `allowed` lacks the key that belongs to client.secret", mend
+        )
     if others := _different(facts.folder.marks, lambda mark: mark.server_key):
         wrong = True
         text = f"{path}: server.public differs from the one on {', '.join(others)}"
@@ -306,7 +308,8 @@ def servers(facts: HostFacts) -> Iterator[Diagnosis]:
 
 
 def _older(version: str) -> str:
-    """A note for a version of SGLang that cannot say which weights sampled which token; empty for a newer version."""
+    """Return a note for a version of SGLang that cannot say which weights sampled which token, or an empty text for a
+    newer version."""
     try:
         is_older = Version(version).release < SPANS_SINCE
     except InvalidVersion:
@@ -319,7 +322,7 @@ def launcher(facts: HostFacts) -> Iterator[Diagnosis]:
     """Check that this host can start a run on several hosts."""
     for each in facts.launcher:
         if each.error:
-            mend = "mend it on the host that starts the run; other hosts do not need it"
+            mend = "mend it on the host that starts the run; other hosts need not start runs"
             yield Diagnosis("launcher", Severity.PROBLEM, f"{each.needs}: {each.error}", mend)
         else:
             yield Diagnosis("launcher", Severity.OK, f"{each.needs} works")
@@ -342,7 +345,7 @@ CHECKS: Sequence[Check] = (
 
 
 def _different(marks: Sequence[HostMark], value: Callable[[HostMark], object]) -> list[str]:
-    """The hosts with a value that differs from this host's."""
+    """Return the hosts with a value that differs from this host's."""
     return [mark.host for mark in marks[1:] if value(mark) and value(mark) != value(marks[0])]
 
 

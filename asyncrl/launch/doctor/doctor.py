@@ -38,7 +38,7 @@ from asyncrl.runs.finding import RUNS, require_run
 from asyncrl.runs.from_config import read_config
 
 WIDE = 1000
-"""The columns of the table if the output is no terminal, so that lines are not wrapped."""
+"""The width of the table in characters if the output is no terminal, so that lines are not wrapped."""
 STYLES = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "bold red"}
 
 
@@ -105,7 +105,7 @@ def _facts(given: argparse.Namespace) -> HostFacts:
         python = config.engine.python if config.engine.launches else ""
         running_s = since_start_s(run)
         if running_s is not None or config.cluster.launcher != "ray":
-            # Ray chooses the nodes, and with them the addresses, at each start.
+            # Before a run with Ray starts, its addresses are not known: Ray chooses the nodes at each start.
             addresses = address_facts(network, config.replay.shards, running_s)
         launcher = launcher_facts(config.cluster)
     if given.keys is not None:

@@ -45,8 +45,8 @@ def gather(
     server_python: str = "",
     launcher: Sequence[LauncherFact] = (),
 ) -> HostFacts:
-    """The facts of this host. `folder` is the folder of all runs, in which this leaves a mark. `server_python` is the
-    Python that starts servers; empty if the run starts none.
+    """Gather the facts of this host, and leave its mark in `folder`, the folder of all runs. `server_python` is the
+    Python that starts servers, or empty if the run starts none.
     """
     host, python = socket.gethostname(), platform.python_version()
     versions = {"Python": python, **{name: _version(name) for name in ALIKE if _version(name)}}
@@ -86,7 +86,7 @@ def _accelerators() -> AcceleratorFacts:
 
 
 def missing_to_compile(environment: Mapping[str, str], headers: Path) -> Iterator[str]:
-    """The missing programs and headers that Triton needs to build the C part of a kernel."""
+    """Yield the programs and headers that are missing here, and that Triton needs to build the C part of a kernel."""
     path = environment.get("PATH", "")
     if "CC" not in environment and not any(shutil.which(name, path=path) for name in ("gcc", "clang")):
         yield "C compiler"
@@ -103,7 +103,7 @@ def _devices() -> int:
 
 
 def _torch() -> tuple[int, str, str, str]:
-    """The number of GPUs that torch uses, its CUDA version, its error if it uses none, and its NCCL version."""
+    """Return the number of GPUs that torch uses, its CUDA version, its error if it uses none, and its NCCL version."""
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -152,7 +152,7 @@ def _packages() -> PackageFacts:
 
 
 def _extras(requirement: Requirement) -> list[str]:
-    """The extras that a marker such as `extra == 'math'` names."""
+    """Return the extras that a marker such as `extra == 'math'` names."""
     return [word.strip("'\"") for word in str(requirement.marker).split() if word[:1] in "'\""]
 
 
@@ -169,7 +169,8 @@ def _version(package: str) -> str:
 
 
 def _unpinned(names: set[str]) -> Iterator[tuple[str, str, str]]:
-    """The packages among `names` whose version differs from the constraints.txt of the checkout, with both versions."""
+    """Yield the packages among `names` whose version differs from the constraints.txt of the checkout, with both
+    versions."""
     constraints = Path(asyncrl.__file__).parents[1] / "constraints.txt"
     lines = constraints.read_text().splitlines() if constraints.is_file() else []
     for name, sign, pinned in (line.partition("==") for line in lines):

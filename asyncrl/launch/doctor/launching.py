@@ -1,4 +1,4 @@
-"""Finds out if this host can start a run with its `cluster.launcher`: Ray, a shell on each host, or Slurm."""
+"""Finds out if this host can start a run with the run's `cluster.launcher`: Ray, a shell on each host, or Slurm."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SLURM = ("sbatch", "srun", "scontrol")
 
 
 def launcher_facts(cluster: ClusterConfig) -> list[LauncherFact]:
-    """The launcher's requirements on this host; none for a run on this host alone."""
+    """Return the launcher's requirements on this host. A run on this host alone has none."""
     if cluster.launcher == "ray":
         return list(_ray(cluster.ray.address))
     if cluster.launcher == "hosts":
@@ -43,7 +43,7 @@ def _ray(address: str | None) -> Iterator[LauncherFact]:
 
 
 def _shell(shell: list[str], host: str) -> LauncherFact:
-    """Try to run a command on a host with `cluster.shell`."""
+    """Try to run a command on a host by `shell` (cluster.shell)."""
     command, reached = [word.replace("{host}", host) for word in shell], f"a shell on {host}"
     try:
         done = subprocess.run(

@@ -33,7 +33,7 @@ CONNECT_S = 5.0
 
 
 def share(folder: Path, host: str, versions: Mapping[str, str], server_key: str) -> FolderFacts:
-    """The facts of the folder of the runs, in which this host leaves a mark."""
+    """Return the facts of the folder of the runs, and leave this host's mark in it."""
     path = folder / MARKS / f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)}.json"
     try:
         own = HostMark(host, _skew_s(path), versions, server_key)
@@ -56,7 +56,7 @@ def _skew_s(path: Path) -> float:
 
 
 def _mark(path: Path, own: Path) -> Iterator[HostMark]:
-    """The mark in a file, if its host was examined lately."""
+    """Yield the mark in a file, if its host was examined lately."""
     if own.stat().st_mtime - path.stat().st_mtime > LATELY_S:
         return
     try:
@@ -73,7 +73,7 @@ def _file_system(folder: Path) -> str:
 
 
 def key_facts(network: NetworkConfig) -> tuple[KeyFacts | None, str]:
-    """The facts of the folder of keys, and the public key of the server that this host's clients trust."""
+    """Return the facts of the folder of keys, and the public key of the server that this host's clients trust."""
     if network.keys is None:
         return None, ""
     folder, errors, server, is_allowed = Path(network.keys), [], "", None
@@ -91,7 +91,7 @@ def key_facts(network: NetworkConfig) -> tuple[KeyFacts | None, str]:
 
 
 def since_start_s(run: Path) -> float | None:
-    """Seconds since the process that runs the folder has started. `None`: no process runs it."""
+    """Return the seconds since the run was started, or `None` if no process runs it."""
     with suppress(FileNotFoundError):
         if owner_of(run) is not None:
             return max(0.0, time.time() - (run / OWNER_FILE).stat().st_mtime)
@@ -99,8 +99,8 @@ def since_start_s(run: Path) -> float | None:
 
 
 def address_facts(network: NetworkConfig, shards: int, since_start_s: float | None) -> list[AddressFact]:
-    """The facts about the addresses of replay and learner. While they run, this host must reach them. Before they run,
-    the ports of this host must be free.
+    """Return the facts about the addresses of replay and learner. While they run, this host must reach them. Before
+    they run, the ports of this host must be free.
     """
     found, is_running = [], since_start_s is not None
     for key, host, first, count in (
@@ -127,7 +127,7 @@ def _listening_error(host: str, port: int) -> str:
 
 
 def connection_error(host: str, port: int, seconds: float = CONNECT_S) -> str:
-    """The error of a connection to an address; empty if it works."""
+    """Try to connect to an address. Return the error, or an empty text if the connection works."""
     try:
         socket.create_connection((host, port), timeout=seconds).close()
     except OSError as error:

@@ -58,8 +58,8 @@ from asyncrl.machine.shared_folder import answer_to, canary
 log = logging.getLogger("asyncrl.train")
 
 LEASE_S = 120.0
-"""The lease: a role ends if it does not hear from the launcher for this long. A TCP connection needs less time to
-recover after the network was down for half a minute."""
+"""The lease: a role ends if it does not hear from the launcher for this long. If the network was down for half a
+minute, a TCP connection has recovered before this time is over."""
 LATE_S = 10.0
 """After its connection is lost, a role counts as running for this much longer than its lease: a busy host may end it
 late."""
@@ -86,11 +86,13 @@ class HostsLauncher:
         self._id, self._starts = uuid4().hex, 0
 
     def hosts(self) -> list[Host]:
-        """The GPUs and CPUs of each host.
+        """Return the GPUs and CPUs of each host.
 
         Raises ConfigError, with a line for each host that cannot be reached, or does not share the run's folder.
         """
-        log.info("asking hosts %s for their GPUs and CPUs, and if they see %s", ", ".join(self._names), self._run_dir)
+        log.info(
+            "asking hosts %s for their GPUs and CPUs, and whether they see %s", ", ".join(self._names), self._run_dir
+        )
         with canary(self._run_dir) as file, ThreadPoolExecutor(len(self._names)) as threads:
             answers = list(threads.map(lambda index: self._check(file, index), range(len(self._names))))
         if problems := [answer for answer in answers if isinstance(answer, str)]:
@@ -98,7 +100,7 @@ class HostsLauncher:
         return [answer for answer in answers if isinstance(answer, Host)]
 
     def _check(self, file: Path, index: int) -> Host | str:
-        """The GPUs and CPUs of a host, or the line that says why it cannot be used."""
+        """Return the GPUs and CPUs of a host, or the line that says why it cannot be used."""
         name, cluster = self._names[index], self._cluster
         count = COUNT if cluster.gpus is None else "no"
         command = self._command(name, "check", str(file), str(index), count)
@@ -121,7 +123,7 @@ class HostsLauncher:
         return Host(told["gpus"] if cluster.gpus is None else cluster.gpus, cluster.cpus or told["cpus"])
 
     def _command(self, host: str, *arguments: str, environment: Mapping[str, str] | None = None) -> list[str]:
-        """The command line that runs `remote_role` with `arguments` on `host`."""
+        """Return the command line that runs `remote_role` with `arguments` on `host`."""
         inherited = {name: os.environ[name] for name in HANDED_ON if name in os.environ}
         variables = (f"{name}={value}" for name, value in {**inherited, **(environment or {})}.items())
         there = shlex.join(["env", *variables, sys.executable, "-m", "asyncrl.launch.hosts.remote_role", *arguments])
@@ -146,7 +148,7 @@ class HostsLauncher:
         self._addresses.close_to_others()
 
     def _reachable(self, placement: Placement) -> tuple[str, str]:
-        """The addresses of replay and learner. Raises ConfigError: a host has no address."""
+        """Return the addresses of replay and learner. Raises ConfigError: a host has no address."""
         network = self._addresses.network
         return (
             network.replay_host or self._address(placement, "replay"),
@@ -154,8 +156,8 @@ class HostsLauncher:
         )
 
     def _address(self, placement: Placement, module: str) -> str:
-        """The address of the host on which a role runs. Raises ConfigError: the host's name resolves to no address that
-        other hosts can reach."""
+        """Return the address of the host on which a role runs. Raises ConfigError: the host's name resolves to no
+        address that other hosts can reach."""
         name = self._names[placement.of(module)[0].node].rpartition("@")[2]
         fix = f"set network.{module}_host to its address"
         try:
@@ -180,7 +182,8 @@ class HostsLauncher:
         self._starts += 1
         start = (self._id, str(self._starts), str(beats), str(log_file.absolute()))
         arguments = ("keep", *start, str(self._lease_s), *role.command)
-        # The other host does not get CUDA_VISIBLE_DEVICES of this host, so GPU numbers count all of its GPUs.
+        # The other host does not get CUDA_VISIBLE_DEVICES of this host, so GPU numbers count all GPUs of the other
+        # host.
         environment = {**environment, **role_environment(placed, {})}
         return _RemoteProcess(host, self._command(host, *arguments, environment=environment), log_file, self._lease_s)
 
@@ -208,7 +211,8 @@ class HostsLauncher:
 
 
 def _answer(output: str) -> dict[str, Any] | None:
-    """The result of `check`, among the lines that the host prints at login and logout. `None`: it printed no result."""
+    """Find the result of `check` among the lines that the host prints at login and logout. `None`: there is no
+    result."""
     for line in reversed(output.splitlines()):
         with suppress(ValueError):
             if isinstance(told := json.loads(line), dict) and "version" in told:
@@ -248,7 +252,8 @@ class _RemoteProcess:
             self._next = now + ALIVE_S
             self._tell(ALIVE)
         if status is not None and self.pid and (status == NO_CONNECTION or status < 0):
-            # The role may still run on its host until its lease is over. No second process may start meanwhile.
+            # The role may still run on its host until its lease is over. No second process of the role may start
+            # meanwhile.
             self._lost = self._lost or now
             return None if now - self._lost < self.lease_s + LATE_S else NO_CONNECTION
         return status if status is None or status <= SIGNALLED or status == NO_CONNECTION else SIGNALLED - status

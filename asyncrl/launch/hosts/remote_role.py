@@ -7,8 +7,8 @@ status is the role's, or 128 plus the number of the signal that killed it.
 
 The launcher may lose the connection before it reads the process id, and then starts the role again at once. So each
 attempt to start the role has a number, and a file in the folder of the role's heartbeat has the number and the process
-of the latest attempt. An attempt first ends the process of an earlier attempt. If an attempt with a higher number came
-before, it starts nothing.
+of the latest attempt. An attempt starts nothing if one with a higher number came before. Otherwise it first ends the
+process of the earlier attempt.
 
 `check CANARY INDEX COUNT` prints the host's GPUs and CPUs. If the host sees the file CANARY, the command writes an
 answer into its folder. `end RUN_DIR` ends the roles on this host that an earlier launcher of the run has left.
@@ -46,7 +46,7 @@ READ_BYTES = 4096
 KEPT_BYTES = 512
 SIGNALLED = 128
 UNWANTED = SIGNALLED + signal.SIGTERM
-"""The exit status of a start that came too late: the launcher no longer wants the role, or has started it again."""
+"""The exit status of an attempt that came too late: the launcher no longer wants the role, or has started it again."""
 ENDED = "asyncrl ended "
 """Precedes the kernel id (`ProcessIdentity.kernel`) of this host in the answer to `end`."""
 
@@ -117,8 +117,8 @@ def keep(start: KeptRole, beats: Path, log: Path, lease_s: float, command: list[
 
 
 def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
-    """The version of asyncrl, the GPUs and CPUs of this host, and whether it sees the file `canary`. If it does, this
-    writes an answer into the folder of `canary`."""
+    """Return the version of asyncrl, the GPUs and CPUs of this host, and whether the host sees the file `canary`. If it
+    does, write an answer into the folder of `canary`."""
     if seen := sees(canary):
         answer_to(canary, index).touch()
     gpus = 0
@@ -131,7 +131,7 @@ def check(canary: Path, index: int, count_gpus: bool) -> dict[str, object]:
 
 
 def main() -> None:
-    """The entry of the command line."""
+    """Run the command line."""
     # Ctrl-C and a closed terminal also reach the launcher, which then asks the role to stop.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

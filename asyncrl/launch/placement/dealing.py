@@ -9,15 +9,16 @@ from itertools import combinations
 from asyncrl.errors import ConfigError
 
 USED_MEMORY = 0.82
-"""The share of a GPU's memory that is divided among the processes which share it. The rest is for memory that none of
-them counts, such as CUDA's own and the graphs of servers, and for new weights on their way into a server."""
+"""The share of a GPU's memory that is divided among the processes which share it. The rest is for new weights on their
+way into a server. It is also for memory that no process counts as its own, such as that of CUDA itself and the graphs
+of servers."""
 # If there is no room on the GPU for new weights, they come from the host's memory, which takes five times as long.
 LEAST_SHARE = 0.1
 MOST_MEMORY = 0.95
 """The largest sum of shares on a GPU if at least one of them is not configured. CUDA needs the rest."""
 SHARES_IN_TURNS = {"learner": 0.85, "actor": 0.8}
-"""The shares if learner and servers take turns on a GPU. The rest is for memory that a waiting role cannot free, such
-as kernels and buffers of NCCL, and for the memory of SGLang that is neither weights nor cache."""
+"""The shares of a GPU's memory if learner and servers take turns on the GPU. The rest is for memory that a waiting role
+cannot free, such as kernels and buffers of NCCL, and for the memory of SGLang that is neither weights nor cache."""
 MEMORY_WEIGHTS = {"learner": 5, "actor": 5, "scoring": 3}
 MEMORY_KEYS = {"learner": "learner.memory", "actor": "engine.server.memory"}
 
@@ -42,13 +43,14 @@ class Wish:
         return self.unit if self.shares else self.unit * (self.count or 1)
 
     def fitting(self, gpus: int) -> int:
-        """The number of GPUs that the role takes if the node has `gpus` of them."""
+        """Return the number of GPUs that the role takes if the node has `gpus` of them."""
         wanted = gpus if self.count is None else self.unit * self.count
         return min(gpus, wanted) // self.unit * self.unit
 
 
 def deal(gpus: Sequence[int], wishes: Mapping[str, Wish], in_turns: bool = False) -> dict[str, tuple[int, ...]]:
-    """The GPUs of each role that has a wish: the first ones for the learner, then those for actors, then for scorers.
+    """Return the GPUs of each role that has a wish: the first ones for the learner, then those for actors, then for
+    scorers.
 
     If there is room, each role has GPUs of its own. If the configuration sets neither the number of ranks nor the
     number of actors, the learner gets at most half of all GPUs. If there is too little room, the scorers share the
@@ -109,7 +111,8 @@ def _deal_in_turns(gpus: Sequence[int], wishes: Mapping[str, Wish]) -> dict[str,
 def memory_shares(
     dealt: Mapping[str, Sequence[int]], given: Mapping[str, float], in_turns: bool = False
 ) -> dict[str, float]:
-    """The share of a GPU's memory for each role that shares a GPU with another role. `given` are configured shares.
+    """Return the share of a GPU's memory for each role that shares a GPU with another role. `given` are configured
+    shares.
 
     Raises ConfigError: the `given` shares leave too little for another role.
     """
@@ -146,8 +149,8 @@ def _check_shares(shares: Mapping[str, float], given: Mapping[str, float]) -> No
 
 
 def shared_servers(dealt: Mapping[str, Sequence[int]], gpus: Sequence[int], size: int, count: int) -> list[int]:
-    """The indices of an actor's servers that share a GPU with the learner or a scorer. The actor has `count` servers,
-    each on `size` of its `gpus`.
+    """Return the indices of an actor's servers that share a GPU with the learner or a scorer. The actor has `count`
+    servers, each on `size` of its `gpus`.
     """
     others = {gpu for role, each in dealt.items() if role != "actor" for gpu in each}
     return [index for index in range(count) if not others.isdisjoint(gpus[index * size :][:size])]

@@ -58,7 +58,7 @@ class Placement:
     """True if the learner and the actors' servers take turns on their GPUs."""
 
     def of(self, module: str) -> list[PlacedRole]:
-        """The processes of one role."""
+        """Return the processes of one role."""
         return [role for role in self.roles if role.module == module]
 
 
@@ -72,7 +72,7 @@ class Demand:
     scorer_gpus: int
     """The number of GPUs that one scorer uses."""
     rule_processes: int
-    """The processes in which one scorer runs rules and the function of step rewards."""
+    """The number of processes in which one scorer runs rules and the function of step rewards."""
     shards: int
     replay_port: int
     weights_port: int
@@ -117,18 +117,21 @@ def _place(demand: Demand, hosts: Sequence[Host], roles: Collection[str]) -> Pla
         raise ConfigError("\n".join(dict.fromkeys(problems)))
     least, most = _ranks(placed)
     if least < most or (least and demand.cluster.learner_ranks is None):
-        # `settle` sets this number of ranks. With it, later placements of the run give the same actors.
+        # Every host of the learner gets as many ranks as the host with the fewest. `settle` later sets this number in
+        # the configuration, so that further placements of the run give the same actors.
         return _place(replace(demand, cluster=replace(demand.cluster, learner_ranks=least)), hosts, roles)
     if demand.cluster.colocated and len({role.node for role in placed if role.module in ("actor", "learner")}) > 1:
         raise ConfigError(
-            "cluster.colocated: learner and servers must be on one host; name one host, or give both a pool of one node"
+            "cluster.colocated: learner and servers must be on one host; name one host, or put both into one pool "
+            "of one node"
         )
     return Placement(tuple(hosts), tuple(_numbered(demand, list(_in_order(placed, weights)))), demand.cluster.colocated)
 
 
 def _in_order(placed: Sequence[PlacedRole], weights: Mapping[tuple[str, str, int], int]) -> Iterator[PlacedRole]:
-    """The roles in the order of starting. Actors and scorers are in the order in which `sharing.shares` deals them to
-    nodes with these `weights`. So adding actors or scorers keeps the number and the node of each earlier process."""
+    """Yield the roles in the order of starting. Actors and scorers are in the order in which `sharing.shares` deals
+    them to nodes with these `weights`. So adding actors or scorers keeps the number and the node of each earlier
+    process."""
     for module in ROLES:
         here: Counter[tuple[str, int]] = Counter()
         claims: list[tuple[tuple[bool, float, int], PlacedRole]] = []
@@ -153,7 +156,7 @@ def check_unmoved(before: Placement, after: Placement) -> None:
 
 
 def _ranks(placed: Sequence[PlacedRole]) -> tuple[int, int]:
-    """The fewest and the most GPUs that the learner has on one of its hosts."""
+    """Return the fewest and the most GPUs that the learner has on one of its hosts."""
     counts = [len(role.gpus or ()) for role in placed if role.module == "learner"]
     return min(counts, default=0), max(counts, default=0)
 
@@ -178,7 +181,7 @@ def settle(cluster: ClusterConfig, learner: LearnerConfig, placement: Placement)
 
 
 def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -> Iterator[Node]:
-    """The nodes with their shares of the configured actors and scorers."""
+    """Yield the nodes with their shares of the configured actors and scorers."""
     pools = {node.pool: [each for each in nodes if each.pool == node.pool] for node in nodes}
     shared: dict[tuple[str, int], Node] = {}
     for name, pool in pools.items():
@@ -194,8 +197,8 @@ def _shared(demand: Demand, nodes: Sequence[Node], pool_of: Mapping[str, str]) -
 
 
 def _room(pool: Sequence[Node], gpus: Sequence[int]) -> Sequence[int]:
-    """The weights of the nodes of a pool for a role: the GPUs that the role can use there, or the CPUs if it uses no
-    GPU."""
+    """Return the weights of the nodes of a pool for a role: the GPUs of each node that the role can use, or the CPUs if
+    it uses no GPU."""
     return gpus if any(gpus) else [node.cpus for node in pool]
 
 
@@ -205,7 +208,8 @@ def _scorer_places(demand: Demand, node: Node) -> int:
 
 
 def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
-    """The number of GPUs that actors on the node would have, if the configuration left the number of actors open."""
+    """Return the number of GPUs that actors on the node would have, if the configuration left the number of actors
+    open."""
     if demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)
     freely = replace(demand, cluster=replace(demand.cluster, actors=None))
@@ -216,7 +220,7 @@ def _actor_places(demand: Demand, node: Node, roles: Collection[str]) -> int:
 
 
 def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wish]:
-    """The wishes of the roles for a node's GPUs. A role without a wish uses none."""
+    """Return the wishes of the roles for a node's GPUs. A role without a wish uses no GPU."""
     cluster, engine, wishes = demand.cluster, demand.engine, {}
     if "learner" in roles:
         ranks, learner = cluster.learner_ranks, demand.learner
@@ -243,7 +247,7 @@ def _wishes(demand: Demand, node: Node, roles: Collection[str]) -> dict[str, Wis
 
 
 def _servers_key(demand: Demand, node: Node, actors: int) -> str:
-    """The option to change if the servers of a node's `actors` do not fit on its GPUs."""
+    """Return the option to change if the servers of a node's `actors` do not fit on its GPUs."""
     server = demand.engine.server
     if server.tp_size > len(node.gpus):
         return "engine.server.tp_size"
@@ -275,7 +279,7 @@ def _check_gpus(demand: Demand, node: Node, wishes: Mapping[str, Wish]) -> None:
 
 
 def _least_actors(demand: Demand, node: Node) -> int:
-    """The number of actors on a node, before `_actors` adds some for further GPUs."""
+    """Return the number of actors on a node, before `_actors` adds some for further GPUs."""
     actors = demand.cluster.actors
     if actors is None and demand.engine.names_servers and demand.engine.kind != "embedded":
         return int(node.index == 0)  # All of the servers belong to one actor.
@@ -283,7 +287,7 @@ def _least_actors(demand: Demand, node: Node) -> int:
 
 
 def _actors(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """The number of actors on a node whose roles have the GPUs `own`."""
+    """Return the number of actors on a node whose roles have the GPUs `own`."""
     least = _least_actors(demand, node)
     return (
         max(least, len(own["actor"])) if demand.engine.kind == "embedded" and demand.cluster.actors is None else least
@@ -291,14 +295,14 @@ def _actors(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int
 
 
 def _scorers(demand: Demand, node: Node, own: Mapping[str, Sequence[int]]) -> int:
-    """The number of scorers on a node whose roles have the GPUs `own`."""
+    """Return the number of scorers on a node whose roles have the GPUs `own`."""
     if demand.cluster.scorers is None and {"learner", "actor"}.isdisjoint(own) and own["scoring"]:
         return max(1, len(own["scoring"]) // demand.scorer_gpus)
     return node.scorers
 
 
 def _scorer_gpus(scoring: ScoringConfig) -> int:
-    """The number of GPUs that one scorer uses."""
+    """Return the number of GPUs that one scorer uses."""
     models: Mapping[str, ScoringModelConfig] = {"prm": scoring.prm, "outcome_model": scoring.outcome_model}
     local = [models[kind] for kind in serves(scoring) if kind in models and _is_local(models[kind])]
     on_gpus = [model for model in local if model.device != "cpu"]
@@ -310,7 +314,7 @@ def _is_local(model: ScoringModelConfig) -> bool:
 
 
 def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[PlacedRole]:
-    """The processes of `roles` on a node, before `_numbered` adds numbers to their names."""
+    """Yield the processes of `roles` on a node, before `_numbered` adds numbers to their names."""
     cluster, engine = demand.cluster, demand.engine
     dealt = deal(node.gpus, _wishes(demand, node, roles), cluster.colocated)
     given = {"actor": engine.server.memory if engine.launches else None, "learner": demand.learner.memory}
@@ -364,8 +368,8 @@ def _placed_on(demand: Demand, node: Node, roles: Collection[str]) -> Iterator[P
 
 
 def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
-    """The GPU from which NCCL sends weights to an actor's servers, which are on the GPUs `servers`. It is none of these
-    GPUs, because NCCL allows no two ranks on one GPU.
+    """Return the GPU from which NCCL sends weights to an actor's servers, which are on the GPUs `servers`. It is none
+    of these GPUs, because NCCL allows no two ranks on one GPU.
 
     Raises ConfigError: the servers use every GPU of the learner on this host.
     """
@@ -379,13 +383,14 @@ def _nccl_gpu(servers: Sequence[int], learner: Sequence[int]) -> Sequence[int]:
 
 
 def _part(gpus: Sequence[int], index: int, size: int) -> tuple[int, ...]:
-    """The GPUs of the `index`-th process that takes `size` of `gpus`. Processes share GPUs if there are too few."""
+    """Return the GPUs of the `index`-th process that takes `size` of `gpus`. Processes share GPUs if there are too
+    few."""
     parts = len(gpus) // size if size else 0
     return tuple(gpus[index % parts * size :][:size]) if parts else ()
 
 
 def _numbered(demand: Demand, roles: Sequence[PlacedRole]) -> Iterator[PlacedRole]:
-    """The roles with unique names, which stay the same over restarts."""
+    """Yield the roles with unique names, which stay the same over restarts."""
     seen: Counter[str] = Counter()
     for role in roles:
         number, only = seen[role.module], role.module == "replay" and demand.shards == 1

@@ -49,7 +49,7 @@ class Node:
 def pools_of(
     cluster: ClusterConfig, hosts: int, roles: Collection[str]
 ) -> tuple[Mapping[str, Mapping[str, int]], Mapping[str, str]]:
-    """The pools by their names, and the pool of each role."""
+    """Return the pools by their names, and the pool of each role."""
     pools = cluster.pools
     if pools:
         return pools, {role: cluster.pool_of(role) for role in roles}
@@ -114,7 +114,8 @@ def _no_room(
     hosts: Sequence[Host],
     inside: Sequence[Sequence[str]],
 ) -> str:
-    """Why no host has room for a node of the pool `name`. `inside` has the names of the pools on each host so far."""
+    """Return the reason why no host has room for a node of the pool `name`. `inside` has the names of the pools on each
+    host so far."""
     pool = pools[name]
     have = ", or ".join(sorted({f"{host.gpus} GPUs and {host.cpus} CPUs" for host in hosts}))
     node = f"cluster.pools.{name}: node {index + 1} of {pool.get('nodes', 1)} needs"

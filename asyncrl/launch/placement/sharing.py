@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def shares(total: int, weights: Sequence[int]) -> list[int]:
-    """Deal `total` processes to nodes: first one to each, the largest weights first, then the rest by D'Hondt's method.
-    A larger `total` never takes a process from a node. A node of weight 0 gets a second process only if all weights are
-    0.
+    """Deal `total` processes to nodes. Each node gets one at first, in the order of falling weights. Each further one
+    goes to the node with the largest weight / (count + 1), which is D'Hondt's method. A larger `total` never takes a
+    process from a node. A node of weight 0 gets a second process only if all weights are 0.
 
     If all `weights` are at least 1 and `total` is their sum, each node gets its weight.
     """
@@ -20,9 +20,9 @@ def shares(total: int, weights: Sequence[int]) -> list[int]:
 
 
 def claim(count: int, weight: int) -> tuple[bool, float, int]:
-    """The claim of a node with `count` processes to the next process: the node with the largest claim gets it.
+    """Return the claim of a node with `count` processes to the next process: the node with the largest claim gets it.
 
-    Sorting processes by the claims that won them, the largest first, gives the order in which they were dealt. A
-    further process comes last in this order.
+    Sorting processes by the claims that won them, the largest first, gives the order in which they were dealt. If one
+    more process is dealt, it comes last in this order.
     """
     return count == 0, weight / (count + 1), -count

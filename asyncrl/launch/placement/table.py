@@ -23,13 +23,13 @@ GAP, INDENT = "  ", "    "
 
 
 def terminal_width(stream: TextIO) -> int | None:
-    """The width of the terminal that `stream` writes to. `None`: it is no terminal, or its width is unknown."""
+    """Return the width of the terminal that `stream` writes to. `None`: it is no terminal, or its width is unknown."""
     return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None
 
 
 def placement_table(placement: Placement, names: Sequence[str] = (), width: int | None = None) -> str:
-    """A line for each process, and one for each host that has unused GPUs. `names` has the names of the hosts. Lines
-    longer than `width` are wrapped."""
+    """Return a table with a line for each process, and below it a line for each host that has unused GPUs. `names` has
+    the names of the hosts. Lines longer than `width` are wrapped."""
     rows = [COLUMNS, *(_row(role, placement, names) for role in placement.roles)]
     lines = list(_table(rows, width or sys.maxsize))
     texts = []
@@ -45,7 +45,8 @@ def placement_table(placement: Placement, names: Sequence[str] = (), width: int 
 
 
 def _table(rows: Sequence[Sequence[str]], width: int) -> Iterator[str]:
-    """The lines of a table. If it would be wider than `width`, the last cell of each row is on a line below the row."""
+    """Yield the lines of a table. If it would be wider than `width`, the last cell of each row is on a line below the
+    row."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(COLUMNS))]
     if _total(widths) <= width:
         yield from (_line(row, widths) for row in rows)
@@ -89,7 +90,7 @@ def _host(node: int, names: Sequence[str]) -> str:
 
 
 def _numbers(gpus: Sequence[int]) -> str:
-    """GPU numbers such as "0,2", or "0-3" for a range."""
+    """Write GPU numbers, such as "0,2", or "0-3" for a range."""
     if len(gpus) > 2 and list(gpus) == list(range(gpus[0], gpus[-1] + 1)):
         return f"{gpus[0]}-{gpus[-1]}"
     return ",".join(map(str, gpus))

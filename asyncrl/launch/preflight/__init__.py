@@ -1,4 +1,5 @@
-"""The checks of `asyncrl train`, and the files that it prepares, before it starts any process: a refusal is cheap here.
+"""The checks of `asyncrl train`, and the files that it prepares, before it starts any process. A run that is refused
+here has cost little.
 
 `preflight.py` has the list of all checks; each other file has the checks of one topic, which take sections of the
 configuration.

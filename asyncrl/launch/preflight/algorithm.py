@@ -1,5 +1,5 @@
 """Checks that the algorithm's parts (its loss, its advantages and others) exist, fit together, and get the scores that
-they read. The check is fast, so `asyncrl train` makes it first, with `--plan` too."""
+they read. The check is fast, so `asyncrl train` makes it before the slow checks, and with `--plan`, too."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def check_algorithm(config: TrainConfig) -> None:
     read = parts.label_needs.scores
     if unknown := [name for name in read if not may_give(config.scoring, name)]:
         raise ConfigError(
-            f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives: every episode would be "
-            "a dead letter. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
+            f"algorithm reads the scores {', '.join(unknown)}, which nothing in scoring gives, so no episode could be "
+            "trained. Rules give rule/NAME and rule/NAME/NUMBER; docs/scoring.md lists all names"
         )
     if unread := "\n".join((*_unread_steps(config.scoring, parts), *_unread_model(config.scoring, parts))):
         raise ConfigError(unread)
     for name, advice in unread_scores(config.scoring, config.algorithm).items():
-        if name != "environment":  # Only an episode shows if there are such rewards.
+        if name != "environment":  # Only an episode shows whether an environment gives rewards.
             log.warning("nothing trains on the score %s, which is only a metric: %s", name, advice)
 
 
 def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
-    """The refusal of step scores that would cost time and change nothing."""
+    """Yield a refusal of the step scorer if its scores would cost time and change nothing."""
     shaping, scorer = scoring.shaping, scoring.step_scorer
     reads = parts.may_read_steps or "process" in parts.label_needs.scores
     if reads or scoring.shadow or scorer is None:
@@ -66,7 +66,7 @@ def _unread_steps(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
 
 
 def _unread_model(scoring: ScoringConfig, parts: Composition) -> Iterator[str]:
-    """The refusal of an outcome model whose scores would change nothing."""
+    """Yield a refusal of the outcome model if its scores would change nothing."""
     model = scoring.outcome_model
     reads = scoring.shaping.outcome_model_weight or "outcome_model" in parts.label_needs.scores
     if reads or scoring.shadow or not model.is_configured:

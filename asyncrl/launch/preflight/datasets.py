@@ -77,7 +77,7 @@ def _make_by_class(name: str, sources: Sequence[str], path: Path, opened: Callab
 
 
 def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, sources: Sequence[str]) -> Any:
-    """An object of the class, with the arguments that verl gives."""
+    """Make an object of the class `data.dataset`, with the arguments that verl gives."""
     from omegaconf import OmegaConf
 
     from asyncrl.modelling.tokenizer import open_tokenizer
@@ -106,7 +106,7 @@ def _opened(data: DataConfig, model: ModelConfig, max_tokens: int, seed: int, so
 
 
 def _read(dataset: Any, row: int) -> Task:
-    """The task of a row. Raises DataError, which names the row."""
+    """Return the task of a row. Raises DataError, which names the row."""
     try:
         return _task(row, dataset[row])
     except DataError:
@@ -116,7 +116,7 @@ def _read(dataset: Any, row: int) -> Task:
 
 
 def _task(row: int, values: Mapping[str, Any]) -> Task:
-    """The task of a row with these `values`. Raises DataError: a required value is missing."""
+    """Return the task of a row with these `values`. Raises DataError: a required value is missing."""
     prompt = without_nulls(plain(values.get("raw_prompt", values.get("prompt"))))
     truth = plain(values.get("reward_model") or {}).get("ground_truth")
     if not isinstance(prompt, list) or not prompt or not all(isinstance(each, dict) for each in prompt):

@@ -62,7 +62,7 @@ def check_group_demonstrations(
 
 
 def _tried_file(lengths_file: Path, actor: ActorConfig, data: DataConfig) -> str:
-    """The name of the file that exists once all demonstrations were tried. The name depends on the tasks and the
+    """Return the name of the file that exists once all demonstrations were tried. The name depends on the tasks and the
     template (through the name of `lengths_file`), on `data.demonstration` and on the limits."""
     limits = [actor.max_tokens, actor.max_total_tokens, actor.history, data.max_prompt_length, data.truncation]
     made_from = [lengths_file.name, data.demonstration, *limits]

@@ -1,4 +1,4 @@
-"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks for this number of
+"""`learner.epochs`: computes the number of learner steps in which a run trains on all of its tasks for as many
 epochs."""
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def count_steps(learner: LearnerConfig, shards: int, tasks: RunTasks) -> None:
 
 
 def steps_of(learner: LearnerConfig, epochs: float, rows: int, shards: int = 1) -> int:
-    """The fewest steps after which every task was trained `epochs` times, if each group that is drawn is trained once.
+    """Return the fewest steps after which every task was trained `epochs` times, if each group that is drawn is trained
+    once.
 
     Each of the `shards` feeds its own share of the `rows` into its own share of a batch, so the shard that needs the
     most steps gives the result. The result is rounded up to a multiple of `publish_every`, because a run's number of

@@ -26,7 +26,7 @@ def check_grammars(engine_kind: str, actor: ActorConfig, files: Sequence[TaskFil
 
 
 def _obstacle(engine_kind: str, actor: ActorConfig) -> str:
-    """The reason why this run cannot sample under grammars; "" if it can."""
+    """Return the reason why this run cannot sample under grammars, or "" if it can."""
     if engine_kind == "embedded":
         return "engine.kind=embedded samples without grammars; use sglang or vllm"
     if actor.has_environments:

@@ -16,8 +16,8 @@ PORTS = {"https": 443, "http": 80, "socks5": 1080, "socks5h": 1080}
 
 
 def unreachable(patience_s: float = PATIENCE_S) -> str | None:
-    """The reason why the hub, or the proxy to it, cannot be reached; None if it can be reached. If there was no answer
-    within `patience_s` seconds, this logs that and returns None."""
+    """Return the reason why the hub, or the proxy to it, cannot be reached, or None if it can be reached or must not be
+    asked. If there was no answer within `patience_s` seconds, log that and return None."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -40,7 +40,7 @@ def unreachable(patience_s: float = PATIENCE_S) -> str | None:
 
 
 def _first_hop(endpoint: SplitResult) -> SplitResult:
-    """The proxy on the way to the endpoint, or the endpoint itself if the environment names no proxy."""
+    """Return the proxy on the way to the endpoint, or the endpoint itself if the environment names no proxy."""
     proxies = getproxies()
     proxy = proxies.get(endpoint.scheme) or proxies.get("all")
     if not proxy or proxy_bypass(endpoint.netloc):

@@ -11,8 +11,8 @@ from asyncrl.config.schema import AlgorithmConfig, CriticConfig, LearnerConfig, 
 def check_learning(
     model: ModelConfig, critic: CriticConfig, learner: LearnerConfig, algorithm: AlgorithmConfig
 ) -> None:
-    """Raises ConfigError: the policy's layers cannot be divided among ranks, its experts cannot be spread, balanced or
-    replayed, or the policy reads images and an option excludes images."""
+    """Raises ConfigError: the policy's layers cannot be divided among ranks; its experts cannot be spread over ranks or
+    balanced; the choices of its router cannot be replayed; or it reads images, and an option excludes images."""
     from asyncrl.algorithms.algorithm import Algorithm
     from asyncrl.learner.model.policy import check_vision
     from asyncrl.modelling.opening import open_config

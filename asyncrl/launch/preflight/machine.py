@@ -33,7 +33,8 @@ CHECKPOINT_BYTES = 12
 EXPORT_BYTES = 4
 MB, GB = 1e6, 1e9
 LITTLE_ROOM = 10 * GB
-"""A disk with more room than this, without the checkpoints, has enough for the episodes of most runs."""
+"""A disk with more room than this, in addition to the room for checkpoints, has enough for the episodes of most
+runs."""
 SERVERS_ON_CPU = "engine.server.arguments=[--device,cpu] runs servers on the CPU"
 
 
@@ -114,7 +115,7 @@ def _lacking_for_training(attention: str, interface: str | None, gpus: int, has:
 
 
 def _without_servers(engine: EngineConfig, host: Host, gpus: int) -> Iterator[str]:
-    """The reasons why no actor could start servers on this `host`, whose machine has `gpus` GPUs."""
+    """Yield the reasons why no actor could start servers on this `host`, whose machine has `gpus` GPUs."""
     if not host.gpus and engine.server.device in (None, "cuda"):
         none = "cluster.gpus=0" if gpus else "this machine has 0 GPUs"
         yield f"engine.kind={engine.kind}: servers need a GPU, and {none}; {SERVERS_ON_CPU} (docs/engines.md)"
@@ -130,9 +131,9 @@ def check_disk(
     """Compare the bytes that the run will write with the `free` bytes of its disk.
 
     `parameters` counts the policy's parameters. Checkpoints hold `saved` of them, or all of them if `saved` is None.
-    Raises ConfigError: not even one checkpoint fits. Logs a warning if not all checkpoints and the model fit, or if the
-    episodes may take more than the rest of the disk and the rest is below `LITTLE_ROOM`. Most runs never come near the
-    limit of their store.
+    Raises ConfigError: not even one checkpoint fits. Logs a warning if the checkpoints and the exported model do not
+    all fit. It also logs one if the episodes may take more than the rest of the disk, and this rest is below
+    `LITTLE_ROOM`: most runs never come near the limit of their store.
     """
     checkpoint = (parameters if saved is None else saved) * CHECKPOINT_BYTES
     folder, kept = locations.run_dir(run), learner.keep_checkpoints
@@ -154,11 +155,11 @@ def check_disk(
 
 
 def _size(count: float) -> str:
-    """A number of bytes for people."""
+    """Write a number of bytes for people."""
     return f"{count / GB:.1f} GB" if count >= GB else f"{count / MB:.1f} MB"
 
 
 def free_bytes(folder: Path) -> int:
-    """The free room of the disk on which `folder` is, or will be."""
+    """Return the free bytes of the disk on which `folder` is, or will be."""
     there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     return shutil.disk_usage(there).free

@@ -15,9 +15,10 @@ Function = Mapping[str, Any]
 
 
 def made_up_arguments(function: Function) -> dict[str, Any] | None:
-    """The required arguments of a function object, each with the first value that its schema takes.
+    """Make up the required arguments of a function from its description in JSON. Each gets the first value that its
+    schema admits.
 
-    `None` if no value is found for an argument, such as for an object whose fields are unknown.
+    Returns `None` if no value is found for an argument, such as for an object whose fields are unknown.
     """
     return _object(parameters_of(function), function)
 
@@ -34,7 +35,7 @@ def _object(schema: Mapping[str, Any], function: Function) -> dict[str, Any] | N
 
 
 def _values(schema: Any, function: Function) -> Iterator[Any]:
-    """The values that a schema takes: its own examples first."""
+    """Yield the values that a schema admits, its own examples first."""
     given = schema if isinstance(schema, Mapping) else {}
     listed = [each for name in ("examples", "enum") if isinstance(given.get(name), list) for each in given[name]]
     named = [given[name] for name in ("default", "const", "example", "minimum") if name in given]

@@ -44,7 +44,7 @@ def check_tokenizer(model: ModelConfig) -> None:
     from asyncrl.modelling.tokenizer import check_vocabulary, open_tokenizer
 
     tokenizer = open_tokenizer(model, warn=True)
-    # The tokenizer in the model's own folder may have ids that are not in use.
+    # A tokenizer in the model's own folder is not checked: it may have ids that it never uses.
     if model.tokenizer is not None:
         check_vocabulary(model, tokenizer, open_config(model).get_text_config().vocab_size)
 
@@ -85,7 +85,7 @@ def check_freezing(model: ModelConfig, critic: CriticConfig, implicit: ImplicitC
 
 
 def check_adapters(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> int | None:
-    """Count the parameters of the policy's adapters. The result is None if it has no adapters.
+    """Count the parameters of the policy's adapters. The result is None if the policy has none.
 
     Raises ConfigError: a model cannot have the adapters that an option wants, or peft is not installed.
     """
@@ -104,7 +104,7 @@ def check_adapters(model: ModelConfig, critic: CriticConfig, implicit: ImplicitC
 
 
 def _trained(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig) -> Iterator[tuple[str, ModelConfig]]:
-    """The key and the settings of every model that the learner loads."""
+    """Yield the key and the settings of every model that the learner loads."""
     from asyncrl.modelling.opening import beside
 
     yield "model.path", model
@@ -115,7 +115,7 @@ def _trained(model: ModelConfig, critic: CriticConfig, implicit: ImplicitConfig)
 
 
 def _scorers(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
-    """The key and the path of every model that a scorer loads from a folder or from the hub."""
+    """Yield the key and the path of every model that a scorer loads from a folder or from the hub."""
     models: dict[str, Any] = {"scoring.prm": scoring.prm, "scoring.outcome_model": scoring.outcome_model}
     for key, model in models.items():
         if model.path is not None and model.family != "remote" and "." not in model.family:
@@ -123,7 +123,8 @@ def _scorers(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
 
 
 def missing_model(model: ModelConfig) -> str | None:
-    """The reason why `model.path` names no model; `None` if it names one. A model at a URL is copied to this host."""
+    """Return the reason why `model.path` names no model, or `None` if it names one. A model at a URL is copied to this
+    host."""
     if not is_url(model.path):
         return _missing(model.path, model.revision)
     try:
@@ -133,8 +134,8 @@ def missing_model(model: ModelConfig) -> str | None:
 
 
 def missing_folder(path: str) -> str | None:
-    """The reason why the folder `path` has no model; `None` if it has one, or if the hub may have a model of this
-    name."""
+    """Return the reason why the folder `path` has no model, or `None` if it has one, or if the hub may have a model of
+    this name."""
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
@@ -151,7 +152,8 @@ def missing_folder(path: str) -> str | None:
 
 
 def _missing(path: str, revision: str | None = None) -> str | None:
-    """The reason why `path`, a folder or a name on the hub, has no model at this `revision`; `None` if it has one."""
+    """Return the reason why `path`, a folder or a name on the hub, has no model at this `revision`, or `None` if it has
+    one."""
     if (reason := missing_folder(path)) or Path(path).is_dir():
         return reason
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache

@@ -36,7 +36,7 @@ def check_paths(
 
 
 def _of_actor(actor: ActorConfig) -> Iterator[tuple[str, str]]:
-    """Each setting with the dotted path that it names."""
+    """Yield each setting with the dotted path that it names."""
     yield from ((f"actor.tools: {name!r}", name) for name in actor.tools)
     yield from ((f"actor.environments: {name}={path}", path) for name, path in actor.environments.items())
     for key, path in (("environment", actor.environment), ("agent", actor.agent), ("step_split", actor.step_split)):
@@ -49,7 +49,7 @@ def _of_actor(actor: ActorConfig) -> Iterator[tuple[str, str]]:
 
 
 def _of_scoring(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
-    """Each setting with the dotted path that it names."""
+    """Yield each setting with the dotted path that it names."""
     for key, value in (("scoring.rule", scoring.rule), *((f"scoring.rules.{k}", v) for k, v in scoring.rules.items())):
         yield from ((f"{key}={name}", name) for name in _names(value))
     if scoring.steps is not None:
@@ -59,7 +59,7 @@ def _of_scoring(scoring: ScoringConfig) -> Iterator[tuple[str, str]]:
 
 
 def _names(value: Any) -> Iterator[str]:
-    """The names of rules in a value of `scoring.rule`."""
+    """Yield the names of rules in a value of `scoring.rule`."""
     for each in value if isinstance(value, list) else [value]:
         name = each.get("name") if isinstance(each, Mapping) else each
         if isinstance(name, str):

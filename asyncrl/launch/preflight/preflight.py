@@ -165,7 +165,8 @@ class Problems:
 def _task_files(
     tasks: RunTasks, make: Callable[[Sequence[str]], None], missing: Collection[str], found: Problems
 ) -> list[TaskFile]:
-    """The tasks of data.train and data.eval that can be read. If both are the same files, they are returned only once.
+    """Return the tasks of data.train and data.eval that can be read. If both are the same files, they are returned only
+    once.
 
     `make` makes the tasks of sources that roles cannot read themselves.
     """
@@ -211,7 +212,7 @@ def _check_policy(config: TrainConfig) -> None:
 
 
 def _check_play(actor: ActorConfig, files: Sequence[TaskFile], trains: bool) -> None:
-    """Raises ConfigError: the tools, environments, users or the agent of the episodes cannot be used."""
+    """Raises ConfigError: the tools, environments, simulated users or the agent of the episodes cannot be used."""
     from asyncrl.agents.chat_api.agent import load_agent
     from asyncrl.agents.chat_api.program import check_command
     from asyncrl.episode.steps import find_split
@@ -252,8 +253,8 @@ def _probe_parts(algorithm: AlgorithmConfig, group_size: int) -> None:
 
 
 def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence[TaskFile]) -> None:
-    """Raises ConfigError: the model's chat template refuses the tools or the data, a prompt ends with the assistant, or
-    a row has images that the model or the engine cannot read."""
+    """Raises ConfigError: the model's chat template refuses the tools or the data; a prompt ends with a message of the
+    assistant; or a row has images that the model or the engine cannot read."""
     from asyncrl.chat.chat_checks import check_tasks, check_tools
     from asyncrl.chat.image_blocks import image_blocks
     from asyncrl.episode.images import READS_NONE
@@ -276,8 +277,8 @@ def _check_template(chat: Chat, actor: ActorConfig, reads: bool, files: Sequence
 
 
 def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
-    """Create the tools of rows, and release them again. Raises ConfigError: a tool cannot be created, or a row names a
-    tool that the run does not offer."""
+    """Create the tools of one row of each kind, or reset its environment, and release them again. Raises ConfigError: a
+    tool cannot be created, an environment cannot be reset, or a row names a tool that the run does not offer."""
     from asyncrl.actor.from_config import open_toolbox
     from asyncrl.tools.toolbox import Toolbox
 
@@ -294,10 +295,11 @@ def _check_creation(actor: ActorConfig, files: Sequence[TaskFile]) -> None:
     for file in files:
         for row, task in (file.by_roles() | file.by_environment()).items():
             place = file.place(row)
-            # A `create` that blocks cannot be interrupted, and the first one may take minutes, such as for a download.
+            # A call of `create` that blocks cannot be interrupted. The first call may take minutes, such as for a
+            # download.
             what = "`create` of actor.tools" if is_tools else "`reset` of an environment"
             try:
-                with notice(f"{what} still runs with {place}"):
+                with notice(f"{what} has not finished yet, for {place}"):
                     asyncio.run(create(try_ticket(task)))
             except Exception as error:
                 reason = error if isinstance(error, ToolError) else reason_of(error)

@@ -1,4 +1,4 @@
-"""Measures the prompts of all tasks before anything starts, if `data.max_prompt_length` needs it."""
+"""Measures the prompts of all tasks before anything starts, if the options for long prompts need it."""
 
 from __future__ import annotations
 

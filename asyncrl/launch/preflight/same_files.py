@@ -40,7 +40,7 @@ def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
     changed = [name for name, record in now.items() if begun and before.get(name, record).checksum != record.checksum]
     if changed:
         raise ConfigError(
-            f"{', '.join(changed)} has changed since the run began, whose episodes refer to tasks by their row: "
+            f"{', '.join(changed)} has changed since the run began; the run's episodes refer to tasks by their row: "
             "restore the file, or choose another run.name"
         )
     if now != before:
@@ -48,8 +48,8 @@ def check_same_files(run_dir: Path, files: Iterable[Path], begun: bool) -> None:
 
 
 def task_files(tasks: RunTasks) -> Iterator[Path]:
-    """The files of tasks that roles read. Files that `asyncrl train` has made from sources are left out: they never
-    change."""
+    """Yield the files of tasks that roles read. Files that `asyncrl train` has made from sources are left out: they
+    never change."""
     from asyncrl.data.tables import find_files
 
     for sources in (tasks.data.train, tasks.data.eval or []):

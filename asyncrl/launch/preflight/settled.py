@@ -26,7 +26,7 @@ def check_settled(config: TrainConfig, placement: Placement) -> None:
 
 
 def _without_gpus(scoring: ScoringConfig, attention: str, placement: Placement) -> Iterator[str]:
-    """A line for each option that needs a GPU for a role that was placed without one."""
+    """Yield a line for each option that needs a GPU for a role that was placed without one."""
 
     def lacks(module: str) -> bool:
         roles = placement.of(module)

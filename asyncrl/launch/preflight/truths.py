@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncrl.data.reading import TaskFile
 
 RULE_S = 120.0
-"""The time limit when a rule is tried: its first use may load libraries from a cold disk."""
+"""The time limit in seconds when a rule is tried: the first use of a rule may load libraries from a cold disk."""
 
 _EPISODE = Trajectory(
     id="preflight",
@@ -63,8 +63,8 @@ def check_truths(scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxCon
 def _unusable(
     known: Sequence[tuple[str, Task, str]], scoring: ScoringConfig, model: ModelConfig, sandbox: SandboxConfig
 ) -> list[str]:
-    """A line for each ground truth that the built-in rules of its task cannot use. `known` has the place of each task,
-    the task, and the names of these rules."""
+    """Return a line for each ground truth that the built-in rules of its task cannot use. `known` has the place of each
+    task, the task, and the names of these rules."""
     from asyncrl.scoring.rules.base import RuleInput
     from asyncrl.scoring.verifier import Verifier
 

@@ -89,17 +89,17 @@ class RayCluster:
         self.ray.shutdown()
 
     def own_address(self) -> str:
-        """The address of the node that this process is on."""
+        """Return the address of the node that this process is on."""
         return str(self.ray.util.get_node_ip_address())
 
     def addresses(self) -> list[str]:
-        """The addresses of the nodes that can run a role now."""
+        """Return the addresses of the nodes that can run a role now."""
         nodes = (node for node in self.ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1)
         return [str(node["NodeManagerAddress"]) for node in nodes]
 
     def hosts(self) -> list[Host]:
-        """The nodes that can run a role now, sorted by their number of GPUs, the largest first. Raises ConfigError: no
-        node has a CPU."""
+        """Return the nodes that can run a role now, sorted by their number of GPUs, the largest first. Raises
+        ConfigError: no node has a CPU."""
         found = []
         for node in self.ray.nodes():
             has = node["Resources"]
@@ -114,7 +114,7 @@ class RayCluster:
         ]
 
     def free_cpus(self) -> float:
-        """The CPUs of the cluster that are not reserved."""
+        """Return the CPUs of the cluster that are not reserved."""
         return float(self.ray.available_resources().get("CPU", 0))
 
     def actor(self, kind: type[Any], folder: Path, **options: Any) -> Any:
@@ -122,7 +122,8 @@ class RayCluster:
         return self.ray.remote(kind).options(**options).remote(str(folder))
 
     def wait(self, reference: Any, what: str, stop: threading.Event) -> Any:
-        """Wait for the result of a call. Raises StoppedError: `stop` was set; ConfigError: the call failed."""
+        """Wait for the result of a remote call, and log that the run waits for `what`. Raises StoppedError: `stop` was
+        set; ConfigError: the call failed."""
         shown = time.monotonic()
         while not self.ray.wait([reference], timeout=LOOK_S)[0]:
             if stop.is_set():
@@ -158,9 +159,9 @@ class HeldParts:
     """The parts of a cluster that a run reserves: a placement group for each pool, and one for the replay.
 
     If a host dies, Ray moves its part to another host as soon as one has room. Only the replay's part waits for the
-    host of its store. This is the host with the custom resource `resource`, if it is given, or else the host where the
-    run began, whose address is in the file `remembered`. Raises StoppedError; ConfigError: the cluster cannot provide
-    the parts.
+    host of its store. This is the host with the custom resource `resource`, if it is given, or else the host on which
+    the replay ran first, whose address is in the file `remembered`. Raises StoppedError; ConfigError: the cluster
+    cannot provide the parts.
     """
 
     def __init__(
@@ -191,7 +192,7 @@ class HeldParts:
             remembered.write_text(self.replay.address)
 
     def of(self, role: PlacedRole) -> HostPart | None:
-        """The part that a role of the placement runs in."""
+        """Return the part that a role of the placement runs in."""
         return self.replay if role.module == "replay" else self.pools.get((role.pool, role.node))
 
     @property
@@ -247,8 +248,8 @@ class HeldParts:
 
 
 def _bundle(placement: Placement, roles: Sequence[PlacedRole]) -> dict[str, float]:
-    """The resources for `roles`, which are on one host: their GPUs, and the CPUs that they keep busy. If all roles on
-    the host would keep more CPUs busy than it has, each gets a proportional share of them."""
+    """Return the resources for `roles`, which are on one host: their GPUs, and the CPUs that they keep busy. If all
+    roles on the host would keep more CPUs busy than it has, each gets a proportional share of them."""
     node = roles[0].node
     wanted, own = (
         sum(role.cpus for role in each) for each in ([role for role in placement.roles if role.node == node], roles)

@@ -1,7 +1,8 @@
-"""`cluster.launcher=ray`: starts the roles of a run in actors of a Ray cluster.
+"""`cluster.launcher=ray`: starts the roles of a run in Ray actors, which are processes of a Ray cluster.
 
-Each pool is a placement group. Each role is the child of its own Ray actor, with the same command line as under any
-other launcher. The supervisor restarts an ended role on its node, or on another node with room if its node has died.
+For each pool, the run reserves resources of the cluster (a placement group). Each role is the child of its own Ray
+actor, with the same command line as under any other launcher. The supervisor restarts an ended role on its node, or on
+another node with room if its node has died.
 
 The replay stays on the node that has its store. If replay or learner restart at another address, all other roles are
 restarted with the new address.
@@ -45,9 +46,9 @@ LONGEST_REASON = 300
 class RayLauncher:
     """The `launcher.Launcher` that starts the roles of a run on a Ray cluster.
 
-    `prepare` reserves the resources of the placement in the cluster, until `close`. It also makes keys for a run that
-    other machines can reach, if the run has no keys. It raises ConfigError if a node does not share the run's folder.
-    `record` writes the configuration into the run's folder again, after a role got another address.
+    `prepare` reserves the resources of the placement in the cluster, until `close`. `prepare` also makes keys for a run
+    that other machines can reach, if the run has no keys. It raises ConfigError if a node does not share the run's
+    folder. `record` writes the configuration into the run's folder again, after a role got another address.
     """
 
     def __init__(self, cluster: ClusterConfig, addresses: RunAddresses, record: Callable[[], None]) -> None:
@@ -103,9 +104,9 @@ class RayLauncher:
         return role.module == "replay" or role.name == "learner"
 
     def _settle(self, module: str, actor: Any, address: str) -> bool:
-        """Set the address of the replay or the learner to `address`, its node. If the configuration names no ports,
-        choose ports that are free on this node, which `actor` finds. Return True if the role had another address
-        before. A run on this machine alone keeps the configured address."""
+        """Set the address of the replay or the learner to `address`, the address of its node. If the configuration
+        names no ports, choose ports that are free on this node, which `actor` finds. Return True if the role had
+        another address before. A run on this machine alone keeps the configured address."""
         network, learner = self._addresses.network, self._addresses.learner
         parts = self._held.all if self._held is not None else []
         alone = {address, *(part.address for part in parts)} == {self._cluster.own_address()}
@@ -140,7 +141,7 @@ class RayLauncher:
         known once the cluster has room. In place of the reference: () if the role sees no GPUs, None if it sees all."""
         role = self._roles[name]
         part = self._held.of(role) if self._held is not None else None
-        # A role that was added later takes nothing from a pool if there is room outside, or if it needs GPUs.
+        # A role that was added later takes nothing from its pool's part if there is room outside, or if it needs GPUs.
         if name not in self._planned and (role.gpus or self._cluster.free_cpus() >= role.cpus):
             part = None
         if part is not None:

@@ -1,4 +1,4 @@
-"""The Ray actors of a run: one for each role, and one that holds a pool's part of a node.
+"""The Ray actors of a run: one for each role, and one for each part of a node that a pool reserves.
 
 `launcher.py` makes actors of these classes. Each actor has its own process, so it may change the working directory.
 """
@@ -23,7 +23,8 @@ from asyncrl.machine.shared_folder import sees
 
 @dataclass(frozen=True, slots=True)
 class RoleReport:
-    """A role's process on its node, and its exit status; None while it runs. `identity` is None after its end."""
+    """A role's process on its node. `status` is the exit status, None while the process runs. `identity` is None after
+    the process has ended."""
 
     pid: int
     status: int | None
@@ -34,12 +35,13 @@ class OnNode:
     """An actor that answers questions about its node. Paths are relative to `folder`, where the run was started."""
 
     def __init__(self, folder: str) -> None:
-        # If the node does not have the folder, Ray has put a copy of its files into the working directory.
+        # If the node does not have the folder, the actor stays in the working directory that Ray has chosen. It has a
+        # copy of the folder's files if Ray's runtime environment names the folder as its `working_dir`.
         with suppress(FileNotFoundError):
             os.chdir(folder)
 
     def address(self) -> str:
-        """The address of this node."""
+        """Return the address of this node."""
         import ray
 
         return str(ray.util.get_node_ip_address())
@@ -59,7 +61,7 @@ class OnNode:
         return this_kernel()
 
     def gpus(self, numbers: Sequence[int]) -> list[str]:
-        """The names of this Ray actor's GPUs with these `numbers`, counted from 0."""
+        """Return the names of this Ray actor's GPUs with these `numbers`, counted from 0."""
         import ray
 
         names = ray.get_runtime_context().get_accelerator_ids()["GPU"]
@@ -81,7 +83,7 @@ class HostedRole(OnNode):
         return self.poll()
 
     def poll(self) -> RoleReport:
-        """The state of the role. Raises AssertionError: it was not started."""
+        """Return the state of the role. Raises AssertionError: it was not started."""
         assert self._process is not None
         return RoleReport(self._process.pid, self._process.poll(), ProcessIdentity.of(self._process.pid))
 

@@ -1,8 +1,8 @@
 """`launchers/slurm_launch.sh --chain N [OPTIONS OF SBATCH] KEY=VALUE ...`: submits N jobs of Slurm in sequence.
 
-This is for sites where jobs cannot be requeued, or may run only for a short time. Each job begins when the job before
-it has ended for any reason, and resumes the run. Once the run is done, or `asyncrl stop` has stopped it, the remaining
-jobs end at once. `--dry-run` prints the commands that would submit the jobs.
+This is for sites where jobs cannot be requeued, or may run only for a short time. Each job resumes the run when the job
+before it has ended, for any reason. Once the run is done, or `asyncrl stop` has stopped it, the remaining jobs end at
+once. `--dry-run` prints the commands that would submit the jobs.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ChainLink:
 
     @classmethod
     def of(cls, word: str) -> Self:
-        """The link that a word of a job's command line names."""
+        """Return the link that a word of a job's command line names."""
         name, number, count = word.removeprefix(OPTION).split("/")
         return cls(name, int(number), int(count))
 
@@ -56,7 +56,8 @@ class ChainLink:
         return self.number == self.count
 
     def why_nothing_is_left(self, run_dir: Path, steps: int) -> str:
-        """The reason why this job has nothing left to do for a run of `steps` steps; empty if it has work."""
+        """Return the reason why this job has nothing left to do for a run of `steps` steps, or an empty text if it has
+        work."""
         with suppress(KeyError):
             summary = Run(run_dir).summary()
             if summary["result"] == "done" and summary["planned_steps"] >= steps:
@@ -72,8 +73,8 @@ class ChainLink:
 
 
 def parse(words: Sequence[str]) -> tuple[int, str, list[str], list[str]]:
-    """The number of jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin with
-    the first KEY=VALUE. Raises ConfigError: the words have another form."""
+    """Return the number of jobs, the batch script, the options of sbatch, and the words of `asyncrl train`, which begin
+    with the first KEY=VALUE. Raises ConfigError: the words have another form."""
     script, *rest = [word for word in words if word != DRY_RUN]
     count, rest = rest[0] if rest else "", rest[1:]
     if not count.isdecimal() or not int(count):

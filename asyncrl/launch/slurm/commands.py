@@ -41,12 +41,12 @@ class SlurmJob:
 
 
 def assumed_job(nodes: int) -> SlurmJob:
-    """A made-up job with `nodes` nodes, to show the commands before a real job exists."""
+    """Make up a job with `nodes` nodes, to show the commands before a real job exists."""
     return SlurmJob("JOB", tuple(SlurmNode(f"node{index}", f"node{index}") for index in range(nodes)))
 
 
 def this_job(environment: Mapping[str, str] = os.environ) -> SlurmJob:
-    """The job of this process. Raises ConfigError: the process is not in a job; UnavailableError: Slurm does not
+    """Return the job of this process. Raises ConfigError: the process is not in a job; UnavailableError: Slurm does not
     answer."""
     if JOB_VARIABLE not in environment:
         raise ConfigError(
@@ -94,8 +94,9 @@ def forget_options_of_job(environment: MutableMapping[str, str] = os.environ) ->
 def step_command(
     name: str, nodes: Sequence[SlurmNode], options: Sequence[str], container: Sequence[str], command: Sequence[str]
 ) -> list[str]:
-    """The command of a step with one task on each of `nodes`, which belong to one component. The steps on a node share
-    its processors, memory and GPUs. `options` are more words for srun; `container` are words before the command."""
+    """Return the command of a step with one task on each of `nodes`, which belong to one component. The steps on a node
+    share its processors, memory and GPUs. `options` are more words for srun; `container` are words before the
+    command."""
     group = [] if nodes[0].group is None else [f"--het-group={nodes[0].group}"]
     return [
         "srun",

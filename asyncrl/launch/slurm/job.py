@@ -57,7 +57,8 @@ from asyncrl.machine import process
 log = logging.getLogger("asyncrl.slurm")
 
 DEFAULTS = ("cluster.launcher=slurm", "network.replay_port=0", "network.weights_port=0")
-"""Options that come before the user's options. Free ports are chosen, because several jobs may share a node."""
+"""Options that come before the user's options, which may change them. Free ports are chosen, because several jobs may
+share a node."""
 OPTIONS = ("-c", "--cfg", "--config-dir")
 """The options of every command that takes KEY=VALUE."""
 USAGE = """usage: sbatch [OPTIONS OF SBATCH] slurm_launch.sh KEY=VALUE ...      a run as a job
@@ -80,7 +81,7 @@ def check_launcher(launcher: str) -> None:
     if launcher not in ("slurm", "ray"):
         raise ConfigError(
             f"cluster.launcher={launcher}: this script starts the roles as steps of a job of Slurm, or "
-            "with ray on a Ray cluster of its nodes; leave it out, or start the run by `asyncrl train`"
+            "with ray on a Ray cluster of its nodes; leave out this option, or start the run by `asyncrl train`"
         )
 
 
@@ -113,7 +114,7 @@ class Job:
         if link and (reason := link.why_nothing_is_left(run_dir, config.learner.total_steps)):
             log.info("%s has nothing to do: %s", link, reason)
             return 0
-        job = this_job()  # Before the checks of the start, which take a while.
+        job = this_job()  # Asks Slurm now: a failure shows before the slow checks.
         try:
             with self._ray(config.cluster, RunAddresses.of(config), job):
                 done = train(config, self.stop, self._how_to_resume)
@@ -188,7 +189,7 @@ def show(config: TrainConfig) -> None:
     path = run_dir / CONFIG_FILE
     commands, roles = launcher.look_commands(path.absolute().with_name(".canary-ID")), role_commands(placement, path)
     if starts_ray(config.cluster, os.environ):
-        # Ray starts the roles themselves, each in an actor.
+        # Ray itself starts the roles, each in a Ray actor, so their commands need no srun.
         nodes = RayNodes(config.cluster, run_dir, launcher)
         commands += [*nodes.commands().values(), *(list(role.command) for role in roles)]
     else:
@@ -198,13 +199,14 @@ def show(config: TrainConfig) -> None:
 
 
 def _pool_nodes(cluster: ClusterConfig) -> list[dict[str, int]]:
-    """The settings of each node of the pools."""
+    """Return the settings of each node of the pools."""
     pools = [pool for pool in cluster.pools.values() for _ in range(pool.get("nodes", 1))]
     return pools or [{}]
 
 
 def _assumed_reports(cluster: ClusterConfig, job: SlurmJob) -> list[NodeReport]:
-    """The GPUs and CPUs of each node, taken from the pools or from the first node of the job."""
+    """Assume the GPUs and CPUs of each node: those that the pools name, else those of this node of the job, else the
+    configured ones."""
     gpus = int(os.environ.get("SLURM_GPUS_ON_NODE", cluster.gpus or 0))
     cpus = int(os.environ.get("SLURM_CPUS_ON_NODE", cluster.cpus or os.cpu_count() or 1))
     asked = [*_pool_nodes(cluster), *({} for _ in job.nodes)]

@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 STEP = "asyncrl.launch.slurm.step"
 LATEST = "latest"
 LOOK_S = 300.0
-"""Every node of the job must report within this time: Python may start slowly from a network disk."""
+"""Every node of the job must report within this many seconds: Python may start slowly from a network disk."""
 KILL_S = 10.0
 """The longest wait for srun to end after it was asked to kill its step. A process that hangs in the kernel may never
 end."""
@@ -66,7 +66,7 @@ class SlurmLauncher:
         self._attempt: Path | None = None
 
     def reports(self) -> list[NodeReport]:
-        """The report of each node, in the job's order."""
+        """Return the report of each node, in the job's order."""
         if not self._reports:
             self._reports = self._look()
         return self._reports
@@ -82,7 +82,7 @@ class SlurmLauncher:
         ]
 
     def _look(self) -> list[NodeReport]:
-        """The reports of all nodes, in their order. Raises ConfigError, with a line for each node that cannot be
+        """Return the reports of all nodes, in their order. Raises ConfigError, with a line for each node that cannot be
         used."""
         with canary(self._run_dir) as file:
             found = {report.name: report for command in self.look_commands(file) for report in _reports(command)}
@@ -91,8 +91,8 @@ class SlurmLauncher:
         return [found[node.name] for node in self._job.nodes]
 
     def look_commands(self, file: Path) -> list[list[str]]:
-        """The steps, one for each component of the job, in which every node looks for `file` and reports. A node that
-        sees the file shares the run's folder."""
+        """Return the command lines of the steps, one for each component of the job, in which every node looks for
+        `file` and reports. A node that sees the file shares the run's folder."""
         slurm, ports = self._cluster.slurm, self._addresses.shards + 2
         words = ["look", f"--canary={file}", f"--ports={ports}"]
         words += [f"--interface={slurm.interface}"] if slurm.interface else []
@@ -124,7 +124,7 @@ class SlurmLauncher:
         return step_command(name, nodes, slurm.srun, slurm.container, command)
 
     def step(self, name: str, node: int, command: Sequence[str]) -> list[str]:
-        """The srun command line that runs `command` on the node with the number `node` in the job."""
+        """Return the srun command line that runs `command` on the node with the number `node` in the job."""
         return self._step(name, [self._job.nodes[node]], command)
 
     def is_one_machine(self) -> bool:
@@ -161,7 +161,7 @@ class SlurmLauncher:
         self._roles = {role.name: role for role in placement.roles}
 
     def role_command(self, role: RoleCommand) -> list[str]:
-        """The srun command line of a role."""
+        """Return the srun command line of a role."""
         placed, python = self._roles[role.name], self.python
         gpus = ALL_GPUS if placed.gpus is None else ",".join(map(str, placed.gpus))
         command = [python, "-m", STEP, "role", gpus, python, *role.command[1:]]
@@ -208,7 +208,7 @@ def new_attempt(logs: Path) -> Path:
 
 
 def _reports(command: Sequence[str]) -> Iterator[NodeReport]:
-    """The answers of the nodes; other output, such as messages of srun, goes to the log."""
+    """Yield the answers of the nodes. Other output, such as messages of srun, goes to the log."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LOOK_S)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -36,7 +36,7 @@ TOKEN_FILE = "ray-token"
 AUTH_MODE, AUTH_VARIABLES = "RAY_AUTH_MODE", ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 """Environment variables of Ray that restrict who may connect."""
 START_S = 300.0
-"""All nodes must have joined within this time: Python may start slowly from a network disk."""
+"""All nodes must have joined within this many seconds: Python may start slowly from a network disk."""
 END_S = 10.0
 """The longest wait for all nodes to end. It is short, since the job's time may be nearly over."""
 POLL_S = 1.0
@@ -86,7 +86,7 @@ class RayNodes:
         return f"{head.address}:{head.port}"
 
     def commands(self) -> dict[str, list[str]]:
-        """The commands of the steps by the names of their logs, the head's first."""
+        """Map the name of each step's log to the step's command. The head is first."""
         reports, commands = self._launcher.reports(), dict[str, list[str]]()
         for number, (report, host) in enumerate(zip(reports, self._launcher.hosts(), strict=True)):
             words = [f"--node-ip-address={report.address}", f"--num-cpus={host.cpus}", f"--num-gpus={host.gpus}"]
@@ -166,7 +166,7 @@ class _Steps:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Until the block ends, a thread restarts each step that ends."""
+        """Have a thread restart each step that ends, until the block ends."""
         # The kernel ends a child when the thread that started it ends, so the new thread stays until all steps have
         # ended.
         threading.Thread(target=self._keep, name="ray-nodes", daemon=True).start()

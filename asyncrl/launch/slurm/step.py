@@ -46,8 +46,9 @@ class NodeReport:
 
 
 def look(canary: Path, towards: list[str], interface: str | None, ports: int) -> NodeReport:
-    """The report of this node. `towards` are addresses of nodes, of which one may be this node's own. Other nodes reach
-    this node at the address of its network `interface`. By default this is the interface that leads to another node."""
+    """Return the report of this node. `towards` are addresses of nodes, of which one may be this node's own. Other
+    nodes reach this node at the address of its network `interface`. By default this is the interface that leads to
+    another node."""
     from asyncrl.machine.ports import free_ports
     from asyncrl.machine.shared_folder import sees
 
@@ -104,7 +105,7 @@ def become(gpus: str, command: list[str]) -> None:
 
 
 def main() -> None:
-    """The entry of the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="asyncrl.launch.slurm.step", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     looking = commands.add_parser("look")

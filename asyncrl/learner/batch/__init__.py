@@ -3,7 +3,7 @@
 This package keeps its part of two promises in docs/concepts.md:
 
 - The learner's math is exact: packed sequences compute the same as single ones (`packing.py`, `prefixes.py`), and
-  losses are divided by counts over all ranks (`minibatch.py`).
+  losses are divided by the counts of all ranks together (`minibatch.py`).
 - Same batch after a crash: a batch follows the recorded plan, even if it is fetched ahead (`fetching.py`).
 
 Files in reading order:
@@ -11,8 +11,8 @@ Files in reading order:
 - `batches.py`: the sources of plans. `fetching.py`: a plan becomes a batch.
 - `local_batch.py` and `packing.py`: the tensors of a batch and of a pass.
 - `schedule.py`, `bins.py`, `bundles.py`: assign sequences to ranks and passes.
-- `prefixes.py` and `images.py`: shared prompts and images. `keeping.py`: episodes that are kept for people.
+- `prefixes.py` and `images.py`: shared prompts and images. `keeping.py`: episodes that are kept for people to read.
 
-You may change the schedule and the choice of kept episodes freely. Changes of `packing.py` must pass the parity tests
-in tests/learner.
+You may change the schedule and the choice of kept episodes freely. After a change of `packing.py`, the parity tests in
+tests/learner must still pass: they compare packed sequences with single ones.
 """

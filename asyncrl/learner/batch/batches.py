@@ -80,7 +80,7 @@ class RecordedReplay(BatchSource):
         self._stored.close()
 
     def configure(self, values: Mapping[str, Any], time: int) -> Sequence[ConfigChange]:
-        """Return the configuration changes of the recorded run. Records nothing."""
+        """Return the configuration changes of the recorded run. `values` and `time` are ignored."""
         return self._stored.changes()
 
     def require(self, needs: Mapping[int, LabelNeeds]) -> None:

@@ -24,9 +24,10 @@ ENOUGH = 1.001
 def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> Bins:
     """Divide `items` into `parts` parts of nearly equal cost.
 
-    Each item begins as a partition of its own. Then the two partitions whose parts differ most in cost are merged,
-    until one partition is left. A merge joins the costliest part of one partition with the cheapest part of the other,
-    the second costliest with the second cheapest, and so on.
+    Each item begins as a partition of its own, whose other parts are empty. Then the two partitions with the largest
+    difference between their costliest and their cheapest part are merged, until one partition is left. A merge joins
+    the costliest part of one partition with the cheapest part of the other, the second costliest with the second
+    cheapest, and so on.
     """
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for item in items:
@@ -44,7 +45,7 @@ def karmarkar_karp(costs: Sequence[float], items: Sequence[int], parts: int) -> 
 
 
 def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
-    """Put decreasing `items` into bins of at most `limit`: each into the first bin with room."""
+    """Put decreasing `items` into bins of length at most `limit`: each into the first bin with room for it."""
     bins: Bins = []
     rooms: list[int] = []
     for item in items:
@@ -59,7 +60,7 @@ def first_fit_decreasing(lengths: Sequence[int], items: Sequence[int], limit: in
 
 def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bins:
     """Put decreasing `items` into bins of at most `limit`. The first remaining item opens a bin. Then the subset of the
-    other items that fills the bin most is added."""
+    other remaining items that fills the bin most is added."""
     left = list(items)
     bins: Bins = []
     while left:
@@ -83,8 +84,8 @@ def fullest_bins(lengths: Sequence[int], items: Sequence[int], limit: int) -> Bi
 def fill_to_targets(
     lengths: Sequence[int], costs: Sequence[float], items: Sequence[int], targets: Sequence[float], limit: int
 ) -> Bins | None:
-    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Each item goes into that bin
-    with room whose cost is farthest below the bin's target. Returns None if an item fits into no bin."""
+    """Put decreasing `items` into bins of at most `limit`, one bin for each target cost. Of the bins with room for it,
+    an item goes into the one whose cost is farthest below its target. Returns None if an item fits into no bin."""
     bins: Bins = [[] for _ in targets]
     rooms = [limit] * len(targets)
     above = [(-target, index) for index, target in enumerate(targets)]
@@ -125,8 +126,8 @@ def even_out(lengths: Sequence[int], costs: Sequence[float], bins: Bins, limit: 
 
 
 def _exchange(lengths: Sequence[int], costs: Sequence[float], dear: list[int], cheap: list[int], limit: int) -> bool:
-    """Move an item, or swap an item of each bin, so that the cost of the costlier bin falls as much as possible.
-    Returns False if it cannot fall."""
+    """Move an item, or swap an item of each bin, so that the larger of the two costs falls as much as possible. Returns
+    False if it cannot fall."""
     ours, theirs = np.array([costs[item] for item in dear]), np.array([*(costs[item] for item in cheap), 0.0])
     own, other = np.array([lengths[item] for item in dear]), np.array([*(lengths[item] for item in cheap), 0])
     gap = sum(costs[item] for item in dear) - sum(costs[item] for item in cheap)

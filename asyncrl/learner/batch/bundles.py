@@ -1,6 +1,6 @@
 """Puts sequences that share a prefix into one pass, which computes the prefix once, if that saves time.
 
-A bundle is a run of consecutive sequences of a group. `schedule` treats it as one sequence, whose tokens and cost count
+A bundle consists of consecutive sequences of a group. `schedule` treats it as one sequence, whose tokens and cost count
 shared prefixes once. Larger bundles save more, and smaller ones spread better over passes and ranks, so bundles of
 several sizes are tried, and the fastest schedule is taken.
 
@@ -48,7 +48,8 @@ class _Plan:
     limit: int
 
     def fastest(self, whole: list[Passes]) -> list[Passes]:
-        """Return the passes of a minibatch by rank. They are `whole`, or faster passes of the same sequences."""
+        """Return the passes of a minibatch by rank: `whole`, which were scheduled without regard to prefixes, or faster
+        passes of the same sequences."""
         members = sorted(member for passes in whole for each in passes for member in each)
         chains = _split(members, lambda chain, member: bool(chain) and not self.shared[member])
         found, size = [whole], 1
@@ -78,7 +79,7 @@ class _Plan:
         return float(self.costs[list(members)].sum() - self.saved[_with_former(members)].sum())
 
     def _in_lockstep(self, parts: list[Passes]) -> float:
-        """Return the sum over the passes of the largest cost on a rank."""
+        """Return the sum, over the passes, of the cost on the rank where the pass costs most."""
         return sum(max(map(self._cost, each)) for each in zip(*parts, strict=True))
 
 

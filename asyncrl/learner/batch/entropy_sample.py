@@ -1,8 +1,8 @@
 """Chooses the tokens whose entropy is measured as a metric, if the loss does not need all entropies.
 
 An entropy is a sum over the vocabulary. On an H200, the sums of all tokens took 5% to 8% of a step of Qwen3 shapes
-without compiled layers. The sums of a sixteenth of them took 0.4% to 1.1%. The choice depends only on a
-token's place in the batch, so that it is the same for any split into passes and ranks.
+without compiled layers. The sums of a sixteenth of the tokens took 0.4% to 1.1%. The choice depends only on a token's
+place in the batch, so that it is the same for any split into passes and ranks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from torch import Tensor
 
 LEAST_SHARE = 1 / 16
 FEWEST_TOKENS = 256
-"""The policy tokens of a step that are measured at least, so that a small step has no noisy mean."""
+"""A step measures about this many policy tokens or more, or all that it has, so that their mean entropy is not
+noisy."""
 STEP, RANGE = 2654435761, 1 << 32
-"""Multiples of STEP modulo RANGE are spread evenly: their ratio is the golden one."""
+"""Multiples of STEP modulo RANGE are spread evenly, since STEP / RANGE is nearly the golden ratio minus 1."""
 SEQUENCE = 40503
-"""The distance of two sequences, so that they are measured at different positions."""
+"""The offset between consecutive sequences, so that their tokens are measured at different positions."""
 
 
 def entropy_share(tokens: int) -> float:
@@ -25,8 +26,8 @@ def entropy_share(tokens: int) -> float:
 
 
 def entropy_sample(sequence: Tensor, position: Tensor, share: float) -> Tensor:
-    """Choose about this share of tokens: bool[N]. sequence int64[N] is a token's sequence in the batch, and position
-    int64[N] its index in the sequence."""
+    """Return bool[N], True at about the fraction `share` of the tokens. `sequence` int64[N] has the index of each
+    token's sequence in the batch, and `position` int64[N] the token's index in the sequence."""
     if share >= 1:
         return torch.ones_like(sequence, dtype=torch.bool)
     return (position + SEQUENCE * sequence) * STEP % RANGE < share * RANGE

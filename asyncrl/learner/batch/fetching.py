@@ -50,8 +50,8 @@ class PackedModel(Protocol):
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of recorded expert routing, if the model can use it again. None: the model routes all tokens
-        itself."""
+        """The shape of recorded expert routing, if the model can send tokens to the recorded experts. None: the model
+        routes all tokens itself."""
 
     @property
     def vision(self) -> VisionShape | None:
@@ -73,8 +73,8 @@ class FetchedBatch:
 class BatchFetcher:
     """Fetches and builds the batches of one rank, in a run of `total_steps`. `settings` returns the settings of a step.
 
-    `reader` reads images for a policy that sees them. Nothing else may use `replay` during the block of `ahead_of`.
-    `spans` records the time of each fetch.
+    `reader` reads images for a policy that sees them. Nothing else may use `replay` within a `with ahead_of(...)`
+    block. `spans` records the time of each fetch.
     """
 
     settings: Callable[[int], BatchSettings]
@@ -152,7 +152,7 @@ class BatchFetcher:
     def _images(self, trajectories: Sequence[Trajectory]) -> dict[bytes, ImagePatches]:
         owners = {name: each.id for each in trajectories for name in each.image_names}
         if owners and self.reader is None:
-            raise InvariantError(f"{next(iter(owners.values()))} shows images, and model.path reads none")
+            raise InvariantError(f"{next(iter(owners.values()))} shows images, but the model of model.path reads none")
         reader = self.reader
         return {name: reader.read(self.replay.image(owner, name)) for name, owner in owners.items() if reader}
 

@@ -30,9 +30,9 @@ class PackedImages:
     """The I images of a pass of U tokens, E of which are placeholders.
 
     - `rows` int64[E]: the indices of the placeholders, ascending.
-    - `sources` int64[E]: the index of each placeholder's feature among the features of all images, in their order.
+    - `sources` int64[E]: the index of each placeholder's feature among the features of all images.
     - `places` int64[3, U]: the rotary positions of all tokens.
-    - `patches` float32[P, W]: the patches of all images in their order.
+    - `patches` float32[P, W]: the patches of all images, image after image.
     - `grids` int64[I, 3]: the numbers of time steps, rows and columns in each image's grid of patches.
     """
 
@@ -48,7 +48,7 @@ class PackedImages:
         return ids.index_copy(0, self.rows, -1 - self.sources)
 
     def kept(self, kept: Tensor) -> PackedImages:
-        """Return the images of a pass that has only the tokens `kept` int64[K], in their order."""
+        """Return the images of a pass that has only the tokens `kept` int64[K], in this order."""
         chosen = torch.full((self.places.shape[1],), -1)
         chosen[self.rows] = self.sources
         chosen = chosen[kept]
@@ -79,7 +79,7 @@ class BatchImages:
     places: Tensor
 
     def chosen(self, rows: Tensor) -> PackedImages | None:
-        """Return the images of a pass with the tokens `rows` int64[U], or None if it has none."""
+        """Return the images of a pass with the tokens `rows` int64[U], or None if the pass has no images."""
         features = self.features[rows]
         at = (features >= 0).nonzero()[:, 0]
         if not len(at):
@@ -97,8 +97,8 @@ class BatchImages:
 def batch_images(
     trajectories: Sequence[Trajectory], images: Mapping[bytes, ImagePatches], shape: VisionShape
 ) -> BatchImages | None:
-    """Lay out the images of a batch. `images` has the images of the `trajectories` by digest. Returns None if no
-    trajectory has an image.
+    """Lay out the images of a batch. `images` maps the digest of each image of the `trajectories` to the image. Returns
+    None if no trajectory has an image.
 
     Raises ImageError: the tokens of an image's span are not exactly its placeholders."""
     names = dict.fromkeys(name for each in trajectories for name in each.image_names)
@@ -148,7 +148,7 @@ class ImageEncoder:
         their placeholders.
         """
         # All ranks gather the tower's sharded weights together. So a pass without images encodes a blank image, which
-        # does not change its result.
+        # does not change the result of the pass.
         given = self._blank(ids.device) if images is None else (images.patches, images.grids)
         output = self.model.model.get_image_features(*given)
         embeddings = self.model.get_input_embeddings()(ids)

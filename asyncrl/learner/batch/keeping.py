@@ -40,15 +40,15 @@ from asyncrl.types import NO_ROUTING, BatchPlan, Labels, Task, Trajectory
 logger = logging.getLogger(__name__)
 
 EVALUATED_PART = 8
-"""Held-out episodes get one eighth of the bytes."""
+"""Held-out episodes get the bytes for all kept episodes, divided by this number."""
 BYTES_A_TOKEN = 32
-"""The bytes of a kept token: 4 each for its id, two log-probs, its advantage, its weight and its grammar's mass, and
-some for the turns."""
+"""The bytes of a kept token: 4 each for its id, two log-probs, its advantage, its importance weight and its grammar
+mass, and 8 for the rest, such as the turns."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptChoice:
-    """The choice of a plan's episodes to keep.
+    """The episodes of a plan that were chosen to be kept.
 
     - `members`: the indices of the kept episodes in the plan, group by group.
     - `why`: maps the index of a kept episode to the reasons to keep it.
@@ -99,8 +99,8 @@ def choose(plan: BatchPlan, rewards: Sequence[float], groups: int, max_bytes: in
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """The kept episodes of a step before it is trained. Only rank 0 has the trajectories and labels of the chosen
-    members, in their order, and the tasks by group."""
+    """The kept episodes of a step before it is trained. Only rank 0 has the trajectories and labels of these episodes,
+    in the order of `choice.members`, and the tasks by group."""
 
     plan: BatchPlan
     choice: KeptChoice = field(default_factory=KeptChoice)
@@ -109,8 +109,8 @@ class Sample:
     tasks: Mapping[str, Task | None] = field(default_factory=dict)
 
     def with_numbers(self, numbers: NDArray[np.float32]) -> KeptStep:
-        """Return the sample with `numbers` float32[3, T]: a row for each of `ARRAYS`, with the tokens of all members in
-        order."""
+        """Return the sample with `numbers` float32[3, T]: for each of `ARRAYS` a row, which has a number for each of
+        the T tokens of the kept episodes, in their order."""
         plan, ends = self.plan, accumulate(len(each) for each in self.trajectories)
         episodes = []
         for index, trajectory, labels, (start, end) in zip(
@@ -151,8 +151,8 @@ class EpisodeKeeper:
         return values
 
     def keep_evaluated(self, step: int, version: int, names: Sequence[str], replay: BatchSource) -> None:
-        """Keep the held-out episodes `names` of the evaluation of `version`, after `step` steps. Only rank 0 calls
-        this."""
+        """Keep the held-out episodes `names`, by which `version`, the weights after `step` steps, was evaluated. Only
+        rank 0 calls this."""
         if self._evaluated is None or not names:
             return
         try:
@@ -202,7 +202,8 @@ class EpisodeKeeper:
         return torch.zeros_like(batch.tokens.behaviour) if sample.choice.members else None
 
     def keep(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor | None) -> None:
-        """Keep the sample of a trained step. `seen` has the policy's log-probs from its passes. All ranks call this."""
+        """Keep the sample of a trained step. `seen` has the policy's log-probs from the step's passes. All ranks call
+        this."""
         if self._recorder is not None:
             self._recorder.leave_out(sample.choice.left_out)
         if seen is None:
@@ -216,8 +217,8 @@ class EpisodeKeeper:
             self._recorder.put(partial(sample.with_numbers, numbers[:-1].view(len(ARRAYS), -1).numpy()))
 
     def _numbers(self, sample: Sample, algorithm: Algorithm, batch: LocalBatch, seen: Tensor) -> Tensor:
-        """Compute this rank's part of the numbers of all T tokens, float32[3 T + 1] on the CPU. The numbers of other
-        ranks' tokens are 0. The last number is 1 if this rank failed."""
+        """Compute the `ARRAYS` of the sample's T tokens, as float32[3 T + 1] on the CPU. They are 0 at the tokens that
+        other ranks train. The last number is 1 if this rank failed, else 0."""
         plan, members = sample.plan, sample.choice.members
         ends = list(accumulate(plan.tokens[each] for each in members))
         numbers = torch.zeros(len(ARRAYS) * ends[-1] + 1)

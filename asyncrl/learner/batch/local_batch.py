@@ -1,4 +1,4 @@
-"""Builds the batch that a rank trains from the trajectories of a plan, and the batch's packed forward passes."""
+"""Builds, from the trajectories of a plan, the batch that a rank trains, and the batch's packed forward passes."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalBatch:
-    """The episodes of the plan that this rank trains, packed in the order of the plan.
+    """This rank's share of the episodes of a plan, packed in the order of the plan.
 
     - `tokens` are on the rank's device. All else stays on the host, so that building a pass never waits for the device.
     - `ids` int64[N] and `mask` bool[N] are the ids and the loss mask of `tokens`.
-    - `positions` int64[N] restart with each branch of an episode. A branch does not see the tokens before it, so a
-      forward pass takes it as a sequence of its own.
+    - `positions` int64[N] restart with each branch of an episode: an agent that rewrites its history begins a branch. A
+      branch does not see the tokens before it, so a forward pass takes it as a sequence of its own.
     - `lengths` maps the index of an episode in the plan to the lengths of its branches. The indices are ascending.
     - If `sharing` accepts a prefix that sequences share, a pass computes it only once.
     - `routing` uint8[N, W] has the experts that tokens go to, if the engine recorded them and they are used again (see
@@ -59,7 +59,8 @@ class LocalBatch:
     entropy_share: float = 1.0
 
     def rows(self, members: Sequence[int]) -> Tensor:
-        """Return the indices, among the N tokens, of the tokens of the episodes `members`, int64, on the host."""
+        """Return the indices that the tokens of the episodes `members` have among the N tokens, as int64 on the
+        host."""
         sizes = [sum(each) for each in self.lengths.values()]
         spans = dict(zip(self.lengths, pairwise([0, *accumulate(sizes)]), strict=True))
         return torch.cat([torch.arange(0), *(torch.arange(*spans[each]) for each in members)])
@@ -190,7 +191,7 @@ def build_episodes(
     greedy_sibling: bool = False,
     needs: LabelNeeds = NOTHING_NEEDED,
 ) -> Episodes:
-    """Build the S episodes of the plan, for an algorithm that `needs` these labels. With `greedy_sibling` the first
+    """Build the S episodes of the plan. `needs` says which labels the algorithm needs. With `greedy_sibling` the first
     member of every group in the plan was decoded greedily. Raises InvariantError: labels do not meet the needs."""
     if unmet := next((f"{each.trajectory_id}: {why}" for each in labels if (why := needs.unmet(each))), ""):
         raise InvariantError(unmet)

@@ -1,5 +1,5 @@
-"""The part of a batch that one rank trains: its passes, and the counts of tokens, sequences and groups over all ranks,
-by update."""
+"""The part of a batch that one rank trains: for each update, the passes of this rank, and the numbers of tokens,
+sequences and groups on all ranks together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ImitationBatch:
     - `batch`: this rank's tokens.
     - `passes`: this rank's passes, for each update.
     - `tokens`: the number of tokens that all ranks together learn, for each update.
-    - `weight`: the weight of the loss.
+    - `weight`: the weight of the imitation loss.
     - `count`: the number of demonstrations.
     """
 

@@ -84,7 +84,7 @@ class PackedSequences:
 
     @staticmethod
     def of(sequences: Sequence[Tensor], sharing: Sharing | None = None) -> PackedSequences:
-        """Pack sequences int64[T] on the host. Every token but the first of a sequence is needed."""
+        """Pack sequences int64[T] on the host. Every token but the first of each sequence is needed."""
         positions = torch.cat([torch.arange(len(each)) for each in sequences])
         lengths = [len(each) for each in sequences]
         return PackedSequences.build(torch.cat(list(sequences)), positions, positions > 0, lengths, sharing)
@@ -102,11 +102,11 @@ class PackedSequences:
     ) -> PackedSequences:
         """Pack N tokens on the host, in sequences of these `lengths`.
 
-        - The tokens of `mask` bool[N] are needed. The first token of a sequence never is.
+        - `mask` bool[N] marks the needed tokens. It must not mark the first token of a sequence.
         - Prefixes that `sharing` accepts are computed once. Their tokens go to the experts that `routing` uint8[N, W]
           has for one of the sequences that share them.
         - A prefix with `images` is shared only if the images are the same.
-        - The entropies of needed tokens of `measured` bool[N] are a metric.
+        - `measured` bool[N] marks tokens whose entropy is a metric. It counts only at needed tokens.
         """
         needed = mask.nonzero()[:, 0]
         keys = ids if images is None else images.keys(ids)

@@ -1,9 +1,9 @@
 """Finds prefixes that sequences of a forward pass share, so that the pass computes their tokens once.
 
 The members of a group share their prompt, and the branches of an episode share their first turns. A causal model gives
-a token the same hidden state in all sequences that begin with the same tokens. So a pass computes a sequence only from
-its first token that no earlier sequence shares. The sequence's attention reads the keys of its whole path: the shared
-tokens and its own.
+a token the same hidden state in all sequences that begin with the same tokens. So a pass leaves out the tokens at the
+start of a sequence that an earlier sequence shares, and computes the rest. The sequence's attention reads the keys of
+its whole path: the shared tokens and its own.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def find_shared(ids: Rows, lengths: Sequence[int], sharing: Sharing) -> SharedPr
     """Find the shared prefixes of sequences of these `lengths`, whose token ids are concatenated in `ids` int64[N].
     Returns None if no two sequences share a prefix that `sharing` accepts."""
     # Once sequences are sorted by the bytes of their tokens, each shares its longest prefix with a neighbour. So two
-    # comparisons for each sequence find the whole tree. Longer sequences come first: a prefix that is a small part of a
-    # long sequence may be a large part of a shorter one.
+    # comparisons for each sequence find the whole tree of prefixes. Longer sequences come first: a prefix that is a
+    # small part of a long sequence may be a large part of a shorter one.
     spans = list(pairwise(np.cumsum([0, *lengths]).tolist()))
     spans.sort(key=lambda span: ids[slice(*span)].tobytes())
     rows, kept, queries, keys, paths = np.empty_like(ids), [], [], [], []

@@ -39,7 +39,7 @@ schedule is made, by `_of_many`, since it is nearly ideal."""
 EVEN = 1.02
 """Ranks whose costs are at most this many times the mean count as equal."""
 PASS_SHARE = 1 / 64
-"""The cost of a pass in addition to its sequences, as a share of the cost of `limit` average tokens."""
+"""The cost of a pass in addition to the cost of its sequences, as a share of the cost of `limit` average tokens."""
 
 
 def schedule(
@@ -62,7 +62,7 @@ def schedule(
 
 @dataclass(frozen=True)
 class _Minibatch:
-    """The sequences of a minibatch, by index. Each of `ranks` computes them in passes of at most `limit` tokens."""
+    """The sequences of a minibatch, by index. `ranks` ranks divide them into passes of at most `limit` tokens."""
 
     lengths: Sequence[int]
     costs: Sequence[float]

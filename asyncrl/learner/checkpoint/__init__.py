@@ -14,5 +14,5 @@ Files in reading order:
 - `gathering.py`: whole tensors for a publish.
 - `export.py` and `critic_export.py`: Hugging Face folders.
 
-You may change threads and the choice of kept checkpoints freely. A change of the files needs a new `FORMAT`.
+You may change threads and the choice of kept checkpoints freely. A change of the files' form needs a new `FORMAT`.
 """

@@ -5,7 +5,7 @@ learner step seeds them. The state is copied to host memory while training conti
 the copy.
 
 Threads write the copy into a hidden folder, rename the folder, and mark it as complete. A folder without the mark is no
-checkpoint. Checksums of all its files show damage later.
+checkpoint. A checkpoint has checksums of all its files, which show damage later.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from asyncrl.weights.threads import begin
 logger = logging.getLogger(__name__)
 
 DAMAGED = "damaged"
-"""The name that the mark gets when the checkpoint is found damaged."""
+"""The mark of a checkpoint is the file `COMPLETE`. It is renamed to this when the checkpoint is found damaged."""
 RATINGS = "ratings.json"
-"""The file in the checkpoints' folder that has the result of each rated step's evaluation."""
+"""The file, next to the checkpoints, that maps each evaluated step to the result by which it is rated."""
 POLL_S = 0.1
 SAMPLED = 256
 """The digest of the base model reads at most this many numbers of the first row of each frozen tensor."""
@@ -215,8 +215,9 @@ class Checkpoints:
             writing.result()
 
     def completed(self) -> int:
-        """Return the number of steps in a checkpoint that has become complete since the last call, or 0. It is always 0
-        on ranks other than rank 0. Does not wait. Raises the errors of `wait`, but perhaps not on all ranks."""
+        """Return the number of steps before the checkpoint that has become complete since the last call. Returns 0 if
+        none has, and always on ranks other than rank 0. Does not wait. Raises the errors of `wait`, but perhaps not on
+        all ranks."""
         if self._writing is None or not self._writing.done():
             return 0
         written, self._writing = self._writing, None
@@ -246,7 +247,7 @@ class Checkpoints:
             return {}
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise CheckpointError(
-                f"{path} cannot be read: {error!r}; restore it, or remove it to rate later checkpoints alone"
+                f"{path} cannot be read: {error!r}; restore it, or remove it: then only later checkpoints are rated"
             ) from error
 
     def best(self) -> list[Path]:
@@ -260,8 +261,8 @@ class Checkpoints:
         """Load the newest undamaged checkpoint into `models`. Returns None, and changes nothing, if there is none. A
         damaged checkpoint loses its mark, and is not read again.
 
-        Raises CheckpointError: the checkpoint is of another model or format, or of adapters of another base, or all
-        checkpoints are damaged.
+        Raises CheckpointError: the checkpoint is of another model or format, or has adapters of another base model, or
+        all checkpoints are damaged.
         """
         self._base = _base(models)
         # All ranks use rank 0's answer, since it marks checkpoints: other ranks might not see a new mark on a shared
@@ -277,7 +278,7 @@ class Checkpoints:
         if self._ranks.agree(any((folder / DAMAGED).exists() for folder in self._folders())):
             raise CheckpointError(
                 f"every checkpoint in {self._folder} is damaged: restore one from a copy, or remove that folder to "
-                "train from the first step again, if the replay still has its data (replay.retention=all keeps them)"
+                "train from the first step again, if the replay still has its data (replay.retention=all keeps it)"
             )
         return None
 
@@ -295,7 +296,7 @@ class Checkpoints:
             if mark != FORMAT and (not mark or mark.isdecimal()):
                 raise CheckpointError(
                     f"{folder} was written by an earlier version of asyncrl, in another format: finish the run with "
-                    "that version, or begin another run.name with model.path at its last export"
+                    "that version, or start another run.name, with model.path at the last export of this run"
                 )
             damage = (
                 find_damage(folder, self._ranks.rank, self._ranks.size)
@@ -333,8 +334,8 @@ class Checkpoints:
         return self._folder / f"step-{step:06d}"
 
     def _newest(self) -> int:
-        """Return the step of the newest complete checkpoint; 0 if there is none. Only the newest `keep` count: the
-        replay may have dropped the data that was trained after an older checkpoint."""
+        """Return the step of the newest complete checkpoint; 0 if there is none. Older checkpoints than the newest
+        `keep` are ignored: the replay may have dropped the data that was trained after them."""
         marked = [each for each in self._folders() if (each / COMPLETE).exists() or (each / DAMAGED).exists()]
         return max((step_of(each) for each in marked[-self._keep :] if (each / COMPLETE).exists()), default=0)
 
@@ -343,8 +344,8 @@ class Checkpoints:
         return sorted((each for each in self._folder.glob("step-*") if _STEP.fullmatch(each.name)), key=step_of)
 
     def clean(self, pending: Collection[int] = ()) -> None:
-        """Remove all checkpoints except the newest, the best, and the ones with a `pending` evaluation. Only rank 0
-        calls this, while no checkpoint is being written."""
+        """Remove all checkpoints except the newest. If the best are kept, too, these and the ones whose evaluation is
+        `pending` also stay. Only rank 0 calls this, while no checkpoint is being written."""
         keep = self.complete()[-self._keep :]
         if self._keep_best:
             keep += [*self.best()[: self._keep_best], *map(self._path, pending)]

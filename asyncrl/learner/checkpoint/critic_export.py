@@ -110,7 +110,7 @@ def _write(classifier: Any, tensors: Mapping[str, Tensor], named: ModelConfig, f
         raise
     # A family's own saving code might not support a value head, and may raise errors of any type.
     except Exception as error:  # noqa: BLE001 - the log has the reason
-        logger.warning("the critic is saved as plain tensors, since its own saving code fails: %r", error)
+        logger.warning("the critic is saved as plain tensors, since the saving code of its family fails: %r", error)
 
         def write(partial: Path) -> None:
             partial.mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Exports the trained policy as a Hugging Face folder, with its tokenizer and with adapters merged into it. It also
-exports the adapters alone, as a peft folder."""
+"""Exports the trained policy, with adapters merged into its weights, and its tokenizer as a Hugging Face folder. It can
+also export the adapters alone, as a peft folder."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callabl
     """
 
     def write(partial: Path) -> None:
-        # The tensors have the format of files already. Passes a copy of the dict, since transformers empties it and a
-        # retry needs it.
+        # The tensors have the format of files already. Passes a copy of the dict, since transformers empties the dict
+        # that it gets, and a retry needs the tensors again.
         model.save_pretrained(partial, state_dict=dict(tensors), save_original_format=False)
         # Replaces the saved configuration, which names the dtype in which the learner keeps its weights.
         write_beside(partial)
@@ -132,8 +132,8 @@ def write_model(model: Any, tensors: Mapping[str, Tensor], write_beside: Callabl
 
 
 def write_anew(folder: Path, write: Callable[[Path], None]) -> None:
-    """Replace `folder` by a folder that `write` fills, and keep its model card. If `folder` is a link, replace its
-    target."""
+    """Replace `folder` by a folder that `write` fills, but keep the model card of the old one. If `folder` is a link,
+    replace its target."""
     folder = folder.resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone_beside(folder):
@@ -158,7 +158,7 @@ def _write_anew(folder: Path, write: Callable[[Path], None]) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     with as_os_errors(partial):
         write(partial)
-    # A card may have been written by hand.
+    # Copies the model card into the new folder, since somebody may have written it by hand.
     for card in filter(Path.exists, (folder / name for name in CARD_FILES)):
         shutil.copy2(card, partial)
     for each in filter(Path.is_file, partial.iterdir()):
@@ -187,7 +187,7 @@ def save_code(model: Any, folder: Path) -> None:
 
 def folder_writer(config: ModelConfig, change: Callable[[Any], None] = lambda _: None) -> Callable[[Path], None]:
     """Return a function that writes all files but the weights into a Hugging Face folder. The written configuration
-    names the compute dtype. Before that, `change` may edit the configuration."""
+    names the compute dtype. Before it is written, `change` may edit it."""
     model = open_config(config)
     model.dtype = config.dtype
     change(model)

@@ -75,14 +75,15 @@ class CheckpointFiles:
         written.write_text(json.dumps({"ranks": ranks.shards, "files": checksums}))
         sync(written)
         # Once every rank has written its checksums, rank 0 renames the folder. So this rank must not use the folder
-        # after this.
+        # after the next line.
         written.replace(path)
 
     def _checksums(self, rank: int) -> Path:
         return self.partial / f"{_CHECKSUMS}{rank:05d}.json"
 
     def _complete(self, count: int, stop: threading.Event) -> bool:
-        """Make the checkpoint appear once `count` ranks have written their parts. Returns False if a rank could not."""
+        """Make the checkpoint appear once `count` ranks have written their parts. Returns False if a rank could not
+        write its part."""
         while not all(self._checksums(rank).exists() for rank in range(count)):
             # A rank that failed has removed the files, but the folder may still exist if a rank wrote its checksums
             # meanwhile.
@@ -98,8 +99,8 @@ class CheckpointFiles:
 
 
 def find_damage(folder: Path, rank: int, ranks: int) -> str | None:
-    """Describe the damage of the files in `folder`. Returns None if they are undamaged. Each of `ranks` reads a part of
-    the files. Raises OSError."""
+    """Describe the damage of the files in `folder`. Returns None if they are undamaged. Each of the `ranks` ranks
+    checks a part of the files. Raises OSError: a file cannot be read."""
     try:
         read = [json.loads(path.read_text()) for path in folder.glob(f"{_CHECKSUMS}*.json")]
         checksums = {name: checksum for each in read for name, checksum in each["files"].items()}

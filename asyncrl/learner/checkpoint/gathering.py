@@ -1,4 +1,5 @@
-"""Gathers a sharded model's whole weights in their published format, one bucket after the other on rank 0.
+"""Gathers a sharded model's whole weights on rank 0, in their published format, bucket by bucket. A bucket is a group
+of tensors that are gathered at once.
 
 The device of a rank has at most two buckets of gathered weights at a time. Rank 0 also has two or three copies of the
 part that is being converted (see modelling/weight_format.py), such as the stacked experts of a layer. The next bucket
@@ -28,7 +29,8 @@ BUCKET_BYTES = 256 << 20
 
 @dataclass(frozen=True, slots=True)
 class GatherStep:
-    """Tensors of one dtype that are gathered at once. They make up whole `parts`, and become the published `bucket`."""
+    """Tensors of one dtype that are gathered at once. They are all tensors of some `parts` (a part's tensors are
+    converted together), and become the published `bucket`."""
 
     parts: tuple[ConvertedTensors, ...]
     bucket: Bucket
@@ -60,7 +62,7 @@ def gather(
     model: nn.Module, steps: Sequence[GatherStep], weights: WeightFormat, ranks: Ranks
 ) -> Iterator[GatheredBucket]:
     """Yield the published tensors of `model` on rank 0, on its device, in the buckets of a plan. Other ranks yield
-    nothing. Each rank merges adapters into its shards, one at a time.
+    nothing. Each rank merges the adapters into its shards of a bucket before it sends them.
 
     Every rank must iterate to the end. On a GPU, each bucket overwrites the memory of the bucket before it.
     """
@@ -150,7 +152,8 @@ class _Gathering:
             views[name].copy_(tensor)
 
     def _next(self, shard: _LocalShard) -> list[Tensor]:
-        """Take the shards of the next tensor out of the received buffers. `shard` is its local shard."""
+        """Take the shards of the next tensor out of the received buffers. `shard` is this rank's shard of that
+        tensor."""
         if not self._received:
             return [shard.local]
         shards = []

@@ -48,9 +48,9 @@ class HostCopy:
         self._changed: torch.cuda.Event | None = None
 
     def find(self, models: Models, ranks: Ranks) -> None:
-        """Find the tensors of `models` that belong into this rank's file. Only ranks of the first copy of the models
-        call this. Call it again once optimisers have more moments. Never call it within a pass, since FSDP replaces
-        some tensors during a pass."""
+        """Find the tensors of `models` that belong in this rank's file. Only ranks of the first copy of the models call
+        this. Call it again once optimisers have more moments. Never call it within a pass, since FSDP replaces some
+        tensors during a pass."""
         self._parts = _own_parts(models, ranks)
 
     def changed(self) -> None:
@@ -67,9 +67,9 @@ class HostCopy:
 
     @torch.no_grad()
     def take(self) -> tuple[Mapping[str, Tensor], torch.cuda.Event | None]:
-        """Begin a copy of the found tensors, as they were at the last call of `changed`. It does not wait for a running
-        pass. On a GPU, the copy is whole once the returned event has happened, and the tensors must not change before
-        that event."""
+        """Begin a copy of the found tensors, as they were at the last call of `changed`. The copy does not wait for a
+        running pass. On a GPU, the copy is whole once the returned event has happened, and the tensors must not change
+        before that event."""
         if self._reserving is not None:
             self._reserving.result()
         self._reserve()
@@ -92,8 +92,8 @@ class HostCopy:
         slow = sum(each.nbytes for each in new if not each.is_pinned()) if self._device.type == "cuda" else 0
         if slow:
             logger.warning(
-                "the GPU's driver could not pin %.1f GB of this memory, so each checkpoint holds up training for "
-                "longer: more free memory on the host, or a higher 'ulimit -l', helps",
+                "the GPU's driver could not pin %.1f GB of the memory for checkpoints, so each checkpoint holds up "
+                "training for longer: more free memory on the host, or a higher 'ulimit -l', helps",
                 slow / 1e9,
             )
 
@@ -106,7 +106,7 @@ class HostCopy:
 
 
 def _own_parts(models: Models, ranks: Ranks) -> dict[str, Tensor]:
-    """Return the tensors of `models` that belong into this rank's file, by their names in the file."""
+    """Return the tensors of `models` that belong in this rank's file, by their names in the file."""
     local = {name: _local(tensor) for name, tensor in _tensors(models) if ranks.rank == 0 or _is_sharded(tensor)}
     own = {name: rows for name, rows in local.items() if ranks.rank == 0 or rows.numel()}
     return {part: each for name, rows in own.items() for part, each in _parts(name, rows)}

@@ -16,6 +16,6 @@ Files in reading order:
 - `router_balance.py`, `routing_replay.py`, `expert_ranks.py`: mixtures of experts.
 - `tensor_ranks.py` and `tensor_slices.py`: tensor parallelism. `lora.py`: adapters.
 
-You may add an optimizer, or a way to save memory, with a parity test in tests/learner. Names and shapes of
-parameters are part of the checkpoints, so they need care.
+You may add an optimizer, or a way to save memory, with a parity test in tests/learner. Change the names and shapes of
+parameters with care: a checkpoint fits only a model with the same ones.
 """

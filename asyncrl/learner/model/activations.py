@@ -73,7 +73,7 @@ class Activations:
         self._layers += 1
 
     def wrap_tower(self, layer: nn.Module) -> None:
-        """Have a layer that encodes images keep only its inputs, unless every layer keeps everything."""
+        """Make a layer that encodes images keep only its inputs, unless every layer keeps everything."""
         forward = layer.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:

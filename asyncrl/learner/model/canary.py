@@ -1,8 +1,8 @@
 """The canary of a version: log-probs of a fixed short sequence, which an engine must repeat before it serves the
 version.
 
-`weights/canary.py` has the check. This file computes the log-probs of the learner, and of a model that is published
-unchanged.
+`weights/canary.py` has the check. This file computes the log-probs, by the learner's policy or by a model that is
+published unchanged.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CanarySettings:
 
 @torch.no_grad()
 def canary_of(policy: Policy, version: int, settings: CanarySettings | None, ranks: Ranks) -> Canary | None:
-    """Compute the canary of the weights that `policy` has now, as `version`. Returns None without settings.
+    """Compute the canary of `version`, which has the present weights of `policy`. Returns None without settings.
 
     Raises WeightsError on all ranks: the log-probs are not finite.
     """

@@ -22,8 +22,8 @@ from asyncrl.modelling.routers import route_in_float32
 
 
 class Critic(nn.Module):
-    """Computes values of packed tokens by a Hugging Face decoder and a linear `head`. Without a `head`, makes one that
-    begins at zero."""
+    """Computes values of packed tokens by a Hugging Face decoder and a linear `head`. Without a `head`, makes one whose
+    weights are 0."""
 
     activations: Activations
     """The activations that the layers keep for the backward pass. `load_critic` sets them."""
@@ -61,7 +61,7 @@ def load_critic(config: CriticConfig, model: ModelConfig, ranks: Ranks, length: 
 
 
 def critic_summary(sums: Mapping[str, Tensor]) -> dict[str, float]:
-    """Return the metrics of the critic from the sums of all ranks. Without a critic there are none."""
+    """Return the metrics of the critic from the sums of all ranks, or no metrics if there is no critic."""
     get = {name: float(value) for name, value in sums.items() if value.dim() == 0}
     count = get.get("value/tokens", 0.0)
     if not count:

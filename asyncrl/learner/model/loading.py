@@ -50,8 +50,8 @@ class NoSafetensorsError(_LoadWholeError):
 def open_model(config: ModelConfig, activity: Activity | None = None, with_head: bool = True) -> StoredModel:
     """Open the causal language model that `config` names. Its weights are read after the model is sharded.
 
-    If the whole model must be loaded at once, `activity` shows the time. Without `with_head` the files may lack the
-    head of a language model, which a critic does not need. Raises ConfigError: it cannot be loaded.
+    If the whole model must be loaded at once, `activity` shows how long this takes. Without `with_head` the files may
+    lack the head of a language model, which a critic does not need. Raises ConfigError: the model cannot be loaded.
     """
     path = config.path
     try:
@@ -66,7 +66,7 @@ def open_model(config: ModelConfig, activity: Activity | None = None, with_head:
 
 def read_model(config: ModelConfig) -> Any:
     """Read the causal language model that `config` names, on the CPU, in float32. Tensors that its files lack are
-    random. Raises ConfigError: it cannot be loaded."""
+    random. Raises ConfigError: the model cannot be loaded."""
     return _read_whole(config)[0]
 
 
@@ -75,7 +75,7 @@ def _read_whole(config: ModelConfig, activity: Activity | None = None) -> tuple[
     try:
         source = source_of(config)
         with unmeasured_work(f"loading {config.path}", activity):
-            # The dtype that the configuration names might round float32 files.
+            # Names float32, since the dtype in config.json might round the numbers of the files.
             opened = open_config(config)
             read: Any = auto_class(opened).from_pretrained(
                 source.path, config=opened, dtype=torch.float32, output_loading_info=True, **source.options
@@ -161,7 +161,7 @@ class StoredModel:
         if lacking := sorted(name for name in self.missing if id(named.get(name)) in own):
             raise ConfigError(
                 f"the files of {self.model.name_or_path!r} lack {len(lacking)} tensors of the model, such as "
-                f"{lacking[0]}: copy them again, or correct config.json"
+                f"{lacking[0]}: copy the files again, or correct config.json"
             )
 
 
@@ -178,7 +178,7 @@ def _read(weights: _Weights, part: ConvertedTensors, targets: Mapping[str, Tenso
 
 
 def assign_rows(target: Tensor, whole: Tensor) -> None:
-    """Copy `whole` into `target`, or only this rank's rows if `target` is sharded. Use it without gradients."""
+    """Copy `whole` into `target`, or only this rank's rows if `target` is sharded. Call this under `torch.no_grad`."""
     _local(target).copy_(whole if (own := _own_rows(target)) is None else whole[own.start : own.stop])
 
 
@@ -213,7 +213,7 @@ def _open_shards(named: ModelConfig, with_head: bool) -> StoredModel:
     with _parameters_on_meta():
         model = auto_class(config).from_config(config, dtype=dtype, trust_remote_code=named.trust_remote_code).eval()
     if model.can_generate():
-        # Without this file the model keeps the generation settings made from its configuration.
+        # If there is no generation_config.json, the model keeps the generation settings made from config.json.
         with suppress(OSError):
             model.generation_config = GenerationConfig.from_pretrained(source.path, revision=source.options["revision"])
     weights = _Weights(WeightFormat(model, files), files, shapes)
@@ -226,7 +226,7 @@ def stored_tensors(source: ModelSource) -> tuple[dict[str, str], dict[str, tuple
     """Return the file and the shape of each tensor in the safetensors files of a folder or hub model. Downloads the
     files of a hub model.
 
-    Raises NoSafetensorsError: there are none; OSError, SafetensorError: they cannot be read."""
+    Raises NoSafetensorsError: the model has no such files; OSError, SafetensorError: the files cannot be read."""
     path, revision = source.path, source.revision
     found = cached_file(path, SAFE_WEIGHTS_NAME, revision=revision, _raise_exceptions_for_missing_entries=False)
     files = [found or ""]
@@ -276,12 +276,12 @@ def _check_stored(model: Any, weights: _Weights, with_head: bool) -> None:
     left_out = {name for name, each in model.named_parameters() if head is not None and each is head.weight}
     for name, shape in weights.form.shapes.items():
         if name not in left_out and weights.shapes.get(name) != shape:
-            raise _LoadWholeError(f"transformers would save {name} {list(shape)}, which its files do not have")
+            raise _LoadWholeError(f"transformers would save {name} {list(shape)}, which the files do not have")
     own = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         first = own[id(parameter)]
         if name != first and name in weights.files and not weights.same(name, first):
-            raise _LoadWholeError(f"its files have other values for {name} than for {first}, though it ties them")
+            raise _LoadWholeError(f"its files have other values for {name} than for {first}, which the model ties")
 
 
 def _read_buffers(model: Any, weights: _Weights) -> None:

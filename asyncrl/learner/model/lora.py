@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 PREFIX = "base_model.model."
 """The beginning of the names of all tensors in peft's files."""
-_ONLY = "only linear layers other than the head get one"
+_ONLY = "only linear layers other than the head can have one"
 _OF_EXPERTS = frozenset({"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"})
 """The names of layers that peft treats as stacked experts in any mixture of experts."""
 _MAY_DIFFER = frozenset(
@@ -92,7 +92,7 @@ def add_adapters(model: Any, config: LoraConfig, key: str) -> int:
     for name, layer in model.named_modules():
         is_adapted = hasattr(layer, "lora_A") and hasattr(layer, "base_layer")
         if is_adapted and (id(layer) in heads or not isinstance(layer.base_layer, nn.Linear)):
-            raise ConfigError(f"{key}.path={config.path}: {name} has an adapter there: {_ONLY}")
+            raise ConfigError(f"{key}.path={config.path}: these adapters include one for {name}, but {_ONLY}")
     count = sum(each.numel() for each in adapter_parameters(model).values())
     total = sum(each.numel() for each in model.parameters())
     layers = len(adapted_layers(model))
@@ -140,8 +140,8 @@ def check_installed(key: str) -> None:
 
 
 def _new(model: Any, config: LoraConfig, key: str) -> Any:
-    """Return the configuration of new adapters in peft's form, with the full names of the layers. Raises
-    ConfigError."""
+    """Return the configuration of new adapters in peft's form, with the full names of the layers. Raises ConfigError: a
+    layer in `config.targets` does not exist, or can have no adapter."""
     from peft import LoraConfig as PeftLora
 
     head, every = model.get_output_embeddings(), dict(model.named_modules())
@@ -183,8 +183,8 @@ def _stored(path: str, key: str) -> Any:
         other.add("init_lora_weights")
     if not isinstance(found, PeftLora) or other:
         raise ConfigError(
-            f"{key}.path={path}: only plain LoRA adapters are trained, and these are of the type "
-            f"{found.peft_type} with another {', '.join(sorted(other))}"
+            f"{key}.path={path}: only plain LoRA adapters can be trained, and these are of the type {found.peft_type} "
+            f"with other values of {', '.join(sorted(other))}"
         )
     alphas = [found.lora_alpha, *(found.alpha_pattern.values() if isinstance(found.alpha_pattern, dict) else ())]
     if not all(isinstance(each, int | float) and 0 < each < math.inf for each in alphas):

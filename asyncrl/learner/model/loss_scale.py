@@ -27,8 +27,8 @@ class LossScale:
     since: int = 0
 
     def follow(self, is_finite: bool) -> bool:
-        """Adapt the scale to a gradient. Returns True if the gradient overflowed, and a smaller scale may save the next
-        gradient."""
+        """Adapt the scale to a gradient. Returns True if the gradient overflowed, and the scale was lowered. Returns
+        False if the gradient is finite, or if it is not finite although the scale is already the smallest."""
         if is_finite:
             self.since += 1
             if self.since == INTERVAL:

@@ -13,9 +13,9 @@ from torch.distributed.tensor import DTensor, Replicate
 class ShardedMuon(torch.optim.Optimizer):
     """Orthogonalises the momentum of each matrix, of which every rank keeps its own rows.
 
-    Newton-Schulz needs the whole matrix. Each rank gathers one matrix after the other and has torch's Muon compute the
-    same update from it, so any number of ranks gives the same weights. Updates have the size of AdamW's (Liu et al.
-    2025, arXiv:2502.16982): a learning rate of AdamW suits Muon too.
+    The iteration that orthogonalises (Newton-Schulz) needs the whole matrix. Each rank gathers one matrix after the
+    other and has torch's Muon compute the same update from it, so any number of ranks gives the same weights. Updates
+    have the size of AdamW's (Liu et al. 2025, arXiv:2502.16982): a learning rate of AdamW suits Muon too.
     """
 
     def __init__(self, matrices: Iterable[nn.Parameter] | Iterable[dict[str, Any]]) -> None:
@@ -39,7 +39,8 @@ class ShardedMuon(torch.optim.Optimizer):
 
 
 def _descent(direction: Tensor) -> Tensor:
-    """Return the change that torch's Muon makes to a matrix of zeros, sharded as `direction` is."""
+    """Return the change that torch's Muon makes to a matrix of zeros whose gradient is `direction`. The change is
+    sharded as `direction` is."""
     whole = direction.full_tensor() if isinstance(direction, DTensor) else direction
     update = nn.Parameter(torch.zeros_like(whole))
     update.grad = whole

@@ -36,14 +36,15 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=nn.Module)
 
 NORMS = 64
-"""The number of latest gradient norms that learner.skip_grad_norm_factor compares with."""
+"""A gradient is too large if its norm exceeds learner.skip_grad_norm_factor times the median of the latest norms, at
+most this many."""
 FEWEST_NORMS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateResult:
-    """The result of an update. `norm` is the norm of the gradient before clipping. A gradient that is `too_large`, or
-    `overflowed` float16, makes no update. An overflow also lowers the loss scale.
+    """The result of an update. `norm` is the norm of the gradient before clipping. No weight changes if the gradient
+    was `too_large`, or `overflowed` in float16. An overflow also lowers the loss scale.
     """
 
     norm: float
@@ -58,8 +59,9 @@ class UpdateResult:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """The times at which ranks exchange the weights and gradients of a model: `once` an update, or in each pass. In a
-    pass, the share `reshard` of the layers gathers its weights twice, and the other layers gather theirs once."""
+    """The rule by which ranks exchange the weights and gradients of a model: `once` in an update, or in each pass. In a
+    pass, a share `reshard` of the layers gathers its weights twice, for the forward and for the backward pass. The
+    other layers gather their weights once."""
 
     once: bool = False
     reshard: float = 1.0
@@ -85,7 +87,7 @@ class Trainable(Generic[M]):
         self._ranks = _ranks_of(module)
         self._itemsize = DTYPES[dtype].itemsize
         self.fitted = Exchange()
-        """The exchange that fits into memory, for learner.exchange=auto and learner.reshard=null."""
+        """The rule of exchange that fits into memory, for learner.exchange=auto and learner.reshard=null."""
         self.norms: deque[float] = deque(maxlen=NORMS)
         """The latest gradient norms. They include the norms of gradients that were too large, so that the limit adapts
         if gradients stay larger."""
@@ -153,7 +155,7 @@ class Trainable(Generic[M]):
 
     @property
     def exchange(self) -> Exchange:
-        """The times at which ranks exchange weights and gradients."""
+        """The rule by which ranks exchange weights and gradients."""
         config, fitted = self._config, self.fitted
         once = fitted.once if config.exchange == "auto" else config.exchange == "update"
         return Exchange(once, fitted.reshard if config.reshard is None else config.reshard)
@@ -247,7 +249,8 @@ class Trainable(Generic[M]):
     @property
     def loss_factor(self) -> float:
         """The factor of a rank's loss before the backward pass. It turns FSDP's mean over the ranks into a sum."""
-        # In float16 `update` multiplies instead: with this factor, gradients on many ranks would overflow sooner.
+        # In float16, `update` multiplies the gradients by the number of ranks instead: a loss times this number would
+        # make the gradients overflow sooner.
         return float(self._ranks) if self.loss_scale is None else self.loss_scale.scale
 
     def _unscale(self, parameters: Collection[nn.Parameter]) -> None:

@@ -38,7 +38,7 @@ def attend_packed(
     ConfigError: the results would differ from the model's own attention.
     """
     trial = _Trial(model, attention, ranks, dtype, any(each is model for each in root.modules()))
-    # FSDP gathers the weights for a forward pass of the root only.
+    # FSDP gathers the weights only for a forward method of the root.
     root.attend_packed = trial.run  # type: ignore[assignment]
     register_fsdp_forward_method(root, "attend_packed")
     with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
@@ -117,7 +117,7 @@ def _with_image(sequences: Sequence[Tensor], shape: VisionShape) -> tuple[list[T
 
 
 def logit_cap(config: Any) -> float | None:
-    """Return the cap of the logits of a model of this Hugging Face configuration, or None if it has none."""
+    """Return the cap of the logits of a model of this Hugging Face configuration, or None if the model caps none."""
     cap: float | None = getattr(config.get_text_config(), "final_logit_softcapping", None)
     return cap
 

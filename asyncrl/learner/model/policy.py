@@ -93,8 +93,8 @@ class Policy(nn.Module):
 
     @property
     def replays(self) -> RoutingShape | None:
-        """The shape of recorded expert routing, if the model can use it again. None: the model routes all tokens
-        itself."""
+        """The shape of recorded expert routing, if the model can send tokens to the recorded experts. None: the model
+        routes all tokens itself."""
         return None if self._replay is None else self._replay.shape
 
     def replay_sums(self, packed: PackedSequences) -> dict[str, Tensor]:
@@ -116,9 +116,9 @@ class Policy(nn.Module):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the log-probs float32[N] of tokens, given the earlier tokens of their sequence. Also return the
         entropies float32[N] of the tokens' distributions, or None without `with_entropy`. With `with_collisions`, sums
-        of squared probabilities replace the entropies, without gradient. If only `measures` is true, the entropies have
-        no gradient and are 0 at tokens that are not `packed.measured`. All values are 0 at tokens that are not needed.
-        `temperature` replaces the policy's if it is given.
+        of squared probabilities replace the entropies, without gradient. With `measures` and without `with_entropy`,
+        the entropies have no gradient, and are 0 at tokens that are not in `packed.measured`. All values are 0 at
+        tokens that are not needed. If `temperature` is given, it replaces the policy's.
         """
         states = self._states(packed)
         return self._statistics(states, packed, with_entropy, temperature, with_collisions, measures)
@@ -179,7 +179,7 @@ class BaseOfPolicy:
     policy: Policy
 
     def __call__(self, packed: PackedSequences) -> tuple[Tensor, Tensor | None]:
-        """Call the policy without its adapters and without replayed experts. Use it without gradients."""
+        """Call the policy without its adapters and without replayed experts. Call this under `torch.no_grad`."""
         with without_adapters(self.policy):
             result: tuple[Tensor, Tensor | None] = self.policy(replace(packed, routing=None))
             return result
@@ -211,7 +211,7 @@ def load_policy(
     head = new_value_head(config, hidden) if with_values else None
     policy = Policy(stored.model, temperature, compiles(config, ranks.device), replays_routing, head)
     policy.activations = load_sharded(policy, policy.model, stored, config, ranks, length)
-    # FSDP gathers the weights for these calls too.
+    # Makes FSDP gather the weights also for calls of these methods.
     for method in ("with_values", "values"):
         register_fsdp_forward_method(policy, method)
     return policy
@@ -279,8 +279,8 @@ def load_sharded(
     length: int,
     frozen: Frozen | None = None,
 ) -> Activations:
-    """Shard `root`, which holds the Hugging Face `model`, and read its shards of the `stored` weights. Returns the
-    activations that its layers keep.
+    """Shard `root`, which holds the Hugging Face `model`, and read this rank's shards of the `stored` weights. Returns
+    the object that decides which activations the layers keep.
 
     Raises ConfigError: the weights cannot be read, or the model cannot be trained packed.
     """

@@ -56,13 +56,13 @@ class Balance:
         family, routers = model.config.get_text_config().model_type, routers_of(model)
         if weight and not routers:
             raise ConfigError(
-                f"algorithm.balance_weight={weight}: experts of a {family} model cannot be balanced; families are "
-                f"{', '.join(sorted(ROUTERS))}"
+                f"algorithm.balance_weight={weight}: experts of a {family} model cannot be balanced; those of these "
+                f"families can: {', '.join(sorted(ROUTERS))}"
             )
         if config.balance_bias_rate and not (routers and all(_bias(router) is not None for router in routers)):
             raise ConfigError(
-                f"algorithm.balance_bias_rate={config.balance_bias_rate}: routers of a {family} model have no bias of "
-                "this kind, as those of deepseek_v3 and glm4_moe do; use algorithm.balance_weight"
+                f"algorithm.balance_bias_rate={config.balance_bias_rate}: routers of a {family} model have no bias "
+                "that balances experts, unlike those of deepseek_v3 and glm4_moe; use algorithm.balance_weight"
             )
         if config.balance_bias_rate and any(_is_frozen(router) for router in routers):
             raise ConfigError(
@@ -103,7 +103,7 @@ class RouterLoads:
         return {SEEN: seen, TOKENS: self._packed.uses.sum().double()}
 
     def push(self, sums: Mapping[str, Tensor] | None, weight: float = 0.0) -> None:
-        """Have later backward passes add the gradient of the balance loss times `weight`. `sums` are over all passes
+        """Make later backward passes add the gradient of the balance loss times `weight`. `sums` are over all passes
         and ranks of the minibatch. If `sums` is None, later passes add nothing."""
         if sums is None:
             for each in self._watched:

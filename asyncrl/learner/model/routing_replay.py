@@ -1,4 +1,4 @@
-"""Has the routers of a mixture send tokens to the experts that the rollout used.
+"""Makes the routers of a mixture of experts send tokens to the experts that the rollout used.
 
 A router's own forward gives its logits and its choice of experts. If the engine's experts are known, they replace that
 choice. The weights of the experts are always computed from the router's own logits, by the family's rule, so that

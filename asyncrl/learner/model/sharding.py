@@ -21,8 +21,8 @@ from asyncrl.modelling.freezing import in_tower
 from asyncrl.weights.manifest import DTYPES
 
 UNIT_BYTES = 100e6
-"""Ranks on GPUs gather at least this many bytes of layers at once. For a smaller layer, the host's work for the
-gathering takes longer than the GPU's."""
+"""Ranks on GPUs gather at least this many bytes of layers at once. For fewer bytes, the host's work for the gathering
+takes longer than the GPU's."""
 
 
 def compiles(config: ModelConfig, device: torch.device) -> bool:
@@ -46,7 +46,7 @@ def shard(
     unit_bytes: float | None = None,
 ) -> Activations:
     """Shard `root`, which holds the Hugging Face `model`, in place: decoder layers in units, then the rest. Returns the
-    activations that the layers keep.
+    object that decides which activations the layers keep.
 
     - A unit is a list of neighbouring layers that are gathered at once, of about `unit_bytes` in `config.dtype`. If
       `unit_bytes` is None, a unit has about UNIT_BYTES on a GPU, and a single layer on the CPU. Before a unit runs, it
@@ -79,8 +79,8 @@ def shard(
         _allow_graphs()
     divided = divide_layers(model, decoding, ranks)
     options["ignored_params"] = spread_experts(model, ranks, DTYPES[config.dtype]) | divided
-    # The vision tower's layers are not compiled: they split images by size, which a graph cannot. Their rotary angles
-    # stay float32.
+    # The vision tower's layers are not compiled: they split images by size, which a compiled graph cannot do. Their
+    # rotary angles stay float32.
     for layer in towers:
         activations.wrap_tower(layer)
         fully_shard(layer, **options | {"mp_policy": replace(precision, cast_forward_inputs=False)})

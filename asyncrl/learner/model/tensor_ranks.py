@@ -3,12 +3,12 @@ has a whole matrix.
 
 Rank t of a group has the t-th part of the heads of attention and of the neurons of an MLP, for all tokens of a pass.
 Outside of these blocks (attention and MLPs) it has the t-th part of the tokens, as with context parallelism. A block
-gathers the tokens, and multiplies them by rows of its first matrices and by columns of its last matrix. Each rank gets
-the sum over the ranks for its own tokens.
+gathers the tokens, and multiplies them by rows of its first matrices and by columns of its last matrix. Each rank gets,
+for its own tokens, the sum of all ranks' products.
 
 This is Megatron-LM with sequence parallelism (https://arxiv.org/abs/1909.08053 and https://arxiv.org/abs/2205.05198).
-The model's plan in transformers tells how each matrix is divided. The head and the embedding are gathered for each
-rank's own tokens, so log-probs cover the whole vocabulary.
+The model's plan in transformers tells how each matrix is divided. Each rank gathers the head and the embedding, and
+applies them to its own tokens, so log-probs cover the whole vocabulary.
 
 The gradient with respect to a parameter is the sum over ranks of the gradients from their tokens, heads and neurons. In
 memory all ranks of a copy of the model have their rows of every matrix, as without tensor parallelism. So files,

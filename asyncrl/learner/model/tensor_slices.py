@@ -2,9 +2,10 @@
 
 The S ranks that hold one copy of the model have the rows of a matrix in their order, exactly as FSDP would shard them.
 
-For the computation rank r has slice r % T of one dimension. The ranks exchange the rows that each needs, for one matrix
-at a time, and drop them afterwards. The backward pass gets the slice again, and sends its gradient back to the ranks
-that have the rows. Slices may overlap: the gradients of all ranks that have an element are added up.
+For the computation, with T = learner.tensor_ranks, rank r has slice r % T of one dimension. The ranks exchange the rows
+that each needs, for one matrix at a time, and drop them afterwards. The backward pass gets the slice again, and sends
+its gradient back to the ranks that have the rows. Slices may overlap: the gradients of all ranks that have an element
+are added up.
 
 The dtypes are the same as FSDP's: rows are float32, and slices have the dtype of the computation. Gradients are added
 up in float32 or better, and divided by the number of ranks. torch.compile sees custom operators, which keep no slice
@@ -153,7 +154,7 @@ def _overlap(left: range, right: range) -> range:
 
 def gather_slice(own: Tensor, slices: Slices) -> Tensor:
     """Return this rank's slice of a matrix, in the dtype of `own`. `own` has the rows of the matrix that this rank
-    stores. Returns `own` itself if every rank stores its slice. All ranks of a copy call this."""
+    stores. Returns `own` itself if every rank already stores exactly its slice. All ranks of a copy call this."""
     plan = _plan(slices.rows, slices.dim, slices.shard, slices.shards, slices.bounds)
     if not plan.moves:
         return own

@@ -1,4 +1,4 @@
-"""Makes the linear head of a critic, from a head in the model's files, or else from zero.
+"""Makes the linear head of a critic, from a head in the model's files, or else with zeros.
 
 Two kinds of files have a head: transformers' models for classification with one label (`score` or `classifier`), and
 trl's models with a value head (`v_head.summary`).
@@ -45,7 +45,7 @@ def new_value_head(model: ModelConfig, hidden: int) -> nn.Linear:
             continue
         if weight.shape != (1, hidden):
             logger.warning(
-                "%s.weight of %s is %s, and a value needs [1, %d]: the critic's head begins at zero",
+                "%s.weight of %s has the shape %s, but a value needs [1, %d]: the critic's head begins at zero",
                 *(name, model.path, list(weight.shape), hidden),
             )
             continue

@@ -12,6 +12,6 @@ Files in reading order:
 - `stopping.py`: a stop in the middle of a long pass.
 - `hosts.py` and `rendezvous.py`: several machines.
 
-You may change limits, texts and heartbeats freely. All ranks call the methods of `Ranks` in the same order: an
+You may change limits, texts and heartbeats freely. All ranks must call the methods of `Ranks` in the same order: an
 additional call on one rank is a deadlock.
 """

@@ -51,7 +51,7 @@ class RankState(msgspec.Struct, frozen=True):
     work: str = ""
 
     def limit_s(self, limit_s: float) -> float:
-        """Return the limit of this rank in seconds, given the limit for all phases except the end."""
+        """Return how many seconds this rank may be silent or stuck: `limit_s`, or at least END_S in the phase END."""
         return max(limit_s, END_S) if self.phase == END else limit_s
 
     def __str__(self) -> str:

@@ -39,7 +39,7 @@ class StepFailures:
             times = self._count(step, type(error).__name__)
             if times < TIMES:
                 raise
-            logger.exception("step %d failed for the %dth time", step, times)
+            logger.exception("step %d has failed %d times", step, times)
             raise StepFailedError(
                 f"step {step} has failed {times} times, at last with {type(error).__name__}: {error}\n"
                 "The recorded plan of a step never changes. If its data are the cause, `asyncrl inspect skip-plan "

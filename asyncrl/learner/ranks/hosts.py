@@ -59,7 +59,7 @@ class HostSettings:
     - `interface`: the network interface of the ranks. None: the one that leads to host 0.
     - `keys`: the folder of the run's keys, which all hosts share, or None.
     - `folder`: the run's folder, which all hosts share.
-    - `digests`: the digest of each value of the configuration that must be equal on all hosts.
+    - `digests` maps each key whose value must be equal on all hosts to a digest of the value.
     """
 
     node: int
@@ -72,7 +72,7 @@ class HostSettings:
     digests: Mapping[str, str]
 
     def meeting(self, round_name: str) -> Meeting:
-        """Return the meeting of this host's ranks with all other ranks in a round."""
+        """Return the place where this host's ranks connect with all other ranks in a round, and their numbers."""
         host, _, port = self.rendezvous.rpartition(":")
         interface = self.interface or interface_towards(host, int(port))
         first, size = self.node * self.ranks, self.nodes * self.ranks
@@ -132,8 +132,8 @@ class FirstHost:
         self._thread.start()
 
     def meet(self, stop: threading.Event) -> Meeting:
-        """Wait for all hosts. Raises StoppedError; ConfigError: the hosts cannot train together. The message has every
-        reason."""
+        """Wait for all hosts. Raises StoppedError: `stop` was set; ConfigError: the hosts cannot train together. The
+        message has every reason."""
         shown: list[int] = []
         while True:
             with self._lock:
@@ -235,7 +235,7 @@ class FirstHost:
         if isinstance(request, Join):
             return self._join(request)
         if request.round != self._round:
-            return Verdict(False, "host 0 has begun another round")
+            return Verdict(False, "host 0 was started again meanwhile")
         if isinstance(request, StoreCall):
             return self._stored(request)
         member = self._members.get(request.node)
@@ -309,8 +309,8 @@ class OtherHost:
     def meet(self, stop: threading.Event) -> Meeting:
         """Join, and wait for all hosts.
 
-        Raises StoppedError; ConfigError: the hosts cannot train together, and the message has every reason; RanksError:
-        host 0 has not answered for longer than both limits `Timeouts.start` and `Timeouts.stuck`.
+        Raises StoppedError: `stop` was set; ConfigError: the hosts cannot train together, and the message has every
+        reason; RanksError: host 0 has not answered for longer than both limits `Timeouts.start` and `Timeouts.stuck`.
         """
         process, joined, absent = uuid.uuid4().hex, Joined("", "", False, []), Throttled(logger, "waiting for hosts")
         heard = time.monotonic()

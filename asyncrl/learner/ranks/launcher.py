@@ -1,11 +1,11 @@
 """The learner's ranks as processes of this machine: started together, watched, and ended together.
 
 The process that starts the ranks is not one of them. The ranks of one machine meet in a file of a folder that only this
-user can enter, so no port is open for their rendezvous. `hosts` has the rendezvous of several machines.
+user can enter, so no port is open for their rendezvous. `hosts.py` has the rendezvous of several machines.
 
 Each rank writes heartbeats with the state of its main thread into a pipe of its own. A rank without heartbeats is
-suspended or hangs, and a rank with heartbeats may still be stuck (see `activity`). A rank whose pipe has no reader ends
-itself. Linux also kills the ranks when the process that started them ends.
+suspended or hangs, and a rank with heartbeats may still be stuck (see `activity.py`). A rank whose pipe has no reader
+ends itself. Linux also kills the ranks when the process that started them ends.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ DEFAULT_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """The meeting of `size` ranks.
+    """The place where `size` ranks connect with each other, and the numbers of the ranks.
 
     - `first`: the number of this host's first rank.
     - `place`: the file in which the ranks of one machine meet. For several hosts, the address of the first host.
@@ -118,7 +118,7 @@ class Hosts(Protocol):
     several: bool
 
     def meet(self, stop: threading.Event) -> Meeting:
-        """Wait until the ranks can start, and return their meeting."""
+        """Wait until the ranks can start, and return the meeting at which they connect."""
 
     def report(self, states: Sequence[RankState], stopping: bool) -> bool:
         """Take the states of this host's ranks, and return True if all ranks must stop. Call this at every poll. Raises
@@ -250,7 +250,7 @@ class _Rank:
             self._state = state
         limit = self._state.limit_s(self._timeouts.silence) if self._state is not None else self._timeouts.start
         if self.status is None and self._silent >= limit:
-            last_seen = f"; before, {self._state}" if self._state is not None else ""
+            last_seen = f"; its last heartbeat said: {self._state}" if self._state is not None else ""
             raise all_ended(f"{self.name} has not run for {self._silent:.0f} s: it was stopped, or hangs{last_seen}")
 
     def terminate(self) -> None:
@@ -275,11 +275,11 @@ def run_ranks(
     activity: Activity | None = None,
 ) -> None:
     """Run `command` as `count` ranks on this machine, together with the ranks of the other `hosts`, until all have
-    ended with status 0. `activity` is the activity of this process. All ranks have ended when this returns or raises.
+    ended with status 0. `activity` shows what this process does. All ranks have ended when this returns or raises.
 
-    Raises StoppedError: `stop` was set before all were done. Raises RanksError: a rank died, hung, was asked to stop
-    when the others were not, or did not stop in time. Raises ConfigError: a rank cannot be configured, or the hosts
-    cannot train together.
+    Raises StoppedError: `stop` was set before all ranks were done. Raises RanksError: a rank died, hung, was asked to
+    stop when the others were not, or did not stop in time. Raises ConfigError: a rank cannot be configured, or the
+    hosts cannot train together.
     """
     hosts = hosts or OneHost(count, timeouts)
     reason, final = "its launcher ended", False
@@ -358,6 +358,6 @@ def _failure(ranks: Sequence[_Rank], timeouts: Timeouts, hosts: Hosts) -> Asyncr
             return TooManyFailuresError(f"{rank.name} has ended the run; its message is above")
     status = first.status or 0
     if status == EXIT_STOPPED:
-        return all_ended(f"{first.name} was asked to stop, alone")
+        return all_ended(f"{first.name} was asked to stop, but no other rank was")
     how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
     return all_ended(f"{first.name} {how}")

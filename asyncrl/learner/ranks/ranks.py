@@ -50,8 +50,8 @@ WAIT = timedelta(days=365)
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This rank of `size`, and the collective operations of all ranks. All ranks call every method in the same
-    order."""
+    """This rank, number `rank` of `size`, and the collective operations of all ranks. All ranks must call the methods
+    in the same order."""
 
     rank: int
     size: int
@@ -106,7 +106,7 @@ class Ranks:
 
     @property
     def is_first_of_pass_group(self) -> bool:
-        """True if this rank alone counts the values that all ranks of its pass group have."""
+        """True on one rank of each pass group. Sums over pass groups take a group's values only from this rank."""
         return self.context is None or self.context.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -143,8 +143,9 @@ class Ranks:
 
     def stop_if(self, stopped: bool, updating: bool | None = None, within_pass: bool = False) -> None:
         """Raises StoppedError on every rank if `stopped` is true on any rank, so that no rank waits for a rank that
-        ended. `updating`: weights change after this call. If it is None, `is_updating` does not change. `within_pass`:
-        the helper thread of `stopping` calls this, since the main thread of this rank is in the middle of a pass.
+        ended. `updating`: weights change after this call. If it is None, `stopping.is_updating` does not change.
+        `within_pass`: the helper thread of `stopping` calls this, since the main thread of this rank is in the middle
+        of a pass.
         """
         with self.stopping.lock:
             self.activity.advance()
@@ -283,7 +284,7 @@ def joined(
     expert_ranks: int = 1,
     tensor_ranks: int = 1,
 ) -> Iterator[Ranks]:
-    """Join the ranks of which this process is `member`. If `member` is None, these are the ranks that
+    """Join the ranks. `member` says which of them this process is. If it is None, the ranks are the ones that
     `launcher.run_ranks` started, or this process alone. The ranks disconnect at the end of the block.
 
     - The ranks hold `replicas` copies of a model. Groups of `expert_ranks` ranks of a copy have all experts of a layer.

@@ -141,7 +141,7 @@ class Caller:
             f"{self._endpoint} has not answered for {timeout_s:g} s: look whether host 0 runs and whether "
             "learner.rendezvous is its address"
             + (
-                "; or network.keys has keys of another run, or that host 0 does not allow (its log names those refused)"
+                "; or network.keys has keys of another run, or keys that host 0 refuses (its log names them)"
                 if self._keys is not None
                 else "; or host 0 has network.keys, and this host has none"
             )

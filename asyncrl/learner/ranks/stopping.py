@@ -25,8 +25,8 @@ from asyncrl.errors import StoppedError
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 4.0
-"""Seconds that the main thread has after a stop request to get to its next agreement. The rest of STOP_S is for ending
-the process."""
+"""Seconds that the main thread has after a stop request to get to its next agreement. The rest of the time for a stop
+(`machine.process.STOP_S`) is for ending the process."""
 POLL_S = 0.1
 
 
@@ -68,7 +68,7 @@ class Stopping:
 
     @contextmanager
     def watched(self, stop: threading.Event, patience_s: float = PATIENCE_S) -> Iterator[None]:
-        """End this process some seconds after `stop` is set, if the main thread does not leave the block."""
+        """End this process some seconds after `stop` is set, if the main thread has not left the block by then."""
         threading.Thread(target=self._watch, args=[stop, patience_s], name="stopping", daemon=True).start()
         try:
             yield

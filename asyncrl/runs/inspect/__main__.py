@@ -59,10 +59,10 @@ RUN is the folder of a run or its name. docs/replay.md describes the subcommands
 """
 FOLLOWS = (
     " It shows how far a run is, which role waits for which, and what to change. On a terminal it follows the run "
-    "until Ctrl-C, which does not end the run; --once prints it once. `asyncrl status` and `asyncrl inspect status` "
-    "are the same command."
+    "until Ctrl-C, which does not end the run; --once prints the status once. `asyncrl status` and "
+    "`asyncrl inspect status` are the same command."
 )
-LETTERS = " With --json: each attempt alone, and with --limit only the N newest."
+LETTERS = " --json prints each attempt instead, and with --limit only the N newest ones."
 MOST_REASONS = 20
 SAMPLES = 6
 """The number of samples of the status that are kept. Rates are measured from the oldest sample to the newest."""
@@ -92,7 +92,7 @@ def _shared_options() -> tuple[ArgumentParser, ArgumentParser, ArgumentParser, A
         action="append",
         default=[],
         metavar="tcp://HOST:PORT",
-        help="address of the replay, once for each shard; by default the address that the replay wrote at its store",
+        help="address of the replay, once for each shard; by default the address in the folder of the store",
     )
     run.add_argument("--keys", metavar="DIR", help="folder of keys, if the run's folder has no config.yaml")
     run.add_argument("--wait", type=float, default=10.0, metavar="S", help="seconds to wait for the replay (10)")
@@ -127,7 +127,7 @@ def parser() -> ArgumentParser:
         return command
 
     command = add("status", status, "rates, queues, lags, leases and disk, live", plain, more=FOLLOWS)
-    command.add_argument("--once", action="store_true", help="print it once, with the rates of one interval")
+    command.add_argument("--once", action="store_true", help="print the status once, with the rates of one interval")
     command.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two samples (1)")
     command = add("list", list_rows, "one line per episode", plain, state)
     which = command.add_mutually_exclusive_group()
@@ -138,7 +138,7 @@ def parser() -> ArgumentParser:
     command.add_argument("--limit", type=_count, default=20, metavar="N", help="at most N episodes (20); 0: all")
     command = add("step", step, "a learner step, and how its best and its worst episodes end", plain, tokenizer)
     command.add_argument("step", type=int, metavar="STEP", help="number of the step")
-    command.add_argument("--best", type=_count, default=3, metavar="N", help="N of the best and N of the worst (3)")
+    command.add_argument("--best", type=_count, default=3, metavar="N", help="the N best and the N worst episodes (3)")
     command = add("show", show, "one episode, turn by turn", plain, tokenizer)
     command.add_argument("id", metavar="ID", help="id of the episode, such as t000000012.3.0")
     add("changes", config_changes, "keys of the configuration that changed when the run resumed, and when", plain)
@@ -155,7 +155,9 @@ def parser() -> ArgumentParser:
         ("discard", changes.discard, "delete dead letters; the run must be running"),
     ):
         command = add(name, change_dead_letters, meaning, run)
-        command.add_argument("ids", nargs="*", default=[], metavar="ID", help="ids that dead-letters lists")
+        command.add_argument(
+            "ids", nargs="*", default=[], metavar="ID", help="ids, as `asyncrl inspect dead-letters` shows them"
+        )
         command.add_argument("--all", action="store_true", help="every dead letter")
         command.set_defaults(change=change)
     command = add("skip-plan", skip_plan, "make a step train nothing, if its training fails every time", run)
@@ -203,8 +205,7 @@ def status(arguments: Namespace) -> int:
                     table.update(status_table(view), refresh=True)
             return 0
         view = next(views)
-        # Rates need a second sample. It is not taken if a shard does not answer, since it would wait for that shard
-        # again.
+        # Rates need a second sample. It is left out if a shard does not answer: that shard would be waited for again.
         if view["running"] and not view["problem"]:
             view = next(views)
     # Without a terminal, lines are not wrapped, so that commands in them can be copied.
@@ -277,8 +278,8 @@ def _check_states(states: Sequence[str]) -> None:
 def _wide_console() -> Console:
     """A console for rows of any length.
 
-    A file or a pipe gets each row as one line. A narrow terminal wraps lines, since a table that fits would cut off the
-    ends of ids.
+    A file or a pipe gets each row as one line. A narrow terminal wraps the lines of a wide table,
+    because a table that fits would cut off the ends of ids.
     """
     console = Console()
     return Console(width=max(LEAST_WIDTH, console.width) if console.is_terminal else WIDE)
@@ -304,7 +305,7 @@ def _others(stored: StoredRun, name: str) -> str:
         others = [each for each in islice(stored.ids(after=begin), SUGGESTIONS) if each.startswith(begin)]
         if others:
             return f"do you mean {', '.join(others)}?"
-    return "the store has none; replay.retention=all keeps them"
+    return "the store has no trajectory any more; replay.retention=all keeps all"
 
 
 def export(arguments: Namespace) -> int:

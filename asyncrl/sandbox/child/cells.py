@@ -14,11 +14,12 @@ import traceback
 from contextlib import suppress
 
 ROOM = 1 << 16
-"""The number of bytes below the output's limit that are kept free for the session's own output."""
+"""The output is cut when less than half of this many bytes is left before its limit. After the cut this many are
+left."""
 
 
 def reply_to(number: int) -> bytes:
-    """The reply when cell `number` is done. The reply for number 0 says that the session can run cells."""
+    """Return the reply that cell `number` is done. The reply for number 0 says that the session can run cells."""
     return b'{"cell": %d}\n' % number
 
 
@@ -71,8 +72,8 @@ def run_cell(code: str, name: str, names: "dict[str, object]") -> None:
 
 def make_room() -> None:
     """Drop the end of the output if the output has almost reached its limit."""
-    # The room has two reasons. The session itself must be able to print. And text that a stream could not write stays
-    # in the stream, so the next cell would print it.
+    # There are two reasons for this. The session itself must be able to print. And text that a stream could not write
+    # for lack of room stays in the stream, so the next cell would print it.
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and os.fstat(1).st_size > limit - ROOM // 2:
         os.ftruncate(1, limit - ROOM)

@@ -51,8 +51,8 @@ def guard() -> tuple[int, int]:
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    # The kernel protects process 1 only from signals that have no handler. Python installs a handler for SIGINT, so it
-    # is ignored explicitly.
+    # The kernel protects process 1 only from signals that have no handler. Python installs a handler for SIGINT, so
+    # SIGINT is ignored explicitly.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_dumpable(False)
     signal.set_wakeup_fd(wake)
@@ -77,10 +77,10 @@ def watch(
     ended: int,
 ) -> NoReturn:
     """Report how each request ended, until the process `program` ends, its time is over, or the caller ends. In a
-    session, the requests in `lines` are cells, which are passed on to it.
+    session, the requests in `lines` are cells, which are passed on to the session.
 
-    `woken` is readable after a child has ended. A session reads its cells from `cells`, and writes a byte to `ended`
-    after each cell. Between two cells the session is paused.
+    `woken` is readable after a child has ended. Cells are sent to the session through `cells`, and its reply after each
+    cell arrives at `ended`. Between two cells the session is paused.
     """
     poll = select.poll()
     poll.register(0, select.POLLIN)
@@ -90,7 +90,7 @@ def watch(
     if is_session:
         poll.register(ended, select.POLLIN)
     pause: Any = None
-    # In a session, the first deadline is for its start, which comes before its first request.
+    # The first request of a session is empty, so the first deadline is for the start of the session.
     began = time.monotonic()
     deadline = began + request.get("wall_s", 60.0)
     while True:
@@ -162,7 +162,7 @@ def load(text: str, name: str) -> dict[str, Any]:
 
 def set_dumpable(value: bool) -> None:
     """Allow or forbid other processes of the same user to access the memory and files of this process."""
-    # Programs run as the same user as this process. With access to it, they could forge reports.
+    # Programs run as the same user as this process. With access to this process, they could forge reports.
     with suppress(ImportError, OSError, AttributeError):
         import ctypes
 

@@ -3,7 +3,8 @@
 The watcher writes `status N` or `failed REASON` to the control socket. For a session it also reads orders from this
 socket. The watcher ends when the caller closes the connection.
 
-`machine/guard.py` is not used here, because the watcher (`watching.py`) ends the program together with its caller.
+`machine/guard.py`, which ends other child processes with their parent, is not used here: the watcher (`watching.py`)
+ends the program when the caller ends.
 """
 
 import os

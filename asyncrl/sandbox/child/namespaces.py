@@ -72,8 +72,8 @@ def bind(source: str, target: str) -> None:
 
 
 def make_read_only(mounts: str) -> None:
-    """Make every mount in the jail read-only, one by one, because the flag applies to a single mount. The mounts' other
-    flags are kept."""
+    """Make every mount in the jail read-only, except for the private folders. The flag applies to a single mount, so
+    the mounts are changed one by one. Their other flags are kept."""
     with open(mounts, "rb") as lines:
         targets = [unescape(line.split()[4]) for line in lines]
     for target in targets:

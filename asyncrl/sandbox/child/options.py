@@ -32,7 +32,8 @@ class Options:
 
 
 def spare_users(namespaces: bool) -> "range | None":
-    """User ids that no account has, for `rights.take_user`. None if this process is not root or cannot use such ids.
+    """Return user ids that no account has, for `rights.take_user`, or None if this process is not root or cannot use
+    such ids.
 
     Without namespaces, such a user must be able to read the files of this Python.
     """

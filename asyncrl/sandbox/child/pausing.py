@@ -20,8 +20,8 @@ LONGEST_LOOK_S seconds."""
 
 MOST_RUNS = 5
 """The maximum number of looks that may find running processes before all have stopped. Stopping takes a while on a busy
-machine. After that, it is the maximum number of looks that may find ended processes: between two looks, a process may
-be woken, run and end.
+machine. After all have stopped, it is the maximum number of looks that may find ended processes: between two looks, a
+process may be woken, run and end.
 """
 
 MOST_ROUNDS = 100
@@ -76,7 +76,7 @@ class Pause:
             self._every_s = min(2 * self._every_s, LONGEST_LOOK_S)
         elif has_run or not all(map(is_stopped, self._ran)):
             self._runs += has_run
-            # A process may have sent SIGCONT to another one just before it stopped itself.
+            # A process may have sent SIGCONT to another one just before it was stopped.
             signal_all(self._proc, signal.SIGSTOP)
         else:
             self._settled, self._runs = True, 0
@@ -108,7 +108,7 @@ def signal_all(proc: str, number: int) -> None:
 
 
 def descendants(proc: str) -> set[int]:
-    """The processes that this process has started, and their descendants."""
+    """Return the ids of the processes that this process has started, and of their descendants."""
     if not os.path.exists(f"{proc}/thread-self/children"):
         return _descendants_of_all(proc)
     found: set[int] = set()
@@ -141,7 +141,7 @@ def _descendants_of_all(proc: str) -> set[int]:
 
 
 def run_times(proc: str) -> dict[str, bytes]:
-    """The running time of each thread, as the kernel writes it, by the thread's folder in procfs."""
+    """Map each thread's folder in procfs to the thread's running time, as the kernel writes it."""
     times = {}
     for pid in descendants(proc):
         with suppress(OSError):
@@ -170,14 +170,15 @@ def is_stopped(thread: str) -> bool:
 
 
 def is_exiting(thread: str) -> bool:
-    """True if a thread has ended or is ending. Ending may take long, because the memory is freed."""
+    """True if a thread has ended or is ending. Ending may take long, because the kernel frees the memory meanwhile."""
     with suppress(OSError):
         return bool(int(_stat(thread)[6]) & PF_EXITING)
     return True
 
 
 def _stat(folder: str) -> list[bytes]:
-    """The fields of a `stat` file from the state on: 0 is the state, 1 the parent, 6 the flags, 11 and 12 are times."""
+    """Return the fields of a `stat` file from the state on: 0 is the state, 1 the parent, 6 the flags, 11 and 12 are
+    times."""
     return _read(f"{folder}/stat").rpartition(b")")[2].split()
 
 

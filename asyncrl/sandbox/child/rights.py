@@ -12,7 +12,7 @@ from asyncrl.sandbox.child.options import Options
 from asyncrl.sandbox.child.system import call
 
 TRIES = 100
-"""The number of user ids that are tried before a start fails."""
+"""The number of user ids that are tried before the start of a program fails."""
 
 PR_SET_NO_NEW_PRIVS = 38
 CAPABILITY_VERSION = 0x20080522
@@ -53,8 +53,8 @@ def confine(options: Options, failure: int) -> None:
 def take_user(users: range, launcher: int) -> int:
     """Take a real user id that no other process has, and keep the rights of root.
 
-    The kernel counts the processes of a user on the whole machine. So programs of one user would share their limits,
-    even in different containers.
+    The kernel counts the processes of a user on the whole machine. So programs that run as the same user would share
+    one limit, even in different containers.
     """
     # Each launcher begins the search at another id: in one PID namespace, launchers have different process ids.
     user = users[launcher % len(users)]
@@ -93,8 +93,8 @@ def drop_rights() -> None:
 def refuse_calls() -> None:
     """Refuse system calls that neither namespaces nor limits confine.
 
-    These are sockets to the host of a virtual machine (vsock); io_uring, whose sockets pass no filter; and System V
-    shared memory, which outlives all processes.
+    These are sockets to the host of a virtual machine (vsock); io_uring, which opens sockets without such a filter; and
+    System V shared memory, which outlives all processes.
     """
     known = CALLS.get(os.uname().machine)
     if known is None or sys.maxsize < 1 << 32:

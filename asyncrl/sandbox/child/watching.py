@@ -1,4 +1,4 @@
-"""The watcher: waits until the program ends, and then ends all processes that it has started."""
+"""The watcher: waits until the program ends, and then ends all processes that the program has started."""
 
 import os
 import resource
@@ -16,12 +16,13 @@ STOP, GO = b"s", b"g"
 
 
 def watch(options: Options) -> None:
-    """Start the program, wait for it, kill its children, and exit. Returns only in the program's process."""
+    """Start the program, wait for its end, kill all its descendants, and exit. Returns only in the program's
+    process."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     # The kernel protects the first process of a namespace only from signals that have no handler. Python installs a
-    # handler for SIGINT, so it is ignored explicitly.
+    # handler for SIGINT, so SIGINT is ignored explicitly.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.set_wakeup_fd(wake)
     problem, failure = os.pipe()
@@ -42,7 +43,7 @@ def watch(options: Options) -> None:
     os.set_blocking(problem, False)
     with suppress(BlockingIOError):
         failed = os.read(problem, 4096)
-    # The caller may have ended.
+    # The write fails if the caller has ended.
     with suppress(OSError):
         os.write(options.control, b"failed " + failed if failed else f"status {status} {reason}".encode())
     os._exit(0)
@@ -89,7 +90,7 @@ def takes_too_much(options: Options) -> bool:
 
 
 def memory(process: str) -> int:
-    """The bytes of memory of a process.
+    """Return the bytes of memory that a process uses.
 
     Memory that several processes share is divided among them, if the kernel reports this share.
     """

@@ -1,4 +1,4 @@
-"""Runs the tests. They call the program, in its other process, over a socket."""
+"""Runs the tests. Over a socket they call the program, which runs in another process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ALIASES = {"np": "numpy", "pd": "pandas"}
 def main(fd: int, tests: str) -> None:
     """Runs the tests against the program at the socket `fd`, prints the verdict, and ends the process."""
     with suppress(AttributeError):
-        # Without namespaces the program runs as the same user: it must not read this process's memory.
+        # Without Linux namespaces the program runs as the same user: it must not read this process's memory.
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0)
     sys.set_int_max_str_digits(0)
     verdict = VerdictOutput()
@@ -118,7 +118,7 @@ def _imports(node: ast.AST) -> Iterator[str]:
 class Program:
     """The connection to the program's process.
 
-    - `used`: the tests have used data or operations of the program, not only handles.
+    - `used`: the tests have used data or operations of the program, not only handles to its objects.
     - `lacks_all`: the program defines none of the names that the tests use.
     """
 
@@ -243,7 +243,7 @@ class ProgramObject:
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute[:2] == "__":
-            # Through such protocols, libraries read more than data from an object, such as an address in memory.
+            # Through attributes with such names, libraries read more than data, for example addresses in memory.
             raise AttributeError(attribute)
         return self._program.do("getattr", self, attribute)
 
@@ -259,7 +259,7 @@ class ProgramObject:
     def __iter__(self) -> Self:
         iterator = self._program.do("iter", self)
         if type(iterator) is not ProgramObject:
-            raise TypeError("an iterator is no data")
+            raise TypeError("the program gave data instead of an iterator")
         return iterator  # type: ignore[return-value]
 
     def __next__(self) -> Any:

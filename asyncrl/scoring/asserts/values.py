@@ -20,7 +20,7 @@ _LEAVES: tuple[tuple[Any, Callable[[Any], Any], Callable[[Any], Any]], ...] = (
     (complex, lambda value: str(complex(value)), complex),
     (bytes, bytes.hex, bytes.fromhex),
     (bytearray, bytearray.hex, bytearray.fromhex),
-    # A datetime is a date too.
+    # A datetime is a date too, so it is tried before date.
     (datetime, datetime.isoformat, datetime.fromisoformat),
     (date, date.isoformat, date.fromisoformat),
     (time, time.isoformat, time.fromisoformat),
@@ -94,5 +94,5 @@ def _fields(value: tuple[Any, ...]) -> list[str]:
 
 @lru_cache(256)
 def _named_tuple(name: str, fields: tuple[str, ...]) -> Callable[..., Any]:
-    # `namedtuple` accepts only names without a leading underscore, so that no name can replace a method.
+    # `namedtuple` refuses field names with a leading underscore, so no field can replace a method such as `_replace`.
     return namedtuple(name, fields)

@@ -20,8 +20,8 @@ _MAX_LOGIT = 30.0
 class StepScores:
     """The scores of one episode's K steps: probability float32[K] in [0, 1] and logit float32[K], its log-odds.
 
-    For a model with two labels, the logit is the positive label's logit minus the negative label's. An implicit model
-    gives the logit itself.
+    For a model with two labels, the logit is the positive label's logit minus the negative label's. An implicit
+    model (prime.py), which has no labels, gives the logit itself.
 
     Raises ScoringError: the shapes differ, or a score is not finite.
     """

@@ -1,5 +1,5 @@
 """Scores steps with causal language models. A reader computes values at chosen positions of an input. A process reward
-model adds the values of its readers."""
+model sums the values of its readers, each with a weight."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LabelTokens = tuple[int, int]
 
 
 class CausalReader:
-    """A causal backbone with a readout.
+    """A causal backbone (a language model without its head) with a readout, which maps its hidden states to values.
 
     `micro_tokens` bounds the tokens of one forward pass, padding and shared prefix included. `micro_inputs` bounds the
     inputs of a pass (None: no limit). In float32 a value does not depend on the rest of the batch, up to rounding.
@@ -65,11 +65,11 @@ class CausalReader:
 
     @torch.inference_mode()
     def read(self, inputs: Sequence[Encoded]) -> list[NDArray[np.float64]]:
-        """One float64[K] for each input. For each of the input's K steps, it has the sum of the values at the step's
-        positions."""
+        """One array float64[K] for each input. It has the sum of the values at the positions of each of the input's K
+        steps."""
         totals = [np.zeros(len(each.reads)) for each in inputs]
         used = [index for index, each in enumerate(inputs) if any(each.reads)]
-        # The backbone is causal: tokens after the last position that is read change nothing.
+        # The backbone is causal, so tokens after the last position that is read change nothing, and are left out.
         ends = {index: max(chain.from_iterable(inputs[index].reads)) + 1 for index in used}
         prefixes = [(0, list(range(len(used))))]
         if self._share:
@@ -116,8 +116,8 @@ class CausalReader:
 
 
 def _caches_attention_only(config: Any) -> bool:
-    """True if several inputs can continue a cached prefix."""
-    # Recurrent layers keep another kind of state.
+    """True if several inputs can continue a cached prefix, which needs a model with attention layers only."""
+    # The state that recurrent layers keep cannot be continued so.
     layers = set(getattr(config, "layer_types", None) or ())
     return hasattr(config, "num_attention_heads") and layers <= {"full_attention", "sliding_attention"}
 
@@ -149,7 +149,8 @@ def linear(weight: Tensor, bias: Tensor | None = None) -> Readout:
 def label_prm(checkpoint: Checkpoint, read_with: Callable[[Any], tuple[Encode, LabelTokens]]) -> CausalPRM:
     """A causal language model that judges a step by the next token: the good label's logit minus the bad label's.
 
-    `read_with(tokenizer)` gives the encoding and the label tokens. Raises ConfigError.
+    `read_with(tokenizer)` gives the encoding and the label tokens. Raises ConfigError: the model cannot be loaded, or
+    lacks a label token.
     """
     model = checkpoint.language_model()
     encode, (good, bad) = read_with(checkpoint.tokenizer())

@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py", "pytorch_model*.bin"]
 _SAMPLE = 1 << 20
 PROBE = (Passage("1", False), Passage("1", True), Passage("1", False), Passage("1", True))
-"""A transcript in whose encoding all tokens occur that a family of models adds to texts."""
+"""A transcript with two steps. Its encoding contains all tokens that a family of models adds to texts."""
 _NOISE, _HALF_NOISE = 1e-4, 0.02
 """The relative change of hidden states or logits that rounding may cause, in float32 and in half precision."""
 
 
 class Checkpoint:
-    """The model that the configuration names at `key`. `name` is the folder's or the hub's name, with a version.
+    """The model that the configuration names at `key`. `name` is its name (of the folder or on the hub) with a version.
 
     The version is the hub's commit, or a digest of the local files. To avoid reading large weights whole, the digest
     covers the size of each file, and its beginning, middle and end.
@@ -128,11 +128,13 @@ class Checkpoint:
         for name, shape in shapes.items():
             if name not in found or tuple(found[name].shape) != shape:
                 has = tuple(found[name].shape) if name in found else "nothing"
-                raise self.refuse(f"{name} must be {shape}, and its weights hold {has}: is it of another family?")
+                raise self.refuse(
+                    f"the tensor {name} must have the shape {shape}; its weights hold {has}: is it of another family?"
+                )
         return [found[name].to(self._device, torch.float32) for name in shapes]
 
     def encoder(self, encode: Encode, max_tokens: int, rows: int) -> Encoder:
-        """An encoder for the model, whose embedding has `rows` tokens.
+        """An encoder for the model, whose embedding has `rows` rows.
 
         Raises ConfigError: the embedding lacks a token that the family adds to transcripts.
         """
@@ -159,9 +161,9 @@ class Checkpoint:
 
 
 def _free_memory(gpus: int) -> dict[int, int]:
-    """The bytes that a model may take on each GPU: nine tenths of the free memory. Activations need the rest.
+    """The bytes that a model's weights may take on each GPU: nine tenths of the free memory. Activations need the rest.
 
-    The result has no entry for the CPU, so nothing is loaded into host memory."""
+    The result has no entry for the CPU, so no weights stay in host memory."""
     return {number: torch.cuda.mem_get_info(number)[0] * 9 // 10 for number in range(gpus)}
 
 
@@ -179,7 +181,7 @@ def _digest(folder: Path) -> str:
 
 @torch.inference_mode()
 def is_causal(backbone: Any) -> bool:
-    """True if hidden states do not depend on later tokens, measured on one short input with two endings."""
+    """True if hidden states do not depend on later tokens, measured on two inputs that differ in the last one."""
     tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=backbone.device)
     one, other = (backbone(input_ids=each[None]).last_hidden_state[0, :3].float() for each in tokens)
     return _same(one, other, backbone.dtype)

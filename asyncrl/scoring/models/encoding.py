@@ -1,5 +1,5 @@
-"""Turns transcripts into a model's input: token ids of the model's own tokenizer, and the positions at which each step
-is read."""
+"""Turns transcripts into a reward model's input: token ids of the model's own tokenizer, and the positions at which the
+score of each step is read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Encode = Callable[[Transcript], Encoded]
 @dataclass(frozen=True, slots=True)
 class Encoder:
     """Encodes transcripts into at most `max_tokens` tokens, for the model named `model`, whose embedding has `rows`
-    tokens.
+    rows.
 
     With `drop_oldest`, a longer transcript loses its tool results, the oldest first, until the rest fits. The prompt
     and the steps always stay, and no text is shortened.
@@ -71,7 +71,7 @@ def longest_input(model: Any) -> int:
     """The maximum number of tokens that the model was made for; sys.maxsize if its configuration has no such limit."""
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     for name, module in model.named_modules():
-        # RoBERTa and similar models number positions from padding_idx + 1.
+        # RoBERTa and similar models count positions from padding_idx + 1, so they never use the rows before it.
         if name.endswith("position_embeddings") and isinstance(module, nn.Embedding) and module.padding_idx is not None:
             limit = module.num_embeddings - module.padding_idx - 1
     return limit if isinstance(limit, int) and limit > 0 else sys.maxsize
@@ -121,9 +121,9 @@ def problem_and_steps(transcript: Transcript) -> tuple[str, list[str]]:
 
 
 def marker(tokenizer: Any, text: str, key: str) -> tuple[int, Callable[[Sequence[int]], list[int]]]:
-    """The id of the marker that ends a step, and a function for the ids of all other text. The function replaces the
-    marker's id by the ids of the marker's characters, so that a marker in the text ends no step. Raises ConfigError:
-    the tokenizer lacks the marker.
+    """The id of the marker that ends a step, and a function to which the ids of all other text are given. It replaces
+    the marker's id by the ids of the marker's characters, so that a marker in the text ends no step. Raises
+    ConfigError: the tokenizer lacks the marker.
     """
     marker = single_token(tokenizer, text, key)
     spelled = [token for character in text.strip() or text for token in words(tokenizer, character)]
@@ -144,7 +144,7 @@ def single_token(tokenizer: Any, text: str, key: str) -> int:
     ids = tokenizer.encode(text, add_special_tokens=False)
     last = tokenizer.decode(ids[-1:], skip_special_tokens=False, clean_up_tokenization_spaces=False) if ids else ""
     if not ids or last.strip() != text.strip():
-        raise ConfigError(f"{key}: the model's tokenizer has no token {text!r}; name the one that it was trained with")
+        raise ConfigError(f"{key}: the model's tokenizer has no token {text!r}; name the token used in its training")
     return int(ids[-1])
 
 
@@ -155,7 +155,7 @@ def chat_frame(tokenizer: Any, roles: Sequence[str], key: str, system: str | Non
     """
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(
-            f"{key}: the model's tokenizer has no chat template, which this family needs; save one with it"
+            f"{key}: the model's tokenizer has no chat template, which this family needs; save the tokenizer with one"
         )
     marks = [f"{_MARK}{index:03d}" for index in range(len(roles))]
     messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]

@@ -27,7 +27,7 @@ class Params:
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
-    """The model in the folder. Raises ConfigError: the marker or a label is not a single token of its tokenizer."""
+    """The model in the folder. Raises ConfigError: for its tokenizer, the marker or a label is not a single token."""
     return label_prm(Checkpoint(config, key), lambda tokenizer: reading(tokenizer, params, key))
 
 
@@ -46,7 +46,8 @@ def reading(tokenizer: Any, params: Params, key: str) -> tuple[Encode, LabelToke
     end, written_out = marker(tokenizer, f" {params.marker}", f"{key}.params.marker={params.marker}")
 
     def encode(transcript: Transcript) -> Encoded:
-        """The text is tokenised as a whole. Raises ScoringError: a marker is joined with other text in one token."""
+        """Tokenise the problem and the steps as one text. Raises ScoringError: a token joins a marker with other
+        text."""
         problem, steps = problem_and_steps(transcript)
         text, ends = problem, set()
         for index, step in enumerate(steps):

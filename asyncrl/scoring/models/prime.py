@@ -1,8 +1,9 @@
-"""Implicit process rewards (PRIME): scores of steps from a model pi_phi that was trained only on outcomes. A step's
-logit is beta * (log pi_phi - log pi_ref), summed over the step's tokens.
+"""Implicit process rewards (PRIME): scores of steps from a model phi that was trained only on outcomes. A step's
+logit is beta * (log pi_phi - log pi_ref), where pi is a model's probability of a token, summed over the step's tokens.
 
 There are two causal models with the same tokenizer. `phi` is the model at the configured path, and `ref` is the model
-from which phi was fine-tuned. Both derive from the policy, so they read the policy's text with its special tokens.
+from which phi was fine-tuned. Both must know the policy's chat template, since they read the policy's text with
+its special tokens.
 
 Source: Cui et al. 2025, "Process Reinforcement through Implicit Rewards", arXiv 2502.01456; Yuan et al. 2024, arXiv
 2412.01981.
@@ -41,7 +42,7 @@ def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:
     phi, reference = (_log_prob_reader(each.language_model(), config) for each in (checkpoint, other))
 
     def encode(transcript: Transcript) -> Encoded:
-        """A step is read at the positions that predict its tokens."""
+        """Encode so that a step is read at the positions that predict its tokens."""
         ids, spans = tokenize(transcript, tokenizer)
         if spans and spans[0][0] == 0:
             raise ScoringError("the transcript begins with a step; there must be a prompt before it")

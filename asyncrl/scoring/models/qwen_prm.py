@@ -1,5 +1,5 @@
-"""Qwen2.5-Math-PRM: a small head gives logits for two labels, a wrong and a right step. They are read at the marker
-`<extra_0>` after each step.
+"""Qwen2.5-Math-PRM: a small head gives logits for two labels, a wrong and a right step. The logits are read at the
+marker `<extra_0>` after each step.
 
 The folder is the published checkpoint (huggingface.co/Qwen/Qwen2.5-Math-PRM-7B): a Qwen2 backbone with its tokenizer
 and chat template. Its weights contain the head: a linear layer of width H (`score.0`), a ReLU, and a linear layer with

@@ -1,8 +1,8 @@
 """Loads models by family: a built-in family, or the dotted path of your own class.
 
-A built-in family is a module with a dataclass `Params`, whose options are the keys of the section's `params`, and
-`load(config, params, key)`. Your own class is called with its section of the configuration, and must return a
-`RewardModel`. A family's module, and with it torch, is imported only when the configuration names the family.
+A built-in family is a module with a dataclass `Params`, whose fields are the keys of `params` in the configuration, and
+a function `load(config, params, key)`. Your own class is called with its section of the configuration, and must return
+a `RewardModel`. A family's module, and with it torch, is imported only when the configuration names the family.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load_outcome_model(config: OutcomeModelConfig) -> OutcomeModel:
 
 
 def check_models(prm: ScoringModelConfig, outcome_model: OutcomeModelConfig) -> None:
-    """Checks both families and their parameters without loading a model. Raises ConfigError."""
+    """Checks both families and their parameters without loading a model. Raises ConfigError: one of them is wrong."""
     _find(prm, "scoring.prm", PRM_FAMILIES)
     _find(outcome_model, "scoring.outcome_model", OUTCOME_FAMILIES)
 
@@ -60,7 +60,7 @@ def _find(config: ScoringModelConfig, key: str, families: Mapping[str, str]) -> 
         )
     users = imported(config.family, setting, "module.Class")
     if not callable(getattr(users, "score", None)):
-        raise ConfigError(f"{setting} is no model: it needs a `name` and a method `score(transcripts)`")
+        raise ConfigError(f"{setting} is no reward model: it needs a `name` and a method `score(transcripts)`")
     return users, None
 
 

@@ -1,9 +1,9 @@
 """The code that all models on HTTP servers share: parameters, the client that posts JSON, and the contract `json`.
 
 In the contract `json`, the request is POST {"episodes": [{"segments": [{"text", "plain", "is_step"}]}]}. The server
-answers {"scores": [...]}, with one entry for each episode, in order. The entry of a process reward model is a list with
-one probability for each step; that of an outcome model is a number. `plain` is the text without the policy's special
-tokens.
+answers {"scores": [...]}, with one entry for each episode, in order. For a process reward model, an entry is a list
+with one probability for each step; for an outcome model, it is a number. `plain` is the text without the policy's
+special tokens.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIRST_PAUSE_S = 0.1
 _CHUNK = 1 << 16
 _MAX_BYTES = 1 << 28
 _REFUSED = (400, 413, 422)
-"""Statuses for a fault of the request. All other statuses but 200 are a fault of the server or the network."""
+"""Statuses that blame the request. All others, except 200, blame the server or the network."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +52,8 @@ class RemoteModel(Generic[Score]):
 class JsonEndpoint:
     """Posts JSON under a base URL.
 
-    Broken connections, status 429 and statuses from 500 on are retried, at most `retries` times and after a growing
-    pause. `timeout_s` limits the total time of a request with its retries.
+    After a broken connection, status 429 or a status from 500 on, the request is sent again, at most `retries` times
+    and after a growing pause. `timeout_s` limits the total time of a request with its retries.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class JsonEndpoint:
         if not isinstance(values, list) or len(values) != count:
             raise ScoringError(f"{self.url} must give {count} scores, and gave {values!r:.200}")
         if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in values):
-            raise ScoringError(f"{self.url} gave scores that are no numbers: {values!r:.200}")
+            raise ScoringError(f"{self.url} gave scores that are not numbers: {values!r:.200}")
         return [float(value) for value in values]
 
 

@@ -66,11 +66,13 @@ def _json(endpoint: JsonEndpoint, transcripts: Sequence[Transcript]) -> list[Ste
 
 
 def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
-    """The steps' scores from the log-probs of both labels after each position that is read.
-    Raises ScoringError: the answer lacks them."""
+    """Score the steps by the log-probs of both labels after each position that is read.
+
+    Raises ScoringError: the answer lacks these log-probs.
+    """
     reads = [read for (read,) in encoded.reads]
-    # The server gives the prediction after a position in the entry of the next token. So one more token must follow the
-    # last position that is read.
+    # The server reports the prediction after a position in the entry of the next token. So one more token, no matter
+    # which, must follow the last position that is read.
     ids = [*encoded.ids[: reads[-1] + 1], labels[0]]
     body = {
         "input_ids": ids,
@@ -92,8 +94,10 @@ def _generate(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> 
 
 
 def _score(endpoint: JsonEndpoint, encoded: Encoded, labels: LabelTokens) -> StepScores:
-    """The steps' scores from the good label's probability after each position that is read.
-    Raises ScoringError: the answer lacks them."""
+    """Score the steps by the good label's probability after each position that is read.
+
+    Raises ScoringError: the answer lacks these probabilities.
+    """
     reads = [read for (read,) in encoded.reads]
     prompt = reads[0]
     body = {

@@ -1,8 +1,9 @@
 """RLHFlow's process reward models: each step is a user turn, and the assistant answers it with '+' or '-'.
 
 The folder is the published checkpoint (such as huggingface.co/RLHFlow/Llama3.1-8B-PRM-Deepseek-Data): a causal model
-with its tokenizer and chat template. The first user turn is the problem, a space and the first step. Every assistant
-turn holds '+', and the step is read at the position before this '+'.
+with its tokenizer and chat template. The first user turn is the problem, a space and the first step. In the
+input every assistant turn is '+'. The step is read at the position before this '+', where
+'+' or '-' is predicted.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ class SequenceClassifier:
 def classifies_padded(model: Any) -> bool:
     """True if padding on the right is known not to change the scores of a sequence classifier.
 
-    This holds for models that read the last token of the input, and for encoders that mask the padding. Other models
-    convolve or mix over the padding, or read the last position.
+    This holds for models that read the last token that is not padding, and for encoders that mask the padding. Other
+    models may mix the padding into other tokens, or read the last position even if it is padding.
     """
     from transformers.modeling_layers import GenericForSequenceClassification
 

@@ -22,7 +22,7 @@ HEAD_FILE = "value_head.safetensors"
 
 @dataclass(frozen=True)
 class Params:
-    """The family has no parameters."""
+    """This family of models has no parameters."""
 
 
 def load(config: ScoringModelConfig, params: Params, key: str) -> CausalPRM:

@@ -19,15 +19,17 @@ from asyncrl.types import Reason, Task, Trajectory
 class Rule(Protocol):
     """Scores one episode. `answer` is the text of the last assistant turn after its thoughts.
 
-    `answer` is empty if a thought is open or the episode was cut at a tool call.
+    `answer` is empty if a thought is still open, or if the episode was cut off while its last turn still called tools.
     Returns the outcome, or a mapping with the outcome as `score`, further numbers by name, and perhaps the texts `pred`
     and `reason`.
 
-    `pred` is the answer that the rule found. Evaluations compare it to find the majority answer of a task's attempts.
+    `pred` is the answer that the rule found. Evaluations compare the `pred` of a task's attempts to find the majority
+    answer.
     `reason` explains the score, and is kept with the episode. An exception is a failure of the rule: the episode is
     scored again, and never gets zero for the failure.
 
-    The pool passes the keyword parameters below if the rule takes them. All further parameters are options of the rule.
+    A rule gets the keyword arguments below if it has parameters of these names. All its other parameters are options,
+    set in the configuration.
 
     - `deadline`: the time (of `time.monotonic`) by which the rule must return
     - `full_answer`: the answer with its thoughts
@@ -40,7 +42,8 @@ class Rule(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RunStep:
-    """The learner step whose policy played an episode, and the last learner step of the run. 0: unknown."""
+    """`step`: the learner step whose policy played an episode. `steps`: the last learner step of the run; 0 if it is
+    unknown."""
 
     step: int = 0
     steps: int = 0
@@ -86,14 +89,14 @@ SHORT_REASON_CHARS = 2000
 SKIPPED = object()
 """The score that means that a rule does not apply to an episode. The weighted sum leaves such a rule out."""
 NOT_FINITE = "not_finite"
-"""The name of the count of a rule's further numbers that were nan or infinite."""
+"""Among a rule's further numbers, the name of the count of those that were nan or infinite."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleScores:
     """The scores that a task's rules gave to an episode.
 
-    - `outcome`: the score of the first rule that applies, which judges if the answer is right
+    - `outcome`: the score of the first rule that applies; this score says if the answer is right
     - `total`: the weighted sum of all rules' scores
     - `scores`: each rule's score by name, and its further numbers as RULE/NAME
     - `vote` and `reasons`: see `Labels`

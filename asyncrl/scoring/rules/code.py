@@ -28,7 +28,7 @@ _SHARE = 0.75
 """The share of the remaining time that the tests may take. The rest is for other rules and for stopping programs."""
 
 _START_S = 0.05
-"""Seconds that a test needs at least to start."""
+"""The minimum seconds that the start of one test takes."""
 
 _ROOT = Path(__file__).parents[3]
 
@@ -48,17 +48,18 @@ def code(
     deadline: float = math.inf,
     sandbox: Sandbox = THIS_MACHINE,
 ) -> Mapping[str, float]:
-    """`passed` is the share of tests that pass. `score` is this share with `partial`; else it is 1 if all pass, or 0.
+    """`passed` is the share of tests that pass. With `partial`, `score` is this share; without, it is 1 if all
+    tests pass, else 0.
 
     The limits hold for one test. All tests together have three quarters of the time until `deadline`; tests that are
     not done after this time have failed, and `out_of_time` is 1. `unclear` is 1 if the asserts failed because they
-    passed something other than data, such as a function, to an object of the program (`result.sort(key=len)`).
-    Either the asserts do so with every program, or only because this program returned an object of its own where they
+    gave an object of the program something other than data, such as a function (`result.sort(key=len)`). Either they
+    would do so with every program, or they did so only because this program returned an object of its own where they
     expect data.
 
     In a sandbox that is not the built-in one, a program may wait for other programs or for a container. So
-    only the time during which programs ran counts towards these three quarters. If the waiting takes until the
-    deadline, the sandbox has failed.
+    only the time during which programs ran counts towards these three quarters. If these three quarters
+    pass while programs wait, the sandbox has failed.
 
     Raises ScoringError: the ground truth has no tests, or too many to start in the available time; its asserts cannot
     judge any program, for example because they pass it a function; or the sandbox supports no asserts. Raises
@@ -83,7 +84,10 @@ def code(
 
 
 def prepare(sandbox: Sandbox) -> None:
-    """Warn if programs run without namespaces. Raises ConfigError: the sandbox cannot run programs here."""
+    """Warn if programs run without Linux namespaces, which would isolate them.
+
+    Raises ConfigError: the sandbox cannot run programs here.
+    """
     try:
         check_sandbox(sandbox)
     except SandboxError as error:
@@ -177,7 +181,7 @@ async def _judge(task: Task, program: str, limits: SandboxLimits) -> str:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         running = asyncio.create_task(run(_script("program", theirs.fileno(), program), limits, fds=[theirs.fileno()]))
-        # When the program has ended, its end of the connection is closed. Otherwise the judge would wait for answers.
+        # Once the program has ended, shut its side of the connection. Otherwise the judge would wait for its answers.
         running.add_done_callback(lambda _: theirs.shutdown(socket.SHUT_RDWR))
         try:
             judged = await run(_script("judge", ours.fileno(), task.truth_text), limits, fds=[ours.fileno()])

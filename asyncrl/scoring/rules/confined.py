@@ -4,8 +4,8 @@ A comparison with an answer such as `9^{9^{9^9}}` would never end, or take all m
 if the ground truth takes too long, the rule has failed. The time limit counts processor time, so that a right answer
 stays right on a busy machine.
 
-The kernel enforces the limits, because a library could catch and ignore an exception. A forked process serves many
-answers, until an answer overruns a limit.
+A limit in Python would raise an exception, which a library could ignore. So the kernel enforces the limits. A forked
+process serves many answers, until an answer overruns a limit.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Confinement:
     def score(
         self, deadline: float, prepare: Prepare, compare: Compare, truth: str, answer: str, cpu_s: float
     ) -> Mapping[str, float]:
-        """`score` is `compare(prepare(truth), answer)`. It is 0 if the comparison takes over `cpu_s` seconds of
-        processor time (`out_of_time` is 1) or over ANSWER_MEMORY bytes (`out_of_memory` is 1). `cpu_s` is at most a
-        quarter of the time until `deadline`.
+        """Return a mapping in which `score` is `compare(prepare(truth), answer)`. It is 0 if the comparison
+        takes over `cpu_s` seconds of processor time (then `out_of_time` is 1) or over ANSWER_MEMORY bytes (then
+        `out_of_memory` is 1). A `cpu_s` above a quarter of the time until `deadline` is reduced to this quarter.
 
         Raises ScoringError: the ground truth takes too long, `prepare` or `compare` raised, or the process ended for
         another reason.
@@ -108,7 +108,8 @@ class _Process:
 
 
 def limit_memory(size: int) -> None:
-    """Lets this process, and the processes that it starts, map `size` bytes more than now."""
+    """Limits the address space of this process, and of each process that it starts, to `size` bytes more than this
+    process uses now."""
     mapped = Path("/proc/self/statm")
     if mapped.exists():
         size += int(mapped.read_text().split()[0]) * resource.getpagesize()
@@ -164,7 +165,8 @@ def _answer(
 
 @contextmanager
 def _limited(seconds: float, memory: int | None = None) -> Iterator[None]:
-    """Ends this process after `seconds` of processor time, and lets it map `memory` bytes more."""
+    """Ends this process if the `with` block takes `seconds` of processor time, and lets the block use at most `memory`
+    bytes more."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     if memory is not None:

@@ -1,22 +1,28 @@
 r"""The answer's number equals the ground truth's number exactly.
 
-The answer's number is the first of these that exists: the first number after the last `####`, unless `####` begins the
-heading of a step; the number in the last `<answer>`; the number in the last `\boxed{}`; the only number of the last
-sentence "the answer is ..."; the last number of the text. If the mark or the box has an equation, its right side
-counts.
+The number is read from the first of these places that the answer has. If that place gives no number, the answer has
+none:
+
+- after the mark `####`: the first number after the last mark. A `####` that begins the heading of a step is no mark.
+- the last `\boxed{}`: its first number
+- the last sentence such as "the answer is 5", if it has exactly one number
+- the whole text: its last number
+
+If an answer without the mark has an `<answer>` tag, only the content of the last tag is read. If an equation follows
+the mark or is in the box, its right side counts.
 
 Numbers may have:
 
 - signs (`-5`, `-$5`, "minus 5")
-- thousands separators (`1,234`, `1{,}234`; after a mark or in a box also `1 234` and `1,00,000`)
+- thousands separators (`1,234`, `1{,}234`; from a mark, tag, box or sentence also `1 234` and `1,00,000`)
 - decimals, exponents (`1e3`, `1.5 \times 10^6`), powers (`2^{10}`, `10⁶`)
 - fractions (`3/4`, `\frac{3}{4}`, `¾`) and mixed numbers (`1 1/2`, `1\frac{1}{2}`, `1½`)
 - any currency before them and any unit after them: `50%` is 50, `3 million` is 3, `72 m²` is 72
 
 A minus after a digit, letter or closing bracket is an operator or a hyphen. These are not numbers: digits after a
-letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`, `3:30`, `1e3000`), and words. If a mark, tag, box
-or statement gives an expression as the answer (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`, `log(2)`), the answer has
-no number; running text may contain expressions.
+letter (`x_2`, `H2O`), digits that continue in another form (`1,2345`, `3:30`, `1e3000`), and words. If the
+number from a mark, tag, box or sentence is a part of an expression (`√2`, `2π`, `2x`, `5!`, `±3`, `> 3`, `5 + 3`,
+`log(2)`), the answer has no number. Of the whole text, the last number counts even there: of `5 + 3`, it is 3.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The answer is JSON that the ground truth, a JSON schema, accepts (the extra asyncrl[json])."""
+"""The answer is JSON that the ground truth, a JSON schema, accepts (needs the extra asyncrl[json])."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ except ImportError as error:
 def json_schema(
     task: Task, answer: str, trajectory: Trajectory, *, confined: Confined, cpu_s: float = 2.0
 ) -> Mapping[str, float]:
-    """`score` is 1 if the answer, or its last fenced block, is JSON that fits the schema, else 0. NaN, infinities and
+    """`score` is 1 if the answer, or its last fenced block of JSON, fits the schema, else 0. NaN, infinities and
     numbers too large for a float are not accepted. References to other documents are not fetched. If the check takes
     over `cpu_s` seconds of processor time or too much memory, for example by a costly `pattern`, `score` is 0 and
     `out_of_time` or `out_of_memory` is 1.
@@ -54,7 +54,7 @@ def _accepts(validator: Any, answer: str) -> float:
     except OverflowError:  # The schema compares a float with an integer too large for a float.
         return 0.0
     except RecursionError:
-        # Either the answer is nested too deeply, or the schema cannot check any answer.
+        # Either the answer is nested too deeply, or the schema cannot check any answer. The check of None tells which.
         try:
             validator.is_valid(None)
         except RecursionError as error:

@@ -1,4 +1,4 @@
-r"""The answer means the same as the ground truth, compared by math-verify (the extra asyncrl[math]).
+r"""The answer means the same as the ground truth, compared by math-verify (needs the extra asyncrl[math]).
 
 In both texts, currencies, percent signs and thin spaces are read as the rule `exact_number` reads them. A dollar sign
 for money is dropped (`\$5` is 5). A percent sign is a unit: `5\%` is 5, not 0.05. Thin spaces and `{,}` separate

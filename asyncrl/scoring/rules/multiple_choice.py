@@ -150,7 +150,7 @@ def _named(text: str) -> str | None:
 
 
 def _sure(pattern: re.Pattern[str], text: str) -> list[re.Match[str]]:
-    """The occurrences of the pattern without a doubt before them."""
+    """The matches of the pattern, except those shortly after a word of doubt or denial."""
     return [each for each in pattern.finditer(text) if not _near(_DOUBT, text, each.start())]
 
 
@@ -181,7 +181,7 @@ def _end(found: re.Match[str]) -> int:
 
 
 def _near(pattern: re.Pattern[str], text: str, end: int) -> bool:
-    """True if the pattern occurs just before `end`."""
+    """True if the pattern occurs within the last characters before index `end`."""
     return pattern.search(text, max(0, end - _WINDOW), end) is not None
 
 

@@ -1,8 +1,8 @@
 """The Python program in an answer.
 
-The program is the last fenced block marked as Python. If no block is marked, it is the last block that can be a
-program, so that a sample output after it does not count. Without any block it is the whole answer. Earlier blocks that
-define names used by the program are put before it.
+The program is the last fenced block that is marked as Python and is valid; if none is valid, the last that is marked.
+If no block is marked, it is the last block that can be a program, so that a sample output after it does not count.
+Without any block it is the whole answer. Earlier blocks that define names used by the program are put before it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The score that reasoning-gym's own `score_answer` gives (the extra asyncrl[reasoning-gym])."""
+"""The score that reasoning-gym's own `score_answer` gives (needs the extra asyncrl[reasoning-gym])."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Finds rules by name: a built-in rule, or the dotted path of your function or of a reward manager class for verl.
+"""Finds a rule by its name: that of a built-in rule, or the dotted path of your function or verl reward manager class.
 
-Functions have the parameters of asyncrl, of verl or of TRL.
+Your function may have the parameters of asyncrl's rules, or those of reward functions for verl or TRL.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ KINDS = {
 }
 """The parameters of a function by its kind: a rule of asyncrl (own), or a reward function for verl or TRL.
 
-A function for TRL has some of these parameters, and columns of the data.
+A function for TRL has at least one of the parameters under `trl`, and may also have columns of the data as parameters.
 """
 
 _MANAGER = ("tokenizer", "num_examine")
 _OFFERED = ("deadline", "full_answer", "confined", "sandbox")
-"""Further parameters. The pool passes each of them to a rule that has a parameter of this name; see Rule."""
+"""Further parameters that a rule of asyncrl may have. It gets those that its signature names; see Rule."""
 
 LoadTokenizer = Callable[[], Any]
 

@@ -89,7 +89,7 @@ Fits = Callable[[ToolCall, ToolCall], bool]
 
 
 def _in_order(expected: Sequence[ToolCall], made: Sequence[ToolCall], fits: Fits) -> int:
-    """The length of the longest common subsequence."""
+    """The length of the longest subsequence that the expected and the made calls have in common."""
     row = [0] * (len(made) + 1)
     for wanted in expected:
         before, row = row, [0]

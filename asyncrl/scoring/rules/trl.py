@@ -103,7 +103,7 @@ class TrlFunction:
             known = {each: value for each, value in offered.items() if self._takes_all or each in self._names}
             result = completed(self._reward(**known))
         except Exception as error:
-            form = "a text, as in the file" if _is_text(task) else "a list of messages"
+            form = "a text, like the prompt in the data file" if _is_text(task) else "a list of messages"
             raise ScoringError(
                 f"{self._name} raised {reason_of(error)}, at task {task.id}; its completion is {form}"
             ) from error
@@ -119,7 +119,7 @@ def _only(result: Any, name: str) -> Any:
         raise ScoringError(f"{name} returned {len(result)} rewards for 1 completion")
     one = plain(result[0])
     if one is not None and not (isinstance(one, Real) and math.isfinite(one)):
-        raise ScoringError(f"{name} returned {one!r:.100}; return a number, or None where it does not apply")
+        raise ScoringError(f"{name} returned {one!r:.100}; give a number, or None if the function does not apply")
     return one
 
 
@@ -147,7 +147,7 @@ def _batch(given: RuleInput) -> dict[str, list[Any]]:
 
 
 def _is_text(task: Task) -> bool:
-    """True if the prompt is a text in the file, and no system message was added, which would make it a conversation."""
+    """True if the prompt is a text in the data file, and was not made a list of messages by a system message."""
     return task.extra_info.get(TEXT_PROMPT) is True and len(task.messages) == 1
 
 

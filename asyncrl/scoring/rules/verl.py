@@ -1,8 +1,8 @@
 """Reward functions and reward managers written for verl, used unchanged.
 
 A function is `compute_score(data_source, solution_str, ground_truth, extra_info)`. As in verl, `solution_str` is all
-text after the prompt, tool results included, without special tokens. A manager is a class that is made with a tokenizer
-and called with a batch. Here each batch has one episode.
+text after the prompt, tool results included, without special tokens. A manager is an object: it is made with a
+tokenizer, and called with a batch. Here each batch has one episode.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def verl_function(compute_score: Callable[..., Any]) -> RuleFunction:
 
 def verl_manager(manager: Callable[..., Any]) -> RuleFunction:
     """The rule that calls a reward manager. The score is the sum of the manager's reward tensor, and the further
-    numbers are its extra info. A manager whose call has no `return_dict` returns only the tensor.
+    numbers are its extra info. A manager whose call has no parameter
+    `return_dict` returns only the tensor.
 
     The rule raises ScoringError if the manager returns something else.
     """
@@ -117,7 +118,7 @@ class VerlBatch:
     - `attention_mask` int64[1, P + R], all ones
     - `response_mask` int64[1, R]: 1 on the policy's own tokens
 
-    `non_tensor_batch` has arrays of one object.
+    The arrays in `non_tensor_batch` have one object each.
     """
 
     batch: dict[str, Any]

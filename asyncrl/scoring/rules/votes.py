@@ -35,7 +35,8 @@ there is no answer."""
 
 
 def vote(result: object, read: Callable[[str], object], answer: str) -> str:
-    """The vote of an attempt: the `pred` of its rule's result, else the answer that `read` finds; "" for no answer."""
+    """The vote of an attempt: the `pred` of its rule's result, else the answer that `read` finds; empty if there is no
+    answer."""
     given = result.get(VOTE) if isinstance(result, Mapping) else None
     found = read(answer) if given is None else given
     text = "" if found is None else str(found)

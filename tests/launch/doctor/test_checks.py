@@ -141,7 +141,7 @@ def test_what_is_wrong_is_named_with_what_mends_it(
     [
         (
             replace(HEALTHY, keys=KeyFacts("keys", ["users can read client.secret"], False)),
-            ["users can read", "not in its list"],
+            ["users can read", "the list `allowed` lacks"],
         ),
         (
             replace(HEALTHY, packages=PackageFacts(["lmdb>=1.6"], [("torch>=2.11", "2.1")], [("rich", "1", "2")])),

@@ -82,7 +82,7 @@ def test_ranks_that_all_end_well_are_done_also_after_a_long_wait(tmp_path: Path)
     [
         (signal.SIGKILL, "rank 1 of 2 was killed by SIGKILL"),
         (signal.SIGSTOP, "rank 1 of 2 has not run for"),
-        (signal.SIGTERM, "rank 1 of 2 was asked to stop, alone"),
+        (signal.SIGTERM, "rank 1 of 2 was asked to stop, but no other rank was"),
     ],
 )
 def test_a_rank_that_gets_a_signal_ends_the_others_and_is_named(

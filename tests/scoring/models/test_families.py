@@ -249,7 +249,7 @@ def test_the_name_changes_with_the_weights(made, tmp_path):
     save_file({"weight": torch.ones(1, HIDDEN), "bias": torch.zeros(1)}, changed / "value_head.safetensors")
     assert load(changed, "value_head").name.split("@")[1] != first.split("@")[1]
     save_file({"weight": torch.ones(2, HIDDEN), "bias": torch.zeros(1)}, changed / "value_head.safetensors")
-    with pytest.raises(ConfigError, match=r"weight must be \(1, 32\)"):
+    with pytest.raises(ConfigError, match=r"weight must have the shape \(1, 32\)"):
         load(changed, "value_head")
 
 
@@ -272,7 +272,7 @@ def causal(tokenizer):
 @pytest.mark.parametrize(
     ("family", "saved", "params", "problem"),
     [
-        ("qwen_prm", qwen(MARKED), {}, r"score\.0\.weight must be .* hold nothing: is it of another family"),
+        ("qwen_prm", qwen(MARKED), {}, r"score\.0\.weight must have .* hold nothing: is it of another family"),
         (
             "qwen_prm",
             qwen(MARKED, **qwen_head()),
@@ -280,7 +280,7 @@ def causal(tokenizer):
             "marker=<no>: the model's tokenizer has no token",
         ),
         ("qwen_prm", qwen(byte_tokenizer("<extra_0>"), **qwen_head()), {}, "no chat template"),
-        ("skywork_prm", causal(WITH_BOS), {}, r"v_head\.summary\.weight must be \(1, 32\), .* hold nothing"),
+        ("skywork_prm", causal(WITH_BOS), {}, r"v_head\.summary\.weight must have .* \(1, 32\); .* hold nothing"),
         ("math_shepherd", causal(WITH_BOS), {}, r"params\.marker=ки: the model's tokenizer has no token"),
         ("rlhflow", causal(WITH_BOS), {}, "no chat template, which this family needs"),
         ("prime", causal(CHAT), {}, "reference must be set"),

@@ -182,7 +182,7 @@ def test_a_function_whose_parameters_do_not_tell_needs_its_kind() -> None:
         ("one_number", "one_number, at task task-0, returned 1.0; it must return a list"),
         ("too_many", "too_many, at task task-0, returned 2 rewards for 1 completion"),
         ("correct", "correct takes answer, which task task-0 lacks; its columns are .*ground_truth.*{answer: answer}"),
-        ("not_finite", "not_finite, at task task-0, returned nan; return a number, or None"),
+        ("not_finite", "not_finite, at task task-0, returned nan; give a number, or None"),
     ],
 )
 def test_a_failure_names_the_function_and_the_task(name: str, reason: str) -> None:
