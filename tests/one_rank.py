@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from asyncrl.learner.ranks import ranks as ranks_module
-from asyncrl.learner.ranks.ranks import Ranks, joined
+from asyncrl.learner.ranks import joining
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import Ranks
 from asyncrl.machine import process
 
 
@@ -22,7 +23,7 @@ def frozen_heap() -> Iterator[None]:
     later one in this process repeats. Within the block a rank only collects what tests have left."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(process, "freeze_heap", lambda: None)
-        patched.setattr(ranks_module, "gc", SimpleNamespace(unfreeze=lambda: None, collect=gc.collect))
+        patched.setattr(joining, "gc", SimpleNamespace(unfreeze=lambda: None, collect=gc.collect))
         yield
 
 

@@ -14,7 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from asyncrl.errors import ConfigError
 from asyncrl.learner.model.expert_ranks import spread_experts, spreadable_experts
-from asyncrl.learner.ranks.ranks import EXPERT_MESH, Ranks, joined
+from asyncrl.learner.ranks.joining import joined
+from asyncrl.learner.ranks.ranks import EXPERT_MESH, Ranks
 from tests.mixtures import mixture
 
 pytestmark = pytest.mark.slow
