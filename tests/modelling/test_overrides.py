@@ -127,8 +127,9 @@ def test_the_learner_the_engine_and_the_export_compute_with_the_overrides(model:
     assert torch.allclose(found[1:], wanted, atol=1e-4)
     assert torch.equal(logits(read_model(chosen)), expected)
     engine = EmbeddedEngine.load(chosen, EngineConfig(slots=1, max_length=64), device="cpu")
-    assert engine._model.config.rms_norm_eps == 0.1
-    assert engine._model.config.rope_parameters["rope_theta"] == 2.0
+    served = engine._passes._model.config
+    assert served.rms_norm_eps == 0.1
+    assert served.rope_parameters["rope_theta"] == 2.0
     read_model(chosen).save_pretrained(tmp_path)
     folder_writer(chosen)(tmp_path)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), expected)
