@@ -26,7 +26,7 @@ def check_bind(
 
 
 def is_loopback(host: str) -> bool:
-    """True if only this machine reaches `host`."""
+    """True if only this machine can reach `host`."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

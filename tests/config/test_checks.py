@@ -202,7 +202,10 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.expert_ranks": 3}, "use a divisor of 4"),
         ({"learner.expert_ranks": 2, "model.lora.rank": 8}, "a model with adapters gathers its experts"),
         ({"cluster.learner_ranks": 8, "learner.replicas": 2, "learner.tensor_ranks": 3}, "use a divisor of 4"),
-        ({"learner.tensor_ranks": 2, "critic.lora.rank": 8}, r"critic\.lora\.rank=8 .* cannot be divided; use 1"),
+        (
+            {"learner.tensor_ranks": 2, "critic.lora.rank": 8},
+            r"critic\.lora\.rank=8 .* cannot be divided; set the second to 1",
+        ),
         ({"learner.tensor_ranks": 2, "model.dtype": "float16"}, "use bfloat16"),
         ({"learner.tensor_ranks": 2, "learner.context_ranks": 2}, r"context_ranks=2 .* set one of them to 1"),
         ({"learner.tensor_ranks": 2, "learner.expert_ranks": 2}, r"expert_ranks=2 .* set one of them to 1"),

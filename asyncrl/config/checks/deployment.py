@@ -118,7 +118,7 @@ def weights_conflicts(weights: WeightsConfig, engine: EngineConfig, network: Net
 
 
 def network_conflicts(network: NetworkConfig, shards: int, makes_keys: bool) -> Iterator[str]:
-    """The reasons why ports overlap or are too large, or why other machines could reach an address without a key. With
+    """The ports that overlap or are too large, and the addresses that other machines could reach without a key. With
     `makes_keys` the launcher makes keys for such addresses."""
     addresses = {
         _key(network.replay_host, "replay"): network.replay_address,

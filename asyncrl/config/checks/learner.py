@@ -109,8 +109,8 @@ def _shared_critic(critic: CriticConfig, policy_lora: LoraConfig) -> Iterator[st
 
 
 def _lengths(learner: LearnerConfig, critic_warmup: int, observe: ObserveConfig, steps: int) -> Iterator[str]:
-    """The numbers of steps in options that exceed the steps of the run, and a floor of the learning rate that has no
-    schedule. `steps` is 0 if the number is not known yet, or if nothing is trained."""
+    """The options that name more steps than the run has, and a floor of a learning rate that never falls. `steps` is
+    the number of steps of the run. It is 0 if the number is not known yet, or if nothing is trained."""
     if 0 < steps <= critic_warmup:
         yield "critic.warmup_steps learner.steps: the policy would never be trained; lower the first key"
     if 0 < steps < learner.warmup_steps:
