@@ -51,7 +51,7 @@ def json_of(value: Any) -> Any:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _files(source: str) -> list[Path]:
