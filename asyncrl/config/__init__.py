@@ -1,7 +1,7 @@
 """The configuration of a run, and how commands begin and end.
 
-A package takes `TrainConfig` only in its `from_config.py` or `__main__.py`, which `tests/test_architecture.py` checks.
-The promises that this package keeps:
+Except in `config` and `launch`, only the functions in a `from_config.py` or `__main__.py` take `TrainConfig`.
+`tests/test_architecture.py` checks this. The promises that this package keeps:
 
 - 3, the same batch after a crash: `changes.py` decides which keys a resumed run must keep, and which value a key has at
   a learner step.

@@ -26,9 +26,10 @@ its parameters."""
 STEP_SECTIONS = ("learner", "critic", "implicit", "algorithm")
 """The sections that a learner step reads. All other keys affect only the data that the replay records."""
 ADDRESSES = ("network", "run.dir")
-"""Sections and keys of addresses and folders. A change of them does not count as a change of the run."""
+"""Sections and keys of addresses and folders. A change in them does not count as a change of the run."""
 HOST_KEYS = ("learner.node", "learner.rendezvous", "learner.interface", "learner.memory", "model.copies")
-"""Keys that may differ between the hosts of a learner. A change of them does not count as a change of the run."""
+"""Keys whose values may differ between the hosts of a learner. A change of such a key does not count as a change of the
+run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ def option(
 
 @dataclass(frozen=True)
 class Option:
-    """One declared option. `type` leaves out None: `optional` tells whether None is allowed."""
+    """One declared option. `type` is the type without None, and `optional` tells whether None is allowed."""
 
     name: str
     type: Any

@@ -93,7 +93,7 @@ def hosts_conflicts(learner: LearnerConfig, network: NetworkConfig) -> Iterator[
         return
     host, _, port = (learner.rendezvous or "").rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        yield "learner.rendezvous learner.nodes: give an address of host 0 and a free port of it, such as 10.0.0.1:5757"
+        yield "learner.rendezvous learner.nodes: give an address of host 0 and a free port on it, such as 10.0.0.1:5757"
     elif not is_loopback(host) and not network.insecure:
         yield f"network.insecure: the learner is on {learner.nodes} hosts, and {HOSTS_FIX}"
     elif not network.replay_port:

@@ -48,7 +48,10 @@ def _batch(learner: LearnerConfig, records_experts: bool) -> Iterator[str]:
     batch, group = learner.batch_size, learner.group_size
     if batch % group:
         multiple = -(-batch // group) * group
-        yield f"learner.batch_size learner.group_size: groups are whole; use a multiple of {group}, such as {multiple}"
+        yield (
+            f"learner.batch_size learner.group_size: a batch consists of whole groups; use a multiple of {group}, such "
+            f"as {multiple}"
+        )
     if batch % learner.minibatches:
         yield "learner.minibatches learner.batch_size: the first must divide the second"
     if learner.router_replay and not records_experts:
