@@ -130,7 +130,7 @@ FROM_ENVIRONMENT = {"scoring.shaping.outcome_weight": 0.0, "scoring.shaping.envi
         ({"scoring.manager.params": {"a": 1}}, "need a manager; name one"),
         ({**ONE_MANAGER, "scoring.needs": {"b": ["manager"]}}, "b has no manager"),
         ({"scoring.manager.sources": {"a": "naive"}}, "a has 'naive'; give null, or a mapping"),
-        ({"scoring.manager.sources": {"a": {"nam": "naive"}}}, "a mapping with keys of name, compute_score"),
+        ({"scoring.manager.sources": {"a": {"nam": "naive"}}}, "a mapping with some of the keys name, compute_score"),
         ({"scoring.manager.sources": {"a": {"num_examine": -1}}}, "num_examine of a must be a whole number"),
         ({**PRM, "scoring.needs": {"a": ["prm"]}}, r"no kind of score of a \(prm\) has a weight"),
         ({"scoring.shaping.outcome_weight": 0.0}, r"any source \(rules\) has a weight"),

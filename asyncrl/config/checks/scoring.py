@@ -66,7 +66,10 @@ def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
     for source, changes in manager.sources.items():
         if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
             keys = ", ".join(MANAGER_KEYS)
-            yield f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of the keys {keys}"
+            yield (
+                f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of the keys "
+                f"{keys}"
+            )
             continue
         for option in options(ManagerConfig):
             if option.name in (changes or {}) and not option.allows((changes or {})[option.name]):
