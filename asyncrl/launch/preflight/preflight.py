@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -53,8 +53,14 @@ if TYPE_CHECKING:
 log = logging.getLogger("asyncrl.train")
 
 
-def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Event | None = None) -> None:
-    """Run the `more` checks, and then check everything that the roles will load or need.
+def preflight(
+    config: TrainConfig,
+    *more: Callable[[], None],
+    stop: threading.Event | None = None,
+    read: Mapping[str, TaskFile] | None = None,
+) -> None:
+    """Run the `more` checks, and then check everything that the roles will load or need. `read` has the result of
+    `read_files`, which is then not read again.
 
     It checks keys, ports, devices, data, models, tools, the chat template, rules and the parts of the algorithm, such
     as its loss. A check is left out if one of its inputs was refused. Checks that read all rows take long, so they run
@@ -77,7 +83,7 @@ def preflight(config: TrainConfig, *more: Callable[[], None], stop: threading.Ev
     missing = missing_data(config.data, config.algorithm.sft.path)
     found.extend(map(DataError, missing.values()))
     found.check(*more)
-    files = _task_files(run_tasks(config), partial(make_tasks, config), missing, found)
+    files = _task_files(run_tasks(config), partial(make_tasks, config), read or {}, missing, found)
     if config.replay.source is not None:
         found.check(partial(_check_source, Path(config.replay.source)))
     found.check(partial(check_keys, config.network.keys))
@@ -163,17 +169,23 @@ class Problems:
 
 
 def _task_files(
-    tasks: RunTasks, make: Callable[[Sequence[str]], None], missing: Collection[str], found: Problems
+    tasks: RunTasks,
+    make: Callable[[Sequence[str]], None],
+    read: Mapping[str, TaskFile],
+    missing: Collection[str],
+    found: Problems,
 ) -> list[TaskFile]:
     """Return the tasks of data.train and data.eval that can be read. If both are the same files, they are returned only
     once.
 
-    `make` makes the tasks of sources that roles cannot read themselves.
+    `make` makes the tasks of sources that roles cannot read themselves. `read` has the tasks that were read before.
     """
     files: list[TaskFile] = []
     for key, sources in {"data.train": tasks.data.train, "data.eval": tasks.data.eval}.items():
         with found.collected():
-            if sources and key not in missing and not (files and sources == tasks.data.train):
+            if key in read:
+                files.append(read[key])
+            elif sources and key not in missing and not (files and sources == tasks.data.train):
                 if found.any and tasks.made_file(sources) is not None:
                     continue
                 make(sources)

@@ -39,9 +39,10 @@ def _path(key: str, here: str, default: str) -> Row:
     def path(source: VerlConfig) -> Iterator[Setting | str]:
         if key.startswith("critic") and (source[ESTIMATOR] != "gae" or not source.says(key)):
             return
-        yield here, at_home(source[key])
-        if not source.says(key):
-            yield f"{key} is not given: {here} is set to verl's default"
+        if source[key] is not None:
+            yield here, at_home(source[key])
+            if not source.says(key):
+                yield f"{key} is not given: {here} is set to verl's default"
 
     return made(key, f"`{here}`", default, "A folder or a name on the hub; `~` becomes the home folder.", path)
 
