@@ -37,11 +37,11 @@ def main(argv: Sequence[str]) -> None:
         "--step",
         type=_step,
         metavar="K",
-        help="export the checkpoint after K learner steps, or `best` (the newest)",
+        help="export the checkpoint after K learner steps, or `best`; default: the newest",
     )
     parser.add_argument("--adapter", action="store_true", help="write only the adapters of model.lora")
     parser.add_argument("--critic", action="store_true", help="write the critic instead of the policy")
-    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder (RUN/exports/step-K)")
+    parser.add_argument("--to", type=Path, metavar="DIR", help="the new folder; default: RUN/exports/step-K")
     given = parser.parse_args(argv)
     sys.stdout.write(f"{export_run(given.run, given.step, given.to, given.adapter, given.critic)}\n")
 
@@ -83,7 +83,7 @@ def export_run(
 
 
 def _trains_critic(algorithm: AlgorithmConfig, minibatches: int) -> bool:
-    # Imported here, since a command that imports this file need not wait for torch.
+    # Imported here, so that a command that imports this file does not load torch.
     from asyncrl.algorithms.algorithm import Algorithm
 
     return Algorithm.from_config(algorithm, minibatches).needs_critic

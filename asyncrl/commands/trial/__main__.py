@@ -91,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("tasks", metavar="TASKS", help="tasks, as data.train takes them (docs/data.md)")
     parser.add_argument("words", nargs="*", metavar="KEY=VALUE", help="keys of docs/configuration.md")
-    parser.add_argument("--index", type=int, default=0, metavar="N", help="index of the task, from 0 (0)")
+    parser.add_argument(
+        "--index", type=int, default=0, metavar="N", help="index of the task, counted from 0 (default: 0)"
+    )
     parser.add_argument("--answers", type=Path, metavar="FILE", help="a script that replaces the policy")
     parser.add_argument("--config-dir", type=Path, metavar="DIR", help="also find group files in DIR")
     return parser
@@ -150,8 +152,8 @@ def _tools(actor: ActorConfig, task: Task) -> list[str]:
 
 
 def _check_model(model: ModelConfig) -> None:
-    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: an engine that runs
-    elsewhere needs only its tokenizer."""
+    """Raises ConfigError: there is no such model. The files in an existing folder are not checked: if the engine runs
+    elsewhere, only the tokenizer must be in the folder."""
     if model.path != NO_MODEL and not Path(model.path).is_dir() and (reason := missing_model(model)):
         raise ConfigError(f"model.path={model.path}: {reason}")
 

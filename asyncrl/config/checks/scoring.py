@@ -67,8 +67,8 @@ def _manager(manager: ManagerConfig, stall_s: float) -> Iterator[str]:
         if changes is not None and not (isinstance(changes, Mapping) and set(changes) <= set(MANAGER_KEYS)):
             keys = ", ".join(MANAGER_KEYS)
             yield (
-                f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of the keys "
-                f"{keys}"
+                f"scoring.manager.sources: {source} has {changes!r:.100}; give null, or a mapping with some of the "
+                f"keys {keys}"
             )
             continue
         for option in options(ManagerConfig):
