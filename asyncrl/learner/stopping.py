@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from asyncrl.errors import StoppedError
-from asyncrl.learner.checkpoint.checkpoint import Checkpoints, Progress
+from asyncrl.learner.checkpoint.checkpoint import Checkpoints
+from asyncrl.learner.checkpoint.progress import Progress
 from asyncrl.learner.colocation import SharedGpus
 from asyncrl.learner.ranks.ranks import Ranks
 
@@ -66,6 +67,11 @@ class StopCheckpoint:
             else:
                 self._save_with(self._save)
             raise
+
+    def save_finished_steps(self) -> None:
+        """Begin a checkpoint of the finished steps, unless they are saved or one of the cases above holds. The GPUs
+        must belong to the learner."""
+        self._save_with(self.checkpointing.save)
 
     def _save_with(self, save: Callable[[], object]) -> None:
         checkpointing = self.checkpointing

@@ -25,7 +25,8 @@ from asyncrl.replay.filter_limit import FilterLimit
 from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.label_needs import label_needs
 from asyncrl.replay.leases import WorkerLeases
-from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, Reply, WorkerRequest
+from asyncrl.replay.messages import Reply
+from asyncrl.replay.protocol import FailScoring, LeasedTask, LeaseTrajectories, Leave, WorkerRequest
 from asyncrl.replay.records import (
     DeadLetter,
     GroupRecord,

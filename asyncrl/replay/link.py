@@ -29,7 +29,8 @@ from asyncrl.network.sockets import Watch, connect, try_send
 from asyncrl.network.throttle import Throttled
 from asyncrl.observe.spans import NoSpans, Spans
 from asyncrl.replay.clock_probe import ClockProbe
-from asyncrl.replay.protocol import BUSY, REFUSED, Answer, ReplayRequest, decode_reply, encode_request
+from asyncrl.replay.messages import BUSY, REFUSED, Answer, decode_reply, encode_request
+from asyncrl.replay.protocol import ReplayRequest
 from asyncrl.types import RunIdentity
 from asyncrl.wire import Buffer
 

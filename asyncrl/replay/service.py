@@ -23,10 +23,10 @@ from asyncrl.replay.groups import OpenGroups
 from asyncrl.replay.images import image_of
 from asyncrl.replay.labelling import Labelling
 from asyncrl.replay.leases import WorkerLeases
+from asyncrl.replay.messages import Call, Reply
 from asyncrl.replay.pacing import Pace
 from asyncrl.replay.pinned import require_pinned
 from asyncrl.replay.planning import LearnerWaits, Planning
-from asyncrl.replay.protocol import Call, Reply
 from asyncrl.replay.readers import Readers
 from asyncrl.replay.records import TrajectoryRecord
 from asyncrl.replay.settings import ReplaySettings
@@ -114,6 +114,7 @@ class ReplayService:
         self._scorers.resume(tx)
         self._limits[EPISODES].resume(tx.counter("accepted") + tx.counter("accepted_evaluations"))
         self._limits[SCORINGS].resume(tx.counter("labelled"))
+        self._filter_limit.resume(tx.count("plans") > 0)
 
     def _pin(self, tx: Transaction) -> None:
         """Record the run and the settings on which the store's records depend, or compare them with the recorded

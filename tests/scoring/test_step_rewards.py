@@ -17,7 +17,8 @@ from asyncrl.config.schema import ScoringConfig, ShapingConfig
 from asyncrl.config.schema.scoring import needs
 from asyncrl.errors import AsyncrlError, ConfigError, ScoringError
 from asyncrl.scoring.answers import texts_of_steps
-from asyncrl.scoring.scorer import ScoredEpisode, Scorer
+from asyncrl.scoring.labels import ScoredEpisode
+from asyncrl.scoring.scorer import Scorer
 from asyncrl.scoring.step_rewards import StepFunction, StepInput, StepRewards
 from asyncrl.types import Labels, Task, Trajectory
 from tests.helpers import GENEROUS_S

@@ -25,7 +25,7 @@ class FilterConfig:
     max_refused: int | None = option(
         256,
         "the run ends, and tells the reason, once filters have refused this many groups, and at least two batches, in "
-        "a row; null: never",
+        "a row (docs/faults.md#filters-refuse-every-group); null: never",
         "[1, inf)",
     )
 

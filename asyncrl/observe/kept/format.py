@@ -14,18 +14,16 @@ from typing import Any
 import msgspec
 
 from asyncrl.errors import InvariantError, StoreError, WireError
+from asyncrl.msgpack_values import check_plain, decoder, pack
 from asyncrl.observe.kept.episode import ARRAYS, KeptEpisode, KeptRow, KeptStep
 from asyncrl.wire import (
     MAX_LARGE_HEADER_BYTES,
     Buffer,
     Message,
-    check_plain,
     decode,
-    decoder,
     encode,
     join,
     labels_message,
-    pack,
     read_labels,
     read_task,
     read_trajectory,

@@ -77,7 +77,8 @@ def skip_plan(run: Run, step: int, reason: str, connect: Callable[[StoredRun], L
 
 def _skip_in_store(run: Run, shard: int, step: int, reason: str) -> int:
     # Only this function needs these imports, which load the reader of task files and take longer than all others.
-    from asyncrl.replay.protocol import Call, SkipPlan
+    from asyncrl.replay.messages import Call
+    from asyncrl.replay.protocol import SkipPlan
     from asyncrl.replay.service import ReplayService
 
     settings = run.settings()

@@ -18,7 +18,7 @@ KEY_WORD = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=|~[A-Za-z_]\w*(\.\w+)+$")
 OPEN_KEY = re.compile(r"\+{0,2}[A-Za-z_]\w*(\.\w+)+=")
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 BEFORE_ASSIGNMENT = ("export", "declare", "local", "readonly", "typeset", "then", "do", "else")
-ARRAY = re.compile(r"\s*(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
+ARRAY = re.compile(r"(?<!\w)(?:(?:export|declare|local|readonly|typeset)\s+(?:-\w+\s+)*)?[A-Za-z_]\w*\+?=\(")
 OPEN_VALUE = re.compile(r"(?:^|\s)\+{0,2}[A-Za-z_][\w.]*=[^\s\"']*(?:\"[^\"]*|'[^']*)$")
 """A key or a variable at the end of a command, whose value has an open quotation mark."""
 VARIABLE = re.compile(r"\$\{(\w+)(?:(:?)(?:[-=]([^{}]*)|\?[^{}]*))?\}|\$([A-Za-z_]\w*)")
@@ -26,7 +26,7 @@ SUM = re.compile(r"\$\(\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)\)")
 CONFIG_NAME = re.compile(r"(?:^|\s)(?:--config-name|-cn)(?:=|\s+)[\"']?([^\s\"'\\]+)", re.MULTILINE)
 OF_VERL = ("ppo_trainer", "ppo_megatron_trainer")
 """The configurations that verl ships for PPO."""
-MOST_LINES = 100
+MOST_LINES = 50
 """The maximum number of lines of one command."""
 LONGEST = 1 << 16
 """The maximum number of characters to which the variables of one command may expand. A longer result is a mistake or an
@@ -34,8 +34,10 @@ attack."""
 SPACE, DOLLAR, UNEXPANDED = "\x1f", "\x1e", "\x1d"
 """Characters that replace a quoted space, a quoted dollar sign, and a dollar sign in the value of a variable that could
 not be expanded. They are used while words are split and variables expanded."""
-LITERAL = {"$": UNEXPANDED, "'": "\x1c", '"': "\x1b", "\\": "\x1a"}
-"""Maps each character that has no effect in the value of a variable to its replacement."""
+LITERAL = str.maketrans({"$": UNEXPANDED, "'": "\x1c", '"': "\x1b", "\\": "\x1a"})
+"""Replaces characters that have no effect in the value of a variable."""
+SHOWN = str.maketrans({SPACE: " ", DOLLAR: "$", UNEXPANDED: "$", "\x1c": "'", "\x1b": '"', "\x1a": "\\"})
+"""Puts the replaced characters back."""
 UNKNOWN = re.compile(rf"[${UNEXPANDED}][\w({{@*#?!-]")
 """The beginning of a part of a word that was not expanded."""
 BINARY: Mapping[type[ast.operator], Callable[[int, int], int]] = {
@@ -63,17 +65,13 @@ def script_words(text: str, environment: Mapping[str, str]) -> list[ScriptWord]:
             parts = shlex.split(_expanded(ARRAY.sub("", command, count=1), variables))
         except ValueError:
             # A quotation over several lines. It sets no key in most scripts, so any other word with a key wins.
-            unread += [ScriptWord(_shown(part), False) for part in command.split() if OPEN_KEY.match(part)]
+            unread += [ScriptWord(part.translate(SHOWN), False) for part in command.split() if OPEN_KEY.match(part)]
             continue
-        words += [ScriptWord(_shown(word), not UNKNOWN.search(word)) for word in _without_assignments(parts, variables)]
+        words += [
+            ScriptWord(word.translate(SHOWN), not UNKNOWN.search(word))
+            for word in _without_assignments(parts, variables)
+        ]
     return [*unread, *words]
-
-
-def _shown(word: str) -> str:
-    """The word as a shell has it, without replaced characters."""
-    for each, replacement in ((" ", SPACE), ("$", DOLLAR), *LITERAL.items()):
-        word = word.replace(replacement, each)
-    return word
 
 
 def named_config(text: str) -> str | None:
@@ -181,7 +179,7 @@ def _expanded(text: str, variables: dict[str, str]) -> str:
         if default is not None and (found is None or (match[2] and not found)):
             text = default.strip("\"'")
         else:
-            text = match[0] if found is None else found.translate(str.maketrans(LITERAL))
+            text = match[0] if found is None else found.translate(LITERAL)
         room -= len(text)
         return text if room > 0 else match[0]
 
