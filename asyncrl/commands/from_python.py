@@ -58,7 +58,8 @@ class RunView:
 
     @property
     def result(self) -> str:
-        """`done`, `solved`, `stopped` or `failed`. Empty while the run is running, or if its launcher wrote no result."""
+        """`done`, `solved`, `stopped` or `failed`. Empty while the run is running, or if its launcher wrote no
+        result."""
         return self._reader.end()
 
     @property
