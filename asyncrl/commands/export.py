@@ -57,9 +57,9 @@ def export_run(
 ) -> Path:
     """Export the policy of a checkpoint, or only its adapters, or the critic. Return the new folder.
 
-    `steps` means the same as in `checkpoint_of`. Raises ConfigError: the run does not exist or trains no adapters or no
-    critic, or `to` exists already. Raises CheckpointError: the checkpoint does not exist or cannot be read. Raises
-    OSError.
+    `steps` means the same as in `checkpoint_of`. Raises ConfigError: the run does not exist, or does not train the
+    adapters or the critic that are asked for, or `to` exists already. Raises CheckpointError: the checkpoint does not
+    exist or cannot be read. Raises OSError.
     """
     run = require_run(name)
     config = read_config(run.folder)

@@ -1,5 +1,5 @@
-"""Checks the address at which a process will listen. Loopback is always allowed. Any other address needs keys or
-network.insecure=true."""
+"""Checks the address at which a process will listen. The loopback address is always allowed. Any other address needs
+keys or network.insecure=true."""
 
 from __future__ import annotations
 

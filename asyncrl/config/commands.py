@@ -1,4 +1,5 @@
-"""The table of commands of `asyncrl`, and the help of commands that read the configuration. Imports no command."""
+"""The table of commands of `asyncrl`, and the help of commands that read the configuration. This file imports no
+command."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def _reads_turns(scoring: ScoringConfig, algorithm: AlgorithmConfig) -> bool:
 
 
 def _weightless_rules(scoring: ScoringConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Each rule with weight 0, and its data source. The first rule of a source is never unread: its score is the
+    """Each rule with weight 0, and its data source. The first rule of a source is left out, because its score is the
     outcome."""
     for source, value in scoring.rules.items():
         for entry in value[1:] if isinstance(value, list) else []:

@@ -39,8 +39,7 @@ class Expression:
         return "".join(f"{number}{operator}" for number, operator in pairs)
 
     def reduced(self, operator: str) -> Expression:
-        """Work out the leftmost operation that has this operator, even if precedence forbids that, and put its result
-        in its place."""
+        """Replace the leftmost operation that has this operator by its result, even if precedence forbids that."""
         index = self.operators.index(operator)
         left, right = self.numbers[index : index + 2]
         result = left + right if operator == "+" else left - right if operator == "-" else left * right

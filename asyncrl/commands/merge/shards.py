@@ -2,7 +2,8 @@
 
 A file is a pickled state dict of DTensors or plain tensors. A DTensor contains its device mesh and placements. A rank's
 plain tensor is a copy of the whole tensor, some of its rows, or a part of its flattened elements; the shape that the
-model expects shows which. Files are read with `weights_only`, and mapped into memory.
+model expects shows which. Files are mapped into memory, and read by `torch.load` with `weights_only`, which runs no
+code from them.
 """
 
 from __future__ import annotations

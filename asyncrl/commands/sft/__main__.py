@@ -65,7 +65,7 @@ def run(config: TrainConfig) -> None:
     _refuse(run_dir, learner.nodes, config.data.dataset, config.algorithm.sft)
     with exclusively(run_dir), stop_of_start(run_dir, stop) as asked:
         end_here(run_dir, asked)
-        changes_of(values_of(config), run_dir)  # Refuse a wrong resume before rendering.
+        changes_of(values_of(config), run_dir)  # Refuse fixed keys that changed, before rendering.
         for sources in (config.data.train, config.data.eval or ()):
             if not any(source.startswith(ELSEWHERE) for source in sources):
                 check_columns(sources)

@@ -1,4 +1,4 @@
-"""The combinations of options of `actor`."""
+"""The combinations of options of `actor` that cannot work."""
 
 from __future__ import annotations
 

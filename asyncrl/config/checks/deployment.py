@@ -1,4 +1,4 @@
-"""The combinations of options for the hosts of a run's processes and for their addresses."""
+"""The combinations of options that cannot work, for the hosts and the addresses of a run's processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The combinations of options of `engine`, and the form of server arguments."""
+"""The combinations of options of `engine` that cannot work, and the form of server arguments."""
 
 from __future__ import annotations
 

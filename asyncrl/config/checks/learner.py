@@ -1,4 +1,4 @@
-"""The combinations of options of the learner, of its critic and of adapters."""
+"""The combinations of options of the learner, of its critic and of adapters that cannot work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_ADAPTERS = ("rank", "alpha", "rslora", "targets")
 
 
 def learner_conflicts(config: TrainConfig) -> Iterator[str]:
-    """The combinations of options of `learner`, `critic` and `implicit`, and those of adapters."""
+    """The combinations that cannot work, of options of `learner`, `critic`, `implicit` and adapters."""
     learner, model, critic, implicit = config.learner, config.model, config.critic, config.implicit
     adapters = {"model": model.lora, "critic": critic.lora, "implicit": implicit.lora}
     # `asyncrl train` computes the steps from epochs once it has read the data. Then it checks the steps.

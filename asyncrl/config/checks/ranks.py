@@ -1,4 +1,4 @@
-"""The combinations of options that divide a model among the learner's ranks."""
+"""The combinations that cannot work, of options that divide a model among the learner's ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The combinations of options of `scoring`."""
+"""The combinations of options of `scoring` that cannot work."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DEVICE = re.compile(r"cpu|auto|cuda(:\d+)?")
 
 
 def scoring_conflicts(scoring: ScoringConfig, algorithm: AlgorithmConfig, group_filter: FilterConfig) -> Iterator[str]:
-    """The combinations of options of `scoring`, also with the algorithm and the replay's filter of groups."""
+    """The options of `scoring` that cannot work together, or with the algorithm or the replay's filter of groups."""
     kinds = configured(scoring)
     if scoring.timeout_s >= scoring.stall_s:
         yield (

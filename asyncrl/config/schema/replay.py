@@ -32,7 +32,7 @@ class FilterConfig:
 
 @dataclass
 class SamplerConfig:
-    """The policy that selects complete groups for the next batch."""
+    """The rule by which complete groups are selected for the next batch."""
 
     kind: str = option(
         "oldest",
