@@ -69,7 +69,7 @@ def test_a_call_has_up_to_so_many_groups_of_training_or_of_an_evaluation(shares:
     ("answer", "reason"),
     [
         ("raise", "the reward manager raised LookupError: no such thing"),
-        ("exit", "the reward manager ended its process"),
+        ("exit", r"the reward manager raised SystemExit: 3 \(\S+, line \d+\)"),
         ("nan", r"gave row 1 \(t2\.1\.0\) the reward nan"),
     ],
 )
