@@ -51,7 +51,7 @@ def json_of(value: Any) -> Any:
 
 
 def _no_number(name: str) -> Any:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _files(source: str) -> list[Path]:
@@ -86,4 +86,4 @@ def _json_rows(path: Path) -> Iterator[tuple[str, Row]]:
                 raise DataError(f"{path}: line {number} is empty; delete it, so that every line is a row")
             yield f"{path}: line {number}", msgspec.json.decode(line, type=Row)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise DataError(f"{path}: line {number} is no JSON object: {error}") from error
+        raise DataError(f"{path}: line {number} is not a JSON object: {error}") from error
