@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from fnmatch import fnmatchcase
@@ -40,6 +41,8 @@ _FileState = tuple[int, int, int]
 
 # The loader in C is several times faster. Both load plain values only.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_HALF_PAIR = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
+"""An escaped half of a surrogate pair."""
 
 
 class Run:
@@ -103,7 +106,10 @@ class Run:
         try:
             return yaml.load(text, _LOADER)
         except yaml.YAMLError:
-            # The loader in C refuses half of a surrogate pair, which a name may have.
+            # The loader in C refuses half of a surrogate pair, which a name may have. The other loader takes a second
+            # for lists in very many lists.
+            if not _HALF_PAIR.search(text):
+                raise
             return yaml.safe_load(text)
 
     @contextmanager

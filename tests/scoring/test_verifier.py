@@ -35,6 +35,12 @@ class Manager:
     def __call__(self, data):
         return 0.0
 
+def of_trl(completions, trainer_state, log_metric, **kwargs):
+    log_metric("step", trainer_state.global_step)
+    log_metric("last", trainer_state.max_steps)
+    assert completions[0][-1]["content"][1]
+    return [len(completions[0])]
+
 def obeys(task, answer, trajectory):
     if answer == "loop":
         print("looping", os.getpid(), flush=True)
@@ -124,20 +130,14 @@ def test_a_rule_may_say_why_and_a_long_reason_is_cut(verifier):
     assert len(text) < 2100
 
 
+@pytest.mark.usefixtures("verifier")
 def test_a_function_of_trl_gets_the_turns_and_the_step_and_names_itself_when_it_fails():
     found = rule_input("72", version_runs=runs_of(np.array([-1] * 5 + [6] * 5 + [-1] * 2 + [6] * 3, np.int32)))
-    with closing(Verifier(ScoringConfig(rule=f"{__name__}.of_trl"), steps=Steps(40, 2))) as verifier:
+    with closing(Verifier(ScoringConfig(rule="obedient_rewards.of_trl"), steps=Steps(40, 2))) as verifier:
         scores = verifier.score(found)
         assert scores.scores == {"of_trl": 3.0, "of_trl/step": 12.0, "of_trl/last": 40.0}
         with pytest.raises(ScoringError, match=r"of_trl raised IndexError: .*, at task task-0"):
             verifier.score(rule_input("7"))
-
-
-def of_trl(completions, trainer_state, log_metric, **kwargs):
-    log_metric("step", trainer_state.global_step)
-    log_metric("last", trainer_state.max_steps)
-    assert completions[0][-1]["content"][1]
-    return [len(completions[0])]
 
 
 @pytest.mark.parametrize("answer", ["loop", "regex"])

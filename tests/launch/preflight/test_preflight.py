@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,8 +34,16 @@ from asyncrl.tools import Tool, ToolRefusal
 from tests.engine.sglang.pythons import python_with
 from tests.engine.support import tiny_model
 from tests.launch.preflight.in_process import InThisProcess
+from tests.scoring.shared_verifiers import shared_verifiers
 from tests.templates.families import tokenizer
 from tests.vision import save_vision_model
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _verifiers() -> Iterator[None]:
+    """The starts of this file share the processes of equal rules, which none of them harms."""
+    with shared_verifiers():
+        yield
 
 
 def config_of(folder: Path, family: str, roles: list[str], tools: list[str], truth: str = "1") -> TrainConfig:

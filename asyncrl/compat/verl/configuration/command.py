@@ -1,9 +1,10 @@
 """`asyncrl from-verl [CONFIG] [KEY=VALUE ...] [--out FILE]`: a verl PPO configuration becomes an experiment file.
 
 CONFIG is a YAML file, such as the one that verl's ppo_trainer prints with --cfg job, or a shell script (.sh) like
-verl's examples. A script is not run: only its words with dotted keys are read, and the file that its --config-name
-names. Start the command in the folder in which the script would start. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY
-override CONFIG. All other keys have verl's defaults.
+verl's examples. KEY=VALUE, +KEY=VALUE, ++KEY=VALUE and ~KEY override CONFIG. All other keys have verl's defaults.
+
+A script is not run: only its words with dotted keys are read, and the file that its --config-name names. Start the
+command in the folder in which the script would start.
 
 Prints the differences, the keys without a counterpart, and what to use instead. The experiment file has these lines as
 comments. Without --out it is printed. docs/verl.md lists all keys.
