@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from asyncrl.data.columns import fields, is_list, is_text
 
@@ -65,8 +66,8 @@ def wrong_images(prompts: pa.Array, images: pa.Array) -> tuple[int, str] | None:
     return (int(wrong[0]), _miscounted(given[wrong[0]], marks[wrong[0]])) if len(wrong) else None
 
 
-def _lengths(lists: pa.Array) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+def _lengths(lists: pa.Array) -> NDArray[np.int64]:
+    return np.asarray(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
 
 
 def _miscounted(images: int, marks: int) -> str:
