@@ -75,7 +75,7 @@ def _kept(source: VerlConfig) -> Iterator[Setting | str]:
             yield "replay.retention", "all"
             yield (
                 f"{key}: the store keeps all episodes; `asyncrl inspect export RUN --to DIR --state {state}` writes "
-                "them as Parquet, with prompt, answer, reward and step"
+                "them as Parquet, with prompt, answer and rewards"
             )
 
 
