@@ -12,5 +12,7 @@ from collections.abc import Mapping
 EXTENSIONS: Mapping[str, str] = {
     "scoring.manager": "asyncrl.compat.verl.judging",
     "actor.interactions": "asyncrl.compat.verl.VerlInteraction",
+    "actor.agent": "asyncrl.compat.verl.agent_loops.player.open_loops",
 }
-"""The program that judges whole groups by a reward manager, and the simulated user that wraps a class of verl."""
+"""The program that judges whole groups by a reward manager, the simulated user that wraps a class of verl, and the
+player that `actor.agent=verl` selects."""
