@@ -70,6 +70,9 @@ class AgentLoopBase(ABC):
     samples the policy's turns. There is no `processor`: only text is shown.
     """
 
+    _class_initialized: bool = False
+    """Classes of earlier releases of verl set this once they are prepared."""
+
     def __init__(
         self,
         trainer_config: DictConfigWrap,

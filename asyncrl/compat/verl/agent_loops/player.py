@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import DictConfig
 
 from asyncrl.agents.chat_api.result import METRIC_NAME, AgentError, AgentResult, MetricMeans, checked
 from asyncrl.compat.verl.agent_loops.base import DictConfigWrap, ToolListWrap
@@ -23,12 +22,15 @@ from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy, read_ids
 from asyncrl.compat.verl.agent_loops.settings import loop_config
 from asyncrl.compat.verl.names import provide_verl
 from asyncrl.compat.verl.trajectories import task_fields
+from asyncrl.compat.yaml_files import read_yaml
+from asyncrl.config.group_files import FAILURES
 from asyncrl.config.imports import imported
 from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
 from asyncrl.episode.claims import ClaimedSequence, follow
 from asyncrl.episode.episode import Episode
 from asyncrl.episode.recorder import LimitError
 from asyncrl.errors import ConfigError, RefusedError
+from asyncrl.modelling.opening import open_config
 from asyncrl.modelling.tokenizer import open_tokenizer
 from asyncrl.plain import copied
 from asyncrl.text import reason_of
@@ -63,7 +65,8 @@ def open_loops(
     given = read_loops(agent_loop_config_path) if agent_loop_config_path else {}
     loops_config = loop_config(actor, data, model, config or {})
     # The loops get a tokenizer of their own, which they may change.
-    return VerlAgentLoops(default_agent_loop, given, loops_config, open_tokenizer(model))
+    tokenizer, model_type = open_tokenizer(model), str(open_config(model).model_type)
+    return VerlAgentLoops(default_agent_loop, given, loops_config, tokenizer, model_type)
 
 
 class VerlAgentLoops:
@@ -71,11 +74,13 @@ class VerlAgentLoops:
     registered name, or the dotted path of a class.
 
     `given` has further loops by name: their arguments, with the dotted path of the class as `_target_`. The loops read
-    `config`, and get `tokenizer`. Raises ConfigError: the default loop or a tool does not exist.
+    `config`, and get `tokenizer` and the `model_type` of the model's configuration.
+
+    Raises ConfigError: the default loop or a tool does not exist.
     """
 
     def __init__(
-        self, default: str, given: Mapping[str, Mapping[str, Any]], config: DictConfig, tokenizer: Any
+        self, default: str, given: Mapping[str, Mapping[str, Any]], config: DictConfig, tokenizer: Any, model_type: str
     ) -> None:
         provide_verl()
         # verl's own loops are registered when this package is imported.
@@ -87,6 +92,7 @@ class VerlAgentLoops:
         self._given = given
         self._config = config
         self._tokenizer = tokenizer
+        self._model_type = model_type
         self._tools = _load_tools(config.actor_rollout_ref.rollout.multi_turn)
         self._metrics = MetricMeans()
         self._class_of(self._entry(default))
@@ -143,7 +149,7 @@ class VerlAgentLoops:
         cls = self._class_of(entry)
         given = {
             **{"trainer_config": DictConfigWrap(self._config), "server_manager": policy},
-            **{"tokenizer": self._tokenizer, "processor": None, "dataset_cls": None, "hf_model_type": None},
+            **{"tokenizer": self._tokenizer, "processor": None, "dataset_cls": None, "hf_model_type": self._model_type},
             **{"data_config": DictConfigWrap(self._config.data), "dataset_config": self._config.data},
             **{"tools": ToolListWrap(self._tools)},
             **{key: value for key, value in entry.items() if key != "_target_"},
@@ -228,15 +234,14 @@ def read_loops(path: str) -> dict[str, Mapping[str, Any]]:
     """The loops of a YAML file, by name. Raises ConfigError: the file cannot be read, or has another form."""
     setting = f"{SETTING}.agent_loop_config_path={path}"
     try:
-        entries = OmegaConf.load(Path(path).expanduser())
-    except (OSError, OmegaConfBaseException, ValueError) as error:
+        entries = read_yaml(Path(path).expanduser())
+    except FAILURES as error:
         raise ConfigError(f"{setting} cannot be read: {reason_of(error)}") from error
     found: dict[str, Mapping[str, Any]] = {}
-    for entry in entries if isinstance(entries, ListConfig) else [None]:
-        if not isinstance(entry, DictConfig) or not {"name", "_target_"} <= entry.keys():
+    for entry in entries if isinstance(entries, list) and entries else [None]:
+        if not isinstance(entry, dict) or not {"name", "_target_"} <= entry.keys():
             raise ConfigError(f"{setting}: it must be a list of loops, each with `name` and `_target_`")
-        content: Any = OmegaConf.to_container(entry, resolve=True)
-        found[str(content["name"])] = content
+        found[str(entry["name"])] = entry
     return found
 
 

@@ -12,6 +12,7 @@ from asyncrl.config.schema import ActorConfig, DataConfig, ModelConfig
 from asyncrl.errors import ConfigError
 from asyncrl.text import reason_of
 
+ROLLOUT = "actor_rollout_ref.rollout"
 _OWN = {
     "prompt_length": "data.max_prompt_length",
     "response_length": "actor.max_tokens",
@@ -63,17 +64,13 @@ def loop_config(actor: ActorConfig, data: DataConfig, model: ModelConfig, furthe
     }
     try:
         given = OmegaConf.create(dict(further))
-        config = OmegaConf.merge(OmegaConf.create(made), given)
-    except (OmegaConfBaseException, TypeError, ValueError) as error:
-        raise ConfigError(f"actor.agent_options.config cannot be read: {reason_of(error)}") from error
-    _check(OmegaConf.to_container(given))
-    assert isinstance(config, DictConfig)
-    return config
-
-
-def _check(given: Any) -> None:
-    rollout = (given.get("actor_rollout_ref") or {}).get("rollout") or {}
-    for section in (rollout, rollout.get("multi_turn") or {}):
         for key, own in _OWN.items():
-            if key in section:
+            sections = (ROLLOUT, f"{ROLLOUT}.multi_turn")
+            if any(OmegaConf.select(given, f"{section}.{key}") is not None for section in sections):
                 raise ConfigError(f"actor.agent_options.config: {key} is {own} here; set that option")
+        config = OmegaConf.merge(OmegaConf.create(made), given)
+        assert isinstance(config, DictConfig)
+        OmegaConf.to_container(config.actor_rollout_ref.rollout.multi_turn, resolve=True)
+    except (OmegaConfBaseException, AttributeError, TypeError, ValueError) as error:
+        raise ConfigError(f"actor.agent_options.config cannot be read: {reason_of(error)}") from error
+    return config

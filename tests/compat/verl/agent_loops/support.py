@@ -36,7 +36,7 @@ def make_player(
     path = loop if isinstance(loop, str) else f"{loop.__module__}.{loop.__qualname__}"
     actor = replace(ActorConfig(max_tokens=4000, max_turn_tokens=400), **limits)
     made = loop_config(actor, DataConfig(), ModelConfig(path="none"), config or {})
-    return VerlAgentLoops(path, given or {}, made, TOKENIZER)
+    return VerlAgentLoops(path, given or {}, made, TOKENIZER, "qwen3")
 
 
 def runner_of(player: VerlAgentLoops, script: Script, limits: EpisodeLimits = LIMITS) -> EpisodeRunner:
