@@ -12,7 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from asyncrl.chat.messages import read_messages, read_tools
+from asyncrl.chat.prompt_lengths import cut_prompt
 from asyncrl.compat.verl.agent_loops.outputs import AgentLoopOutput
 from asyncrl.compat.verl.agent_loops.policy import EpisodePolicy
 from asyncrl.errors import RefusedError
@@ -134,7 +137,10 @@ class AgentLoopBase(ABC):
     async def ct_build_initial_tokens(
         self, messages: Messages, tools: Messages | None = None, **media: Any
     ) -> list[int]:
-        """The tokens of the first prompt: at most its last `prompt_length` tokens."""
+        """The tokens of the first prompt. It is cut to `data.max_prompt_length` as `data.truncation` says.
+
+        Raises RefusedError: it is too long, and `data.truncation` is `error`.
+        """
         self._assert_mm_supported(any(media.get(name) for name in ("images", "videos", "audios")))
         return self._cap_text_prompt_length(self._prompt(messages, tools))
 
@@ -180,7 +186,11 @@ class AgentLoopBase(ABC):
         return dict(self.mm_processor_kwargs or {})
 
     def _cap_text_prompt_length(self, prompt_ids: list[int]) -> list[int]:
-        return prompt_ids[-int(self.rollout_config.prompt_length) :]
+        limit, truncation = int(self.rollout_config.prompt_length), str(self.data_config.get("truncation", "error"))
+        if len(prompt_ids) > limit and truncation == "error":
+            raise RefusedError(f"the prompt has {len(prompt_ids)} tokens; data.max_prompt_length is {limit}")
+        cut: list[int] = cut_prompt(np.asarray(prompt_ids, np.int32), limit, truncation).tolist()
+        return cut
 
     def _prompt(self, messages: Messages, tools: Messages | None) -> list[int]:
         ids: list[int] = self._chat.prompt(read_messages(messages), _tools(tools)).tolist()

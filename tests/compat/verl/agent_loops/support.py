@@ -30,12 +30,16 @@ TASK = Task("t", [{"role": "user", "content": "5*3?"}], "15", "mine", extra_info
 
 
 def make_player(
-    loop: type | str, config: Mapping[str, Any] | None = None, given: Mapping[str, Any] | None = None, **limits: int
+    loop: type | str,
+    config: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
+    data: DataConfig | None = None,
+    **limits: int,
 ) -> VerlAgentLoops:
     """A player whose default loop is a class, or has a registered name. `limits` are options of the actor."""
     path = loop if isinstance(loop, str) else f"{loop.__module__}.{loop.__qualname__}"
     actor = replace(ActorConfig(max_tokens=4000, max_turn_tokens=400), **limits)
-    made = loop_config(actor, DataConfig(), ModelConfig(path="none"), config or {})
+    made = loop_config(actor, data or DataConfig(), ModelConfig(path="none"), config or {})
     return VerlAgentLoops(path, given or {}, made, TOKENIZER, "qwen3")
 
 

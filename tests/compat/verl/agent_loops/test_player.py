@@ -13,6 +13,7 @@ import pytest
 from asyncrl.agents.chat_api.result import AgentError
 from asyncrl.compat.verl.agent_loops.player import read_loops
 from asyncrl.compat.verl.names import provide_verl
+from asyncrl.config.schema import DataConfig
 from asyncrl.engine.base import Generation
 from asyncrl.episode.recorder import LimitError
 from asyncrl.errors import ConfigError, EngineError
@@ -98,6 +99,18 @@ async def test_the_single_turn_is_cut_at_the_length_of_a_response() -> None:
     trajectory = await play(player, ["x" * 60], exact=False)
     assert trajectory.sampled_tokens == 30
     assert trajectory.finish is Finish.TRUNCATED
+
+
+@pytest.mark.parametrize(("truncation", "kept"), [("left", slice(-10, None)), ("right", slice(10))])
+async def test_a_long_prompt_is_cut_as_the_data_says_or_refused(truncation: str, kept: slice) -> None:
+    whole = CHAT.prompt(TASK.messages, ())
+    player = make_player("single_turn_agent", data=DataConfig(max_prompt_length=10, truncation=truncation))
+    trajectory = await play(player, [ANSWER])
+    assert trajectory.tokens[:10].tolist() == whole[kept].tolist()
+    assert trajectory.turns[0].end == 10
+    refuses = make_player("single_turn_agent", data=DataConfig(max_prompt_length=10))
+    with pytest.raises(AgentError, match=r"the prompt has 13 tokens; data.max_prompt_length is 10"):
+        await play(refuses, [ANSWER])
 
 
 async def test_sampled_tokens_that_the_mask_leaves_out_are_context() -> None:
